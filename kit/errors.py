@@ -1,0 +1,20 @@
+"""Errors a user can cause: one sentence that names what, the value and the remedy."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class UserError(ValueError):
+    """The request is wrong. Its message is one sentence; the command line prints it and exits with code 2."""
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import an optional `module`, or raise `UserError` naming the `extra` that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise
+        raise UserError(f"{module} is not installed; it comes with `pip install 'kit[{extra}]'`.") from None
