@@ -1,0 +1,33 @@
+"""Train robot policies in notebooks on rented machines, and never lose a run."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "RunConfig": "kit.config",
+    "UserError": "kit.errors",
+    "train": "kit.runs.api",
+    "launch": "kit.runs.api",
+    "resume": "kit.runs.api",
+    "runs": "kit.runs",
+    "Run": "kit.runs.run",
+    "evaluate": "kit.runs.rollouts",
+    "make_vec": "kit.envs",
+    "verify": "kit.machine",
+    "ui": "kit.ui",
+}
+__all__ = [*_WHERE, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a room on first use, so that `import kit` is quick and brings no torch."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'kit' has no attribute {name!r}")
+    module = import_module(_WHERE[name])
+    return module if _WHERE[name] == f"kit.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m kit` is the same as `kit`."""
+
+from kit.cli import main
+
+main()

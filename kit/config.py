@@ -1,0 +1,172 @@
+"""RunConfig: one validated object, the same for panel, YAML file, command line and papermill."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kit.errors import UserError
+
+VERSION = 1
+"""Of config.yaml; a run written by a newer version is refused."""
+
+ALGOS = ("PPO", "A2C", "SAC")
+ENCODERS = ("auto", "mlp", "nature_cnn")
+PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
+MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit")
+
+
+def _field(default: Any, help: str) -> Any:
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What to train, how, and where the run lives. `resolve()` replaces every "auto" by the value that will be used."""
+
+    env: str = _field("Reach", "the task: one of kit's (Reach, Ant, ...) or any registered Gymnasium id (Ant-v5)")
+    algo: str = _field("PPO", "the algorithm: PPO, A2C or SAC")
+    encoder: str = _field("auto", "how observations become features: auto, mlp or nature_cnn")
+    preset: str = _field("auto", "auto fits task and machine; sb3 is Stable-Baselines3's defaults; fast, heavy, beast: GPU")
+    total_steps: int = _field(100_000, "environment steps to train for, over all worlds")
+    n_envs: int | str = _field("auto", "worlds simulated together")
+    seed: int = _field(0, "of every random generator")
+    device: str = _field("auto", "cpu, cuda, or auto: cuda if there is one")
+    store: str | None = _field(None, "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix")
+    run_name: str | None = _field(None, "folder name of the run; by default made of env, algo, seed and time")
+    runs_dir: str = _field("runs", "the folder that holds runs on this machine")
+    checkpoint_every: int | str = _field("1m", 'steps, or a time such as "5m"')
+    eval_every: int | str = _field("auto", "steps between evaluations; 0 for none; auto: ten in a run")
+    session_limit: str | None = _field(None, 'end this session, resumably, after a time such as "11h30m"')
+    overrides: dict[str, Any] = _field({}, "hyperparameters by Stable-Baselines3's names, for example {\"gamma\": 0.98}")
+    threads: int | str = _field("auto", "CPU threads for physics and networks")
+
+    def __post_init__(self) -> None:
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, float) and value.is_integer() and int in _alternatives(kind):
+                value = int(value)  # 1e6 in YAML, the command line or a notebook is a whole number of steps
+                object.__setattr__(self, name, value)
+            if isinstance(value, bool) or not isinstance(value, _alternatives(kind)):
+                raise UserError(f"{name}={value!r} is a {type(value).__name__}, not {_spell(kind)}.")
+        object.__setattr__(self, "overrides", json.loads(json.dumps(self.overrides, default=_not_json)))
+        _choice("algo", self.algo, ALGOS)
+        _choice("encoder", self.encoder, ENCODERS)
+        _choice("preset", self.preset, PRESETS)
+        if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
+            raise UserError(f"device={self.device!r} is not a device; use auto, cpu, cuda or cuda:0.")
+        _at_least("total_steps", self.total_steps, 1)
+        _at_least("seed", self.seed, 0)
+        for name in ("n_envs", "threads"):
+            if getattr(self, name) != "auto":
+                _at_least(name, getattr(self, name), 1)
+        if self.eval_every != "auto":
+            _at_least("eval_every", self.eval_every, 0)
+        if isinstance(self.checkpoint_every, str):
+            seconds("checkpoint_every", self.checkpoint_every)
+        else:
+            _at_least("checkpoint_every", self.checkpoint_every, 1)
+        if self.session_limit is not None:
+            seconds("session_limit", self.session_limit)
+        if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run_name):
+            raise UserError(f"run_name={self.run_name!r} cannot name a folder; use letters, digits, '.', '_' and '-'.")
+
+    # -- making one ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """From a mapping with these field names, as in YAML or JSON; an unknown name is refused."""
+        values = dict(values)
+        version = values.pop("version", VERSION)
+        if not isinstance(version, int) or version > VERSION:
+            raise UserError(f"version={version!r} of this config is newer than {VERSION}; update kit to open it.")
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in names:
+                raise UserError(f"{name}={values[name]!r} is not a field of RunConfig; {_suggest(str(name), names)}.")
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunConfig:
+        """From a YAML file."""
+        import yaml
+
+        try:
+            values = yaml.safe_load(Path(path).read_text())
+        except FileNotFoundError:
+            raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
+        if not isinstance(values, dict):
+            raise UserError(f"{path} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
+        return cls.from_dict(values)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with `changes`."""
+        return RunConfig.from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def to_yaml(self) -> str:
+        import yaml
+
+        return yaml.safe_dump({"version": VERSION, **self.to_dict()}, sort_keys=False)
+
+    # -- what will really be used ----------------------------------------------------------------------------------
+
+    def resolve(self) -> RunConfig:
+        """With every "auto" replaced and `overrides` completed by the preset; checks env and hyperparameters."""
+        from kit.presets import resolve
+
+        return resolve(self)
+
+
+def seconds(name: str, value: str) -> float:
+    """Seconds of a time such as "90s", "5m" or "11h30m"; `name` is the field to blame."""
+    match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", value.strip())
+    parts = [float(part or 0) for part in match.groups()] if match and value.strip() else [0.0]
+    total = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if total <= 0:
+        raise UserError(f'{name}={value!r} is not a time; write it like "30s", "5m" or "11h30m".')
+    return total
+
+
+def _choice(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise UserError(f"{name}={value!r} is unknown; {_suggest(value, valid)}.")
+
+
+def _suggest(value: str, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(value.lower(), [v.lower() for v in valid], n=1)
+    hint = next((f"did you mean {v}? " for v in valid if close and v.lower() == close[0]), "")
+    return f"{hint}{'V' if hint else 'v'}alid are {', '.join(valid)}"
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
+
+
+def _alternatives(kind: Any) -> tuple[type, ...]:
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return tuple(typing.get_origin(k) or k for k in kinds)
+
+
+def _spell(kind: Any) -> str:
+    return " or ".join({int: "a whole number", str: "a text", dict: "a mapping"}.get(k, "nothing") for k in _alternatives(kind))
+
+
+def _not_json(value: Any) -> Any:
+    raise UserError(f"overrides holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")

@@ -1,0 +1,131 @@
+"""Presets: from a RunConfig with "auto" in it to the numbers that will be used."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kit.config import RunConfig
+from kit.errors import UserError
+
+Hyperparameters = dict[str, Any]
+
+# SB3's names. n_envs belongs to RunConfig and is a default here.
+GPU: dict[str, Hyperparameters] = {
+    "fast": {"n_envs": 16, "n_steps": 256, "batch_size": 2048, "n_epochs": 15, "net_arch": [512, 512]},
+    "heavy": {"n_envs": 32, "n_steps": 256, "batch_size": 4096, "n_epochs": 20, "net_arch": [1024, 512, 256]},
+    "beast": {"n_envs": 64, "n_steps": 512, "batch_size": 8192, "n_epochs": 30, "net_arch": [1024, 512, 512, 256]},
+}
+
+# Found with SB3's own classes on two cores; the README's table shows what each reaches.
+TUNED: dict[tuple[str, str], Hyperparameters] = {
+    ("Reach", "PPO"): {"n_envs": 8, "n_steps": 256, "batch_size": 256, "n_epochs": 10, "learning_rate": 1e-3},
+    ("Reach", "A2C"): {"n_envs": 8, "n_steps": 16, "learning_rate": 1e-3, "gae_lambda": 0.95},
+    ("Reach", "SAC"): {"n_envs": 4, "learning_starts": 1000, "batch_size": 256, "gradient_steps": 1},
+}
+
+# What is used where nothing better is known: SB3's defaults with worlds enough to keep the cores busy.
+GENERAL: dict[str, Hyperparameters] = {
+    "PPO": {"n_envs": 16, "n_steps": 256, "batch_size": 512},
+    "A2C": {"n_envs": 16},
+    "SAC": {"n_envs": 4},
+}
+# What Stable-Baselines3 itself would do, for comparisons.
+STOCK: dict[str, Hyperparameters] = {"PPO": {"n_envs": 1, "n_steps": 2048, "batch_size": 64}, "A2C": {"n_envs": 1}, "SAC": {"n_envs": 1}}
+
+KNOWN_TO = {
+    "PPO": ("n_steps", "batch_size", "n_epochs", "net_arch"),
+    "A2C": ("n_steps", "net_arch"),
+    "SAC": ("batch_size", "net_arch"),
+}
+"""Which columns of the GPU presets each algorithm has."""
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Every "auto" replaced, `overrides` completed, env and batch rule checked. Raises `UserError`."""
+    from kit import envs
+
+    envs.check(config.env)
+    chosen = _preset(config)
+    n_envs = config.n_envs if isinstance(config.n_envs, int) else int(chosen.get("n_envs", 1))
+    hyper = {**{k: v for k, v in chosen.items() if k not in ("n_envs", "net_arch")}}
+    if "net_arch" in chosen:
+        hyper["policy_kwargs"] = {"net_arch": chosen["net_arch"]}
+    hyper |= config.overrides
+    check_overrides(config.algo, hyper)
+    if config.algo == "PPO":
+        hyper["batch_size"] = _batch_size(n_envs, int(hyper.get("n_steps", 2048)), hyper, config.overrides)
+    return config.replace(
+        run_name=config.run_name or default_name(config),
+        device=_device(config.device),
+        n_envs=n_envs,
+        threads=_threads(config.threads),
+        eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
+        overrides=hyper,
+    )
+
+
+def default_name(config: RunConfig) -> str:
+    """Such as reach-ppo-s0-20261121-090000, in UTC."""
+    env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-").lower()
+    return f"{env}-{config.algo.lower()}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+
+
+def largest_batch(rollout: int, at_most: int) -> int:
+    """The largest divisor of `rollout` (steps × worlds) that is no more than `at_most`."""
+    return next(size for size in range(min(rollout, at_most), 0, -1) if rollout % size == 0)
+
+
+def _preset(config: RunConfig) -> Hyperparameters:
+    if config.preset == "sb3":
+        return STOCK[config.algo]
+    if config.preset in GPU:
+        row = GPU[config.preset]
+        return {"n_envs": row["n_envs"], **{name: row[name] for name in KNOWN_TO[config.algo]}}
+    return TUNED.get((config.env, config.algo), GENERAL[config.algo])
+
+
+def _batch_size(n_envs: int, n_steps: int, hyper: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
+    rollout, batch_size = n_envs * n_steps, hyper.get("batch_size", 64)
+    if "batch_size" not in overrides:
+        return largest_batch(rollout, batch_size)
+    if rollout % batch_size:
+        remedy = largest_batch(rollout, batch_size)
+        raise UserError(
+            f"batch_size={batch_size} does not divide n_envs × n_steps = {n_envs} × {n_steps} = {rollout}; "
+            f"the largest below it that does is {remedy}."
+        )
+    return batch_size
+
+
+COUNTS = ("n_steps", "batch_size", "n_epochs", "buffer_size", "learning_starts", "train_freq", "gradient_steps")
+
+
+def check_overrides(algo: str, overrides: Mapping[str, Any]) -> None:
+    """Refuse counts that are not positive whole numbers; names are checked against SB3's signature by the trainer."""
+    from kit.trainers import check_names
+
+    check_names(algo, overrides)
+    for name in COUNTS:
+        value = overrides.get(name, 1)
+        least = {"learning_starts": 0, "gradient_steps": -1}.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"overrides {name}={value!r} must be a whole number of at least {least}.")
+
+
+def _device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device={device!r} needs a CUDA GPU and PyTorch sees none; use cpu or see `kit verify`.")
+    return device
+
+
+def _threads(threads: int | str) -> int:
+    from kit.machine import usable_cores
+
+    return threads if isinstance(threads, int) else usable_cores()
