@@ -1,0 +1,150 @@
+"""The run directory on disk: names, atomic writes, the lock that says a process is at work in it.
+
+    runs/<name>/
+      config.yaml        resolved RunConfig; written first
+      status.json        what the run is doing; rewritten whole, atomically
+      metrics.jsonl      one row per update and per evaluation; append-only
+      provenance.json    versions, machine, git commit
+      worker.log         what the training process printed
+      tb/                TensorBoard events, the same numbers
+      checkpoints/step_000100352/   see kit.runs.checkpoint
+      replay/            segments of off-policy data, shared by checkpoints
+      videos/  best/
+      control/           requests to the training process, one file each
+      .lock              held (flock) by the process at work; the system frees it when that process dies
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from kit.config import RunConfig
+from kit.errors import UserError
+
+STEP = re.compile(r"step_(\d{9,})")
+
+
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Replace `path` whole: a reader sees the old content or the new, never a part. `durable` waits for the disk."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in `folder` durable: after a rename, the folder itself must reach the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return default
+
+
+def create(config: RunConfig) -> Path:
+    """A new run directory holding `config`'s config.yaml. A name that exists is never used again."""
+    if config.run_name is None:
+        raise ValueError("create() takes a resolved config")
+    path = Path(config.runs_dir).expanduser() / config.run_name
+    if path.exists():
+        raise UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({error.strerror}); choose another folder.") from None
+    building.chmod(0o755)
+    for folder in ("checkpoints", "videos", "control"):
+        (building / folder).mkdir()
+    write_atomic(building / "config.yaml", config.to_yaml())
+    try:
+        building.rename(path)  # fails if another process took the name meanwhile: a non-empty folder is never replaced
+    except OSError:
+        _remove_new(building)
+        raise UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.") from None
+    sync_folder(path.parent)
+    return path
+
+
+def _remove_new(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def find(path: str | Path) -> Path:
+    """`path`, if it is a run directory. Raises `UserError` if not."""
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise UserError(f"{path} does not exist; `kit runs` lists the runs that do.")
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is not a run directory (it has no config.yaml); `kit runs {path}` lists runs below it.")
+    return path
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[IO[str]]:
+    """Own the run at `path` while the block runs. Raises `UserError` naming the owner if a live process has it."""
+    import fcntl
+
+    try:
+        file = (path / ".lock").open("a+")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); copy the run to a folder that can.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise UserError(f"{path} is in use by {owner}; stop it first, or watch it with `kit runs`.") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process is at work in the run at `path`."""
+    import fcntl
+
+    try:
+        with (path / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def step_of(folder: Path) -> int | None:
+    """The step of a committed checkpoint folder, or None for any other name."""
+    match = STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None

@@ -1,0 +1,68 @@
+"""status.json: what a run is doing, rewritten whole once a second by the process at work, read by everybody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kit.runs.directory import is_locked, read_json, write_atomic
+
+WORKING = ("starting", "running", "paused", "stopping")
+EMPTY: dict[str, Any] = {
+    "version": 1,
+    "state": "starting",  # starting, running, paused, stopping, finished, interrupted, failed
+    "phase": "starting",  # what it is doing now, in a few words
+    "step": 0,
+    "total_steps": 0,
+    "steps_per_s": None,
+    "eta_s": None,
+    "mean_return": None,
+    "success_rate": None,
+    "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
+    "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
+    "message": "",
+    "process": None,  # {"pid", "host"}
+    "started": None,  # unix seconds, of this session
+    "updated": None,
+}
+
+
+class Status:
+    """The writer's side. Every change is a call of `set`; `write` puts it on disk."""
+
+    def __init__(self, run_path: Path, **values: Any) -> None:
+        self._path = run_path
+        self._lock = threading.Lock()
+        previous = read_json(run_path / "status.json", {})
+        process = {"pid": os.getpid(), "host": socket.gethostname()}
+        kept = {name: previous[name] for name in ("checkpoint", "step", "mean_return", "success_rate") if name in previous}
+        self.values = {**EMPTY, **kept, "process": process, "started": time.time(), **values}
+        self.write()
+
+    def set(self, **values: Any) -> None:
+        with self._lock:
+            self.values.update(values)
+
+    def write(self) -> None:
+        with self._lock:
+            self.values["updated"] = time.time()
+            self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
+            write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+
+
+def read(run_path: Path) -> dict[str, Any]:
+    """The status as it is now. A run that says it is at work while no process holds its lock was interrupted."""
+    status = {**EMPTY, **read_json(run_path / "status.json", {})}
+    status["store"] = read_json(run_path / ".sync.json") or status["store"]
+    if status["state"] in WORKING and not is_locked(run_path):
+        age = time.time() - (status["updated"] or 0)
+        if status["state"] == "starting" and status["process"] is None and age < 30:
+            return status  # launched a moment ago; the process has not taken the lock yet
+        status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None}
+        status["message"] = status["message"] or "the process ended without a word; resume goes on from the last checkpoint"
+    return status

@@ -1,0 +1,118 @@
+"""Writes checkpoints beside the training loop: it takes a copy of the state and never makes the loop wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.runs import checkpoint
+from kit.runs.checkpoint import Checkpoint, State
+
+if TYPE_CHECKING:
+    import torch
+
+KEEP_LAST = 3
+KEEP_HOURS = 24
+
+
+class Writer:
+    """One background thread, one checkpoint at a time. Verifies what it wrote, then retires older checkpoints.
+
+    Off-policy data goes to `replay/<first row>.safetensors`, one segment per checkpoint holding only the rows that are
+    new since the one before; the manifests of later checkpoints name the same segments again.
+    """
+
+    def __init__(self, run_path: Path, resumed: Checkpoint | None, on_done: Callable[[Checkpoint], None]) -> None:
+        self.run_path = run_path
+        self.step = resumed.step if resumed else -1
+        self.error: OSError | None = None
+        self._on_done = on_done
+        self._segments: dict[str, dict[str, Any]] = dict(resumed.manifest().get("shared", {})) if resumed else {}
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        checkpoint.sweep(run_path / "checkpoints")
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def replay_stop(self) -> int:
+        """The first replay row that no segment holds yet."""
+        return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
+
+    def submit(self, step: int, state: State, replay: dict[str, torch.Tensor] | None = None, oldest_row: int = 0) -> None:
+        """Begin to write. `replay` holds the rows from `replay_stop` on; rows before `oldest_row` are needed no more.
+        Nothing here may be changed by the caller afterwards."""
+        self.wait()
+        args = (step, state, replay, oldest_row)
+        self._thread = threading.Thread(target=self._guarded, args=args, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the one in progress is on disk. Raises again what went wrong, except a disk's refusal (see `error`)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _guarded(self, *args: Any) -> None:
+        try:
+            self._write(*args)
+            self.error = None
+        except OSError as error:  # a full or broken disk: training goes on, the next checkpoint tries again
+            self.error = error
+        except BaseException as failure:
+            self._failure = failure
+
+    def _write(self, step: int, state: State, replay: dict[str, torch.Tensor] | None, oldest_row: int) -> None:
+        segments = self._segments
+        if replay is not None:
+            start = self.replay_stop
+            rows = len(next(iter(replay.values())))
+            if rows:
+                name = f"replay/{start:012d}.safetensors"
+                entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(replay))
+                segments = {**segments, name: {**entry, "rows": rows}}
+            segments = {n: e for n, e in segments.items() if _start(n) + e["rows"] > oldest_row}
+        written = checkpoint.write(self.run_path / "checkpoints", step, state, segments)
+        written.verify()
+        self.step, self._segments = step, segments
+        self._retire()
+        self._on_done(written)
+
+    def _retire(self) -> None:
+        """Keep the last few and the newest of each hour; only ever called once a newer one is verified."""
+        everything = checkpoint.committed(self.run_path / "checkpoints")
+        kept = {c.step for c in everything[-KEEP_LAST:]}
+        hours: dict[int, int] = {}
+        for c in everything:
+            age_h = (time.time() - c.path.stat().st_mtime) / 3600
+            if age_h < KEEP_HOURS:
+                hours[int(c.path.stat().st_mtime // 3600)] = c.step
+        kept |= set(hours.values())
+        for c in everything:
+            if c.step not in kept:
+                checkpoint.discard(c.path)
+        if (self.run_path / "replay").is_dir():
+            needed = {path.name for c in everything if c.step in kept for path in _replay_of(c)}
+            for path in (self.run_path / "replay").glob("[0-9]*.safetensors"):
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+
+def _replay_of(c: Checkpoint) -> list[Path]:
+    try:
+        return c.replay()
+    except checkpoint.Damaged:  # it cannot be resumed from, so it needs nothing
+        return []
+
+
+def _start(name: str) -> int:
+    """First row of a segment, from its name."""
+    return int(Path(name).stem)
