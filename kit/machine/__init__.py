@@ -1,0 +1,9 @@
+"""What this computer is and how fast: `kit.verify()` says what is missing, `probe()` how long a training would take."""
+
+from kit.machine.checks import Check, Report, verify
+from kit.machine.info import Machine, describe
+from kit.machine.limits import usable_cores
+from kit.machine.monitor import GpuMonitor
+from kit.machine.speed import Speed, probe
+
+__all__ = ["Check", "GpuMonitor", "Machine", "Report", "Speed", "describe", "probe", "usable_cores", "verify"]
