@@ -44,6 +44,14 @@ class Status:
         self.values = {**EMPTY, **kept, "process": process, "started": time.time(), **values}
         self.write()
 
+    @staticmethod
+    def create(run_path: Path, total_steps: int) -> None:
+        """Say that a process is about to start; the process itself then writes its own status."""
+        previous = {**EMPTY, **read_json(run_path / "status.json", {})}
+        values = {**previous, "state": "starting", "phase": "starting", "total_steps": total_steps, "message": ""}
+        values |= {"process": None, "updated": time.time()}
+        write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
+
     def set(self, **values: Any) -> None:
         with self._lock:
             self.values.update(values)

@@ -1,0 +1,56 @@
+"""One SHA-256 over everything a checkpoint holds: equal for two runs exactly if their futures are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from kit.runs import metrics
+from kit.runs.checkpoint import Checkpoint
+from kit.runs.run import Run
+
+
+def fingerprint(run: Run, step: int | None = None) -> str:
+    """Hex SHA-256 of the checkpoint at `step` (default: the latest): every tensor's name, dtype, shape and bytes, every
+    number, the replay data row by row, and the metric rows up to there without their wall-clock columns. How the data
+    was cut into files, and when, does not matter. Raises `Damaged` or `UserError`."""
+    found = run.find("latest" if step is None else step)
+    state = found.read()
+    rows = [_without_clock(row) for row in metrics.read(run.path)[: state["session"]["rows"]]]
+    digest = hashlib.sha256()
+    for component, values in sorted(state.items()):
+        for name, value in sorted(values.items()):
+            digest.update(f"{component}/{name}\0".encode())
+            digest.update(_canonical(value))
+    for name, tensor in _replay(found, state):
+        digest.update(f"replay/{name}\0".encode())
+        digest.update(_canonical(tensor))
+    digest.update(json.dumps(rows, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _without_clock(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(metrics.CLOCK)}
+
+
+def _canonical(value: Any) -> bytes:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        flat = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else value.reshape(-1)
+        return f"{value.dtype}{tuple(value.shape)}".encode() + flat.numpy().tobytes()
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _replay(found: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
+    import torch
+    from safetensors.torch import load_file
+
+    segments = found.replay()
+    if not segments:
+        return []
+    first, stop = int(segments[0].stem), int(state["trainer"]["replay_written"])
+    parts = [load_file(path) for path in segments]
+    keep = min(stop - first, int(state["trainer"]["replay_capacity"]))
+    return [(name, torch.cat([part[name] for part in parts])[-keep:]) for name in sorted(parts[0])]

@@ -1,0 +1,107 @@
+"""Why a session may have to end before its run does: signals, a session clock, a spot machine's notice."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+IMDS = "http://169.254.169.254"
+"""Amazon's instance metadata service, version 2 (EC2 User Guide, "Spot Instance interruption notices")."""
+IMDS_TIMEOUT_S = 1.0
+IMDS_PERIOD_S = 5.0
+
+
+class Signals:
+    """While entered, SIGTERM and SIGINT call `on_signal(name)` instead of killing; more of them change nothing."""
+
+    def __init__(self, on_signal: Callable[[str], None]) -> None:
+        self._on_signal = on_signal
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._on_signal(signal.Signals(number).name)
+
+
+def on_ec2() -> bool:
+    """Whether this machine is an EC2 instance, by its firmware; no network is asked."""
+    if "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ:
+        return True
+    for name in ("board_vendor", "sys_vendor"):
+        try:
+            if "amazon ec2" in Path(f"/sys/class/dmi/id/{name}").read_text().lower():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+class SpotWatch:
+    """A thread that asks EC2 every five seconds whether this spot machine will be taken, and calls `on_notice` once."""
+
+    def __init__(self, on_notice: Callable[[str], None]) -> None:
+        self._on_notice = on_notice
+        self._over = threading.Event()
+        self._endpoint = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS))
+        if on_ec2():
+            threading.Thread(target=self._watch, name="spot-watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            notice = self.ask()
+            if notice:
+                self._on_notice(f"EC2 spot notice: {notice}")
+                return
+            self._over.wait(IMDS_PERIOD_S)
+
+    def ask(self) -> str | None:
+        """The notice's text, or None if there is none or the service does not answer."""
+        try:
+            token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+            headers = {"X-aws-ec2-metadata-token": token} if token else {}
+            return self._request("GET", "/latest/meta-data/spot/instance-action", headers)
+        except (OSError, http.client.HTTPException):
+            return None
+
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+        host, port = self._endpoint.hostname or "", self._endpoint.port
+        connection = http.client.HTTPConnection(host, port, timeout=IMDS_TIMEOUT_S)
+        try:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.read(1000).decode(errors="replace") if answer.status == 200 else None
+        finally:
+            connection.close()
+
+
+class SessionClock:
+    """Says when a session must begin to end, so that what it has to save still fits before `limit_s`."""
+
+    def __init__(self, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = None if limit_s is None else clock() + limit_s
+        self._reserve_s = 0.0 if limit_s is None else min(60.0, 0.1 * limit_s)
+
+    def is_over(self, longest_save_s: float = 0.0) -> bool:
+        """`longest_save_s` is how long saving has taken at most so far; twice that is kept in reserve."""
+        return self._end is not None and self._clock() >= self._end - max(self._reserve_s, 2 * longest_save_s)

@@ -1,0 +1,51 @@
+"""provenance.json: with which versions, on which machine and from which commit each session of a run worked."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kit.runs.directory import read_json, write_atomic
+
+PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy", "safetensors")
+
+
+def write(run_path: Path) -> None:
+    """Append this session to the run's provenance. Neither the environment nor the command line is recorded."""
+    sessions = read_json(run_path / "provenance.json", [])
+    write_atomic(run_path / "provenance.json", json.dumps([*sessions, here()], indent=1))
+
+
+def here() -> dict[str, Any]:
+    from kit.machine import usable_cores
+
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": usable_cores(),
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The git commit of kit's own source, if it runs from a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,135 @@
+"""Use a policy without training it: success statistics, videos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig
+from kit.errors import UserError, need
+from kit.runs.checkpoint import Checkpoint
+from kit.runs.run import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from kit.trainers import Trainer
+
+Act = Callable[["torch.Tensor"], "torch.Tensor"]
+EVAL_SEED = 1_000_003
+"""Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
+MAX_WORLDS = 32
+
+
+class Evaluator:
+    """Plays whole episodes in worlds of its own; leaves training and its random numbers alone."""
+
+    def __init__(self, config: RunConfig, episodes: int) -> None:
+        from kit import envs
+
+        self.seed = config.seed + EVAL_SEED
+        self.per_world = -(-episodes // MAX_WORLDS)
+        self.env = envs.make_vec(
+            config.env, -(-episodes // self.per_world), config.device, self.seed, threads=int(config.threads)
+        )
+
+    def __call__(self, act: Act, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """`act` maps observations (n, ...) to actions (n, ...). Every world contributes the same number of episodes, so
+        that short ones are not counted more often. Returns what `kit evaluate` reports, or None if `should_stop`."""
+        import torch
+
+        obs = self.env.reset(seed=self.seed)
+        n = self.env.num_envs
+        finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
+        returns, lengths, successes = [], [], []
+        while bool((finished < self.per_world).any()):
+            if should_stop():
+                return None
+            with torch.no_grad():
+                obs, _, terminated, truncated, info = self.env.step(act(obs))
+            counted = (terminated | truncated) & (finished < self.per_world)
+            returns.append(info["episode_return"][counted])
+            lengths.append(info["episode_length"][counted])
+            if "success" in info:
+                successes.append(info["success"][counted])
+            finished += counted
+        returned = torch.cat(returns).double()
+        return {
+            "episodes": len(returned),
+            "mean_return": returned.mean().item(),
+            "std_return": returned.std(correction=0).item(),
+            "success_rate": torch.cat(successes).double().mean().item() if successes else None,
+            "mean_length": torch.cat(lengths).double().mean().item(),
+        }
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def load_policy(config: RunConfig, found: Checkpoint) -> Trainer:
+    """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`."""
+    from kit import envs
+    from kit.trainers import make_trainer
+
+    config = config.replace(device="cpu", n_envs=1)
+    trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
+    state = found.read()
+    trainer.load_policy({name: state[name] for name in ("policy", "normalizer") if name in state})
+    return trainer
+
+
+def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None = None) -> dict[str, Any]:
+    """Play `episodes` with the policy of `step` (default: the best), actions without noise.
+
+    Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}.
+    """
+    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
+        raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
+    run = run if isinstance(run, Run) else Run(run)
+    model = run.policy(step)
+    evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
+    result = evaluator(model.act)
+    evaluator.close()
+    assert result is not None
+    return result
+
+
+def record(
+    run: Run | str | Path,
+    step: int | str | None = None,
+    cameras: tuple[str, ...] | None = None,
+    episodes: int = 3,
+    size: int = 320,
+    path: Path | None = None,
+    on_frame: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Film `episodes` with the policy of `step` into an mp4 of `size` pixels a side (cameras side by side), by default
+    `videos/step_<step>.mp4` in the run. `on_frame(done, at most)` after each frame. Needs the extra `video`."""
+    from kit import envs
+
+    run = run if isinstance(run, Run) else Run(run)
+    mediapy = need("mediapy", "video")
+    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
+    found = run.find(step)
+    model = load_policy(run.config, found)
+    env = envs.make_vec(run.config.env, 1, "cpu", run.config.seed + EVAL_SEED, threads=1)
+    cameras = cameras or env.cameras[:1]
+    for camera in cameras:
+        if camera not in env.cameras:
+            raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {', '.join(env.cameras)}.")
+    frames, done, obs = [], 0, env.reset(seed=run.config.seed + EVAL_SEED)
+    at_most = episodes * env.episode_steps
+    while done < episodes and len(frames) < at_most:
+        picture = env.render(cameras, size, size)[0]
+        frames.append(picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy())
+        obs, _, terminated, truncated, _ = env.step(model.act(obs))
+        done += int(terminated[0] | truncated[0])
+        on_frame(len(frames), at_most)
+    env.close()
+    path = path or run.path / "videos" / f"step_{found.step:09d}.mp4"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}.building.mp4")
+    mediapy.write_video(building, frames, fps=round(1 / env.control_dt_s), qp=20)
+    building.replace(path)
+    return path

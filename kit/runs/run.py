@@ -1,0 +1,152 @@
+"""A run seen from outside: look at it, steer it, use its policy. Works while it trains and long after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.runs import checkpoint, control, directory, metrics, status
+from kit.runs.checkpoint import Checkpoint, Damaged
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kit.trainers import Trainer
+
+
+class Run:
+    """The run in the directory `path`. Holds nothing but the path: every answer is read from disk.
+
+    Raises `UserError` if `path` is not a run directory or was written by a newer version of kit.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = directory.find(path).absolute()
+
+    def __repr__(self) -> str:
+        now = self.status()
+        return f"Run({self.name!r}: {now['state']}, {now['step']:,} of {now['total_steps']:,} steps)"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return RunConfig.load(self.path / "config.yaml")
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What it is doing: the keys of `kit.runs.status.EMPTY`."""
+        now = status.read(self.path)
+        return {**now, "total_steps": now["total_steps"] or self.config.total_steps}
+
+    def metrics(self) -> pd.DataFrame:
+        """One line per update and per evaluation."""
+        return metrics.frame(self.path)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints on this machine, oldest first."""
+        return checkpoint.committed(self.path / "checkpoints")
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose every byte verifies."""
+        for found in reversed(self.checkpoints()):
+            try:
+                found.verify()
+            except Damaged:
+                continue
+            return found
+        return None
+
+    def best(self) -> Checkpoint | None:
+        """The policy with the highest mean return of all evaluations."""
+        found = checkpoint.committed(self.path / "best")
+        return found[-1] if found else None
+
+    @property
+    def videos(self) -> list[Path]:
+        return sorted((self.path / "videos").glob("*.mp4"))
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "worker.log"
+
+    def log(self, lines: int = 50) -> str:
+        """The end of what the training process printed."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    # -- steering --------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stand still, keeping everything in memory, until `unpause` or `stop`."""
+        control.request(self.path, "pause")
+
+    def unpause(self) -> None:
+        control.request(self.path, "unpause")
+
+    def stop(self) -> None:
+        """Write a checkpoint and end the process; `kit.resume` goes on from there."""
+        control.request(self.path, "stop")
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint at the end of the iteration in progress."""
+        control.request(self.path, "checkpoint")
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        until: Callable[[dict[str, Any]], bool] | None = None,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Block until no process works on it (or `until(status)` holds), at most `timeout` seconds; the status then.
+
+        `on_progress(status)` is called five times a second. Raises TimeoutError.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now = self.status()
+            if on_progress is not None:
+                on_progress(now)
+            if until(now) if until is not None else not self.is_working(now):
+                return now
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"{self.name} is still {now['state']} after {timeout:g} s")
+            time.sleep(0.2)
+
+    def is_working(self, now: dict[str, Any] | None = None) -> bool:
+        """Whether a process is at work on it, or about to be."""
+        return (now or self.status())["state"] in status.WORKING or directory.is_locked(self.path)
+
+    # -- using -----------------------------------------------------------------------------------------------------
+
+    def policy(self, step: int | str | None = None) -> Trainer:
+        """The Stable-Baselines3 model of a checkpoint, on the CPU, for `predict` and `save`.
+
+        `step` is a step, "best", "latest", or None: the best there is, else the latest.
+        """
+        from kit.runs.rollouts import load_policy
+
+        return load_policy(self.config, self.find(step))
+
+    def find(self, step: int | str | None = None) -> Checkpoint:
+        """The checkpoint of `step`, as in `policy`. Raises `UserError` if there is none."""
+        found: Checkpoint | None
+        if step is None:
+            found = self.best() or self.latest()
+        elif step in ("best", "latest"):
+            found = self.best() if step == "best" else self.latest()
+        else:
+            found = next((c for c in self.checkpoints() if c.step == int(step)), None)
+        if found is None:
+            have = ", ".join(f"{c.step}" for c in self.checkpoints()) or "none yet"
+            raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {have}.")
+        return found
