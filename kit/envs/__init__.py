@@ -1,0 +1,80 @@
+"""Tasks as vector envs: kit's own by name, and every registered Gymnasium env by its id."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+import gymnasium
+
+from kit.envs.task import Task
+from kit.envs.vec import TensorEnv
+from kit.errors import UserError
+
+if TYPE_CHECKING:
+    from kit.envs.foreign import ForeignEnv
+
+__all__ = ["Task", "TensorEnv", "make_task", "make_vec", "names"]
+
+_TASKS = {
+    "Ant": "kit.envs.ant:Ant",
+    "Reach": "kit.envs.reach:Reach",
+}
+"""Task name -> module:class; the module is imported when the task is made."""
+
+
+def names() -> list[str]:
+    """kit's own tasks."""
+    return sorted(_TASKS)
+
+
+def make_task(name: str, **options: object) -> Task:
+    """The task called `name`, built anew with the `options` of its constructor."""
+    if name not in _TASKS:
+        raise UserError(_unknown(name))
+    module, _, cls = _TASKS[name].partition(":")
+    task: Task = getattr(importlib.import_module(module), cls)(**options)
+    return task
+
+
+def make_vec(
+    env: str, n_envs: int = 1, device: str = "cpu", seed: int = 0, threads: int | None = None
+) -> TensorEnv | ForeignEnv:
+    """A vector env of `n_envs` worlds.
+
+    `env` is one of kit's tasks ("Reach"; "kit/Reach-v0" is the same) or any registered Gymnasium id ("Ant-v5").
+    `threads` is how many CPU threads share the physics, by default one per usable core.
+    """
+    if not isinstance(n_envs, int) or n_envs < 1:
+        raise UserError(f"n_envs is {n_envs!r}; it must be a whole number of at least 1.")
+    name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
+    if name in _TASKS:
+        return TensorEnv(make_task(name), n_envs, device, seed, threads)
+    if env.startswith("kit/") or not _in_gymnasium(env):
+        raise UserError(_unknown(env))
+    from kit.envs.foreign import ForeignEnv
+
+    return ForeignEnv(env, n_envs, device, seed)
+
+
+def _in_gymnasium(env: str) -> bool:
+    try:
+        gymnasium.spec(env)
+    except (gymnasium.error.Error, ModuleNotFoundError):
+        return False
+    return True
+
+
+def _unknown(env: str) -> str:
+    ids = [*_TASKS, *gymnasium.registry]
+    folded = {name.lower(): name for name in ids}
+    close = [folded[name] for name in difflib.get_close_matches(env.lower(), folded, n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(close)}?" if close else "any registered Gymnasium id works too."
+    return f"env is {env!r}, which is not known; kit's own are {', '.join(names())}; {hint}"
+
+
+for _name in _TASKS:
+    gymnasium.register(
+        f"kit/{_name}-v0", entry_point="kit.envs.gym:make", vector_entry_point="kit.envs.gym:make_vector", kwargs={"task": _name}
+    )

@@ -1,0 +1,27 @@
+"""Batched physics and pictures: one interface, two machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kit.sim.base import Simulator
+
+if TYPE_CHECKING:
+    import mujoco
+
+__all__ = ["Simulator", "make_sim"]
+
+
+def make_sim(
+    model: mujoco.MjModel, n: int, device: str | torch.device = "cpu", threads: int | None = None
+) -> Simulator:
+    """`n` worlds of `model` on `device`: MuJoCo in C on `threads` CPU threads, MuJoCo Warp on CUDA."""
+    if torch.device(device).type == "cpu":
+        from kit.sim.cpu import CpuSim
+
+        return CpuSim(model, n, threads=threads)
+    from kit.sim.warp import WarpSim
+
+    return WarpSim(model, n, device=device)

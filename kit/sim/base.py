@@ -7,6 +7,9 @@ from abc import ABC, abstractmethod
 import mujoco
 import torch
 
+INPUTS = frozenset({"ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"})
+"""The fields that are written by the caller and read by `Simulator.step`; every other field is an output."""
+
 
 class Simulator(ABC):
     """`n` worlds of one `mujoco.MjModel`, stepped together.
@@ -45,6 +48,11 @@ class Simulator(ABC):
         """Put the worlds of `mask` (n,) bool into the model's initial state, then write `fields` (full width, leading
         size n; only the masked rows are used; any of qpos, qvel, act, ctrl, mocap_pos, mocap_quat) and recompute what
         follows from them (`mj_forward`). The other worlds are untouched."""
+
+    def diverged(self) -> torch.Tensor | None:
+        """The worlds (n,) bool whose physics became unstable in the last step, so that their state means nothing until
+        they are reset; None when it is known, without asking the device, that there is none."""
+        return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:

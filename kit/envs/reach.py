@@ -1,0 +1,122 @@
+"""Reach: bring the hand of a real arm to a point in space."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import torch
+
+from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
+from kit.envs.task import Task
+from kit.sim import Simulator
+
+SUCCESS_M = 0.15
+"""Within this distance of the goal the gripper closes by itself, and the episode is a success."""
+PRECISE_M = 0.05
+"""The finer distance that is reported as well."""
+CLOSED_M = 0.005
+"""A finger this near to its closed position counts as closed; then the episode ends."""
+START_NOISE_RAD = 0.1
+
+PROGRESS_PER_M = 5.0
+SUCCESS_BONUS = 1.0
+PRECISION_BONUS = 1.0
+EFFORT_COST = 0.002
+
+CENTRE_W = (1.15, 0.75, 0.85)
+"""Middle of the space the hand moves in, m; positions are seen relative to it."""
+
+
+class Reach(Task):
+    """A Fetch arm is given a point that it can reach and moves its 7 joints, at up to 1 rad/s, 20 times a second.
+
+    Once the hand has come within 15 cm the episode is a success: the gripper closes by itself, which takes about half
+    a second in which the hand may come closer still, and the episode ends when it is shut.
+
+    Everything a world remembers lies in its physics: the goal is the position of a marker without contacts, and that
+    the goal was reached is the command to close.
+    """
+
+    name = "Reach"
+    substeps = 25
+    episode_steps = 100
+    cameras = CAMERAS
+
+    def __init__(self) -> None:
+        self.model = build_model()
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(ARM),), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
+
+    def bind(self, sim: Simulator) -> None:
+        super().bind(sim)
+        model = self.model
+        joints = [model.joint(name) for name in (*ARM, *FINGERS)]
+        tensor = {"dtype": sim.dtype, "device": sim.device}
+        assert [joint.qposadr[0] for joint in joints] == list(range(9)), "the arm's joints come first, then the fingers"
+        self._hand = model.site(HAND).id
+        self._goal_w = sim.mocap_pos[:, model.body(GOAL).mocapid[0]]
+        self._arm = len(ARM)
+        self._bank_w = torch.as_tensor(goal_bank(), **tensor)
+        self._rest = torch.as_tensor(REST, **tensor)
+        self._centre_w = torch.as_tensor(CENTRE_W, **tensor)
+        self._distance_before = torch.zeros(sim.n, **tensor)
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        sim, n = self.sim, self.sim.n
+        noise = torch.rand(n, self._arm, generator=generator, dtype=sim.dtype, device=sim.device)
+        choice = torch.randint(len(self._bank_w), (n,), generator=generator, device=sim.device)
+        qpos = torch.full((n, self.model.nq), FINGER_OPEN_M, dtype=sim.dtype, device=sim.device)
+        qpos[:, : self._arm] = self._rest + START_NOISE_RAD * (2 * noise - 1)
+        ctrl = torch.full_like(sim.ctrl, FINGER_OPEN_M)
+        ctrl[:, : self._arm] = 0.0
+        goal_w = self._bank_w[choice].unsqueeze(1)
+        sim.reset(mask, qpos=qpos, ctrl=ctrl, mocap_pos=goal_w)
+
+    def act(self, action: torch.Tensor) -> None:
+        self._distance_before = self.distance()
+        ctrl = self.sim.ctrl
+        ctrl[:, self._arm :].masked_fill_(self.success().unsqueeze(1), 0.0)
+        ctrl[:, : self._arm] = action
+
+    def observe(self) -> torch.Tensor:
+        sim, hand_w = self.sim, self._hand_w()
+        return torch.cat(
+            [
+                sim.qpos[:, : self._arm],  # 7  joint angles, rad
+                sim.qvel[:, : self._arm],  # 7  joint velocities, rad/s
+                2 * (hand_w - self._centre_w),  # 3  hand, half metres
+                2 * (self._goal_w - self._centre_w),  # 3  goal, half metres
+                4 * (self._goal_w - hand_w),  # 3  from hand to goal, quarter metres
+                sim.qpos[:, self._arm : self._arm + 1] / FINGER_OPEN_M,  # 1  gripper, 1 open, 0 closed
+            ],
+            dim=1,
+        )
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        distance = self.distance()
+        progress = self._distance_before - distance
+        entered = (distance < SUCCESS_M) & ~self._closing()
+        precision = (1 - distance / SUCCESS_M).clamp(min=0.0) * self.terminated()
+        effort = action.square().sum(1)
+        return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort
+
+    def terminated(self) -> torch.Tensor:
+        return self._closing() & (self.sim.qpos[:, self._arm] < CLOSED_M)
+
+    def success(self) -> torch.Tensor:
+        return self._closing() | (self.distance() < SUCCESS_M)
+
+    def info(self) -> dict[str, torch.Tensor]:
+        distance = self.distance()
+        return {"distance": distance, "within_5cm": distance < PRECISE_M}
+
+    def distance(self) -> torch.Tensor:
+        """From hand to goal, (n,), m."""
+        return (self._goal_w - self._hand_w()).norm(dim=1)
+
+    def _hand_w(self) -> torch.Tensor:
+        return self.sim.site_xpos[:, self._hand]
+
+    def _closing(self) -> torch.Tensor:
+        """Worlds whose gripper has been told to close, (n,) bool."""
+        return self.sim.ctrl[:, self._arm] == 0.0

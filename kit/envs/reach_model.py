@@ -1,0 +1,132 @@
+"""The Fetch arm at its table: Gymnasium-Robotics' model files, edited in code, and the places its hand can go."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from kit.errors import UserError
+
+ARM = tuple(
+    f"robot0:{joint}_joint"
+    for joint in ("shoulder_pan", "shoulder_lift", "upperarm_roll", "elbow_flex", "forearm_roll", "wrist_flex", "wrist_roll")
+)  # fmt: skip
+EFFORT_LIMITS_NM = (33.8, 131.8, 76.9, 66.2, 29.4, 25.7, 7.4)  # the real arm's
+FINGERS = ("robot0:r_gripper_finger_joint", "robot0:l_gripper_finger_joint")
+HAND = "robot0:grip"
+GOAL = "goal"
+
+REST = np.array([0.0, -0.6, 0.0, 1.4, 0.0, 0.8, 0.0])
+"""Arm joints at the start of an episode, rad: bent, the hand over the table, pointing down."""
+FINGER_OPEN_M = 0.05
+"""Joint position of each finger when the gripper is open; closed is 0."""
+TABLE_TOP_M = 0.4
+
+CAMERAS = ("view", "front", "side", "top")
+_CAMERA_POSES = {  # eye and target, world frame, m
+    "view": ((2.35, -0.45, 1.6), (1.0, 0.75, 0.75)),
+    "front": ((2.9, 0.75, 1.1), (1.0, 0.75, 0.8)),
+    "side": ((1.15, -1.0, 0.95), (1.15, 0.75, 0.8)),
+    "top": ((1.15, 0.75, 2.9), (1.15, 0.75, 0.4)),
+}
+
+
+def fetch_assets() -> Path:
+    """The folder of the Fetch model, found without importing Gymnasium-Robotics (whose envs need an older MuJoCo)."""
+    spec = importlib.util.find_spec("gymnasium_robotics")
+    folder = Path(spec.origin).parent / "envs" / "assets" / "fetch" if spec and spec.origin else None
+    if folder is None or not (folder / "reach.xml").is_file():
+        raise UserError("the Fetch arm's model files are missing; they come with `pip install gymnasium-robotics`.")
+    return folder
+
+
+@cache
+def build_model() -> mujoco.MjModel:
+    """A Fetch that stands still, its arm driven by joint velocities and free of gravity (the real one compensates
+    it), with a goal marker that touches nothing."""
+    spec = mujoco.MjSpec.from_file(str(fetch_assets() / "reach.xml"))
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    _fix_the_base(spec)
+    _drive_the_arm(spec)
+    goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.8))
+    goal.add_geom(
+        name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.03, 0, 0), rgba=(0.9, 0.1, 0.1, 1), contype=0, conaffinity=0
+    )
+    for name, (eye, target) in _CAMERA_POSES.items():
+        camera = spec.worldbody.add_camera(name=name, pos=eye, fovy=45)
+        camera.alt.xyaxes = _looking(np.subtract(target, eye))
+    return spec.compile()
+
+
+def _fix_the_base(spec: mujoco.MjSpec) -> None:
+    """Take out what pulls at the hand and what moves the base, torso and head, and stand the robot at its table."""
+    for equality in list(spec.equalities):
+        spec.delete(equality)
+    spec.delete(spec.body("robot0:mocap"))
+    spec.delete(spec.site("target0"))
+    for joint in ("slide0", "slide1", "slide2", "torso_lift_joint", "head_pan_joint", "head_tilt_joint"):
+        spec.delete(spec.joint(f"robot0:{joint}"))
+    spec.body("robot0:base_link").pos = (0.69, 0.75, 0.0)
+    spec.body("robot0:torso_lift_link").pos[2] += 0.2
+
+
+def _drive_the_arm(spec: mujoco.MjSpec) -> None:
+    for body in spec.bodies:
+        body.gravcomp = 1
+    for name, effort in zip(ARM, EFFORT_LIMITS_NM, strict=True):
+        joint = spec.joint(name)
+        joint.damping, joint.stiffness, joint.armature = [1, 0, 0], [0, 0, 0], 0.1
+        motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.set_to_velocity(kv=100)
+        motor.ctrllimited, motor.ctrlrange = True, (-1, 1)  # rad/s
+        motor.forcelimited, motor.forcerange = True, (-effort, effort)
+    for name in FINGERS:
+        joint = spec.joint(name)
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the original's 4 kg suit its weld only
+        joint.damping, joint.armature = [200, 0, 0], 1
+        motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.set_to_position(kp=1000)
+        motor.ctrllimited, motor.ctrlrange = True, (0, FINGER_OPEN_M)
+
+
+def _looking(direction: np.ndarray) -> list[float]:
+    """Camera axes x and y for looking along `direction` with the world's z (or, from straight above, x) up."""
+    z = -direction / np.linalg.norm(direction)
+    x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
+    x /= np.linalg.norm(x)
+    return [*x, *np.cross(z, x)]
+
+
+@cache
+def goal_bank(size: int = 1024) -> np.ndarray:
+    """Hand positions (size, 3) in world frame, m, that the arm takes in poses free of contact: above the table, in
+    front of the robot and away from the resting hand. The same on every machine."""
+    model = build_model()
+    data = mujoco.MjData(model)
+    hand = model.site(HAND).id
+    joints = [model.joint(name) for name in ARM]
+    limits = np.array([joint.range if model.jnt_limited[joint.id] else (-np.pi, np.pi) for joint in joints])
+    arm = [int(joint.qposadr[0]) for joint in joints]
+    fingers = [int(model.joint(name).qposadr[0]) for name in FINGERS]
+
+    data.qpos[arm], data.qpos[fingers] = REST, FINGER_OPEN_M
+    mujoco.mj_kinematics(model, data)
+    rest_w = data.site_xpos[hand].copy()
+
+    rng = np.random.default_rng(0)
+    bank: list[np.ndarray] = []
+    while len(bank) < size:
+        data.qpos[arm] = rng.uniform(*limits.T)
+        mujoco.mj_kinematics(model, data)
+        position_w = data.site_xpos[hand].copy()
+        in_front = position_w[0] > 1.0 and abs(position_w[1] - rest_w[1]) < 0.6 and TABLE_TOP_M + 0.05 < position_w[2] < 1.5
+        if not in_front or np.linalg.norm(position_w - rest_w) < 0.3:
+            continue
+        mujoco.mj_fwdPosition(model, data)
+        if data.ncon == 0:
+            bank.append(position_w)
+    return np.array(bank)

@@ -1,0 +1,129 @@
+"""The tensor-native vector env: `n` worlds of one task, everything in and out a tensor on the simulator's device."""
+
+from __future__ import annotations
+
+import torch
+
+from kit.envs.task import Task
+from kit.sim import Simulator, make_sim
+
+Info = dict[str, torch.Tensor]
+
+
+class TensorEnv:
+    """`num_envs` worlds of `task`, stepped together.
+
+        obs = env.reset(seed=0)                                             # (n, obs)
+        obs, reward, terminated, truncated, info = env.step(action)         # action (n, act)
+
+    Finished worlds come back already reset; what they looked like at the end is in `info["final_obs"]`. `terminated`
+    (the task ended) and `truncated` (time ran out in a world that had not ended) are never both true.
+
+    `info` holds, for every world: "final_obs" (n, obs), the true next observation before any reset; "success" (n,)
+    bool; "episode_return" and "episode_length" (n,), totals up to and including this step; and the task's own figures.
+    """
+
+    snapshots = True
+    """`snapshot` holds everything: after `restore` the future is the same, bit for bit on the CPU."""
+
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        threads: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.task = task
+        self.num_envs = num_envs
+        self.sim: Simulator = make_sim(task.model, num_envs, device, threads)
+        self.device = self.sim.device
+        self.dtype = dtype
+        self.observation_space = task.observation_space
+        self.action_space = task.action_space
+        self._low = torch.as_tensor(task.action_space.low, dtype=self.sim.dtype, device=self.device)
+        self._high = torch.as_tensor(task.action_space.high, dtype=self.sim.dtype, device=self.device)
+        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.device)
+        self._return = torch.zeros(num_envs, dtype=self.sim.dtype, device=self.device)
+        self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._generator = torch.Generator(self.device)
+        task.bind(self.sim)
+        self.reset(seed)
+
+    def reset(self, seed: int | None = None) -> torch.Tensor:
+        """Begin a new episode in every world; the same `seed` gives the same episodes. Returns obs (n, obs)."""
+        if seed is not None:
+            self._generator.manual_seed(seed)
+        self._return.zero_()
+        self._length.zero_()
+        self.task.reset(self._everywhere, self._generator)
+        return self.task.observe().to(self.dtype)
+
+    def step(self, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]:
+        """One control step with `action` (n, act), clipped to the action space."""
+        task = self.task
+        action = torch.clamp(action.to(self.device, self.sim.dtype), self._low, self._high)
+        task.act(action)
+        self.sim.step(task.substeps)
+
+        obs = task.observe().to(self.dtype)
+        reward = task.reward(action)
+        terminated = task.terminated()
+        success = task.success()
+        diverged = self.sim.diverged()
+        if diverged is not None:  # an unstable world ends here, with nothing that could poison a network
+            obs = torch.where(diverged.unsqueeze(1), 0.0, obs)
+            reward = torch.where(diverged, 0.0, reward)
+            terminated = terminated | diverged
+            success = success & ~diverged
+
+        self._return += reward
+        self._length += 1
+        out_of_time = self._length >= task.episode_steps
+        truncated = out_of_time & ~terminated
+        done = out_of_time | terminated
+        info = {
+            "final_obs": obs,
+            "success": success,
+            "episode_return": self._return.to(self.dtype),
+            "episode_length": self._length.clone(),
+            **task.info(),
+        }
+        if self.device.type != "cpu" or done.any():  # asking a GPU would cost more than an empty reset
+            obs = self._begin(done, obs)
+        return obs, reward.to(self.dtype), terminated, truncated, info
+
+    def _begin(self, done: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """Reset the worlds of `done` and return `obs` with their rows replaced."""
+        self.task.reset(done, self._generator)
+        self._return.masked_fill_(done, 0.0)
+        self._length.masked_fill_(done, 0)
+        return torch.where(done.unsqueeze(1), self.task.observe().to(self.dtype), obs)
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of everything that decides the future: physics, task, running totals, random generator."""
+        return {
+            **{f"sim.{name}": value for name, value in self.sim.snapshot().items()},
+            **{f"task.{name}": value for name, value in self.task.state().items()},
+            "return": self._return.clone(),
+            "length": self._length.clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        """Go back to `snapshot`, of an env of the same task and size."""
+        self.sim.restore({name[4:]: value for name, value in snapshot.items() if name.startswith("sim.")})
+        self.task.load_state({name[5:]: value for name, value in snapshot.items() if name.startswith("task.")})
+        self._return.copy_(snapshot["return"])
+        self._length.copy_(snapshot["length"])
+        self._generator.set_state(snapshot["generator"].cpu())
+
+    def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
+        """Pictures of every world as it is now, uint8 (n, cameras, height, width, 3); by default the task's first
+        camera."""
+        return self.sim.render(cameras or self.task.cameras[:1], height, width)
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        self.sim.close()

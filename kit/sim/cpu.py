@@ -1,0 +1,202 @@
+"""MuJoCo in C: one `MjData` per world, the worlds shared out over a pool of threads.
+
+`mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
+Python per world and step is one pop from a queue, one `mj_step` and one array copy per registered field, all bound
+beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import mujoco
+import numpy as np
+import torch
+
+from kit.errors import UserError
+from kit.sim.base import INPUTS, Simulator
+
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by mj_rnePostConstraint only
+_ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized anew at every step
+_DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
+                              mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
+_FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
+_BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
+
+Copies = list[tuple[np.ndarray, np.ndarray]]  # (destination, source)
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
+    """Whether `array` lies in MjData's main buffer, whose first field is qpos, so that its size and address never
+    change."""
+    offset = array.__array_interface__["data"][0] - data.qpos.__array_interface__["data"][0]
+    return 0 <= offset < data.nbuffer
+
+
+class CpuSim(Simulator):
+    """`n` worlds of `model` in float64 on `threads` CPU threads (by default one per usable core)."""
+
+    def __init__(self, model: mujoco.MjModel, n: int, threads: int | None = None) -> None:
+        self.model = model
+        self.n = n
+        self.device = torch.device("cpu")
+        self.dtype = torch.float64
+        self.threads = max(1, min(threads or usable_cores(), n))
+        self._data = [mujoco.MjData(model) for _ in range(n)]
+        self._inputs: list[Copies] = [[] for _ in range(n)]  # per world: batch -> MjData, before a step
+        self._outputs: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a step
+        self._all: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a reset
+        self._worlds = list(zip(self._data, self._inputs, self._outputs, strict=True))
+        self._fields: dict[str, torch.Tensor] = {}
+        self._after_constraints = False
+        self._diverged: torch.Tensor | None = None
+        self._helpers = ThreadPoolExecutor(self.threads - 1, "kit-sim") if self.threads > 1 else None
+        self._renderers: dict[tuple[tuple[str, ...], int, int], object] = {}
+        self._warnings = np.zeros((n, len(self._data[0].warning.number)), dtype=np.int32)
+        for world, data in enumerate(self._data):
+            mujoco.mj_forward(model, data)
+            self._outputs[world].append((self._warnings[world], data.warning.number))
+        _ = self.ctrl  # an input of every step
+
+    def field(self, name: str) -> torch.Tensor:
+        if name not in self._fields:
+            self._fields[name] = self._register(name)
+            setattr(self, name, self._fields[name])  # from now on an ordinary attribute
+        return self._fields[name]
+
+    def _register(self, name: str) -> torch.Tensor:
+        first = getattr(self._data[0], name, None)
+        if not isinstance(first, np.ndarray) or name.startswith(_ARENA) or (first.size and not is_fixed(self._data[0], first)):
+            raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
+        if name in _AFTER_CONSTRAINTS and not self._after_constraints:
+            self._after_constraints = True
+            for data in self._data:
+                mujoco.mj_rnePostConstraint(self.model, data)
+        batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
+        for world, data in enumerate(self._data):
+            here, there = batch[world], getattr(data, name)
+            np.copyto(here, there)
+            self._all[world].append((here, there))
+            if name in INPUTS:
+                self._inputs[world].append((there, here))
+            else:
+                self._outputs[world].append((here, there))
+        tensor = torch.from_numpy(batch)
+        return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
+
+    def step(self, substeps: int = 1) -> None:
+        queue = deque(self._worlds)
+        if self._helpers is None:
+            self._advance(queue, substeps)
+        else:
+            helpers = [self._helpers.submit(self._advance, queue, substeps) for _ in range(self.threads - 1)]
+            self._advance(queue, substeps)
+            for helper in helpers:
+                helper.result()
+        self._diverged = self._diagnose() if self._warnings.any() else None
+
+    def _advance(self, queue: deque[tuple[mujoco.MjData, Copies, Copies]], substeps: int) -> None:
+        """Step worlds from `queue` until it is empty; every thread runs this. Which thread steps which world does not
+        matter: worlds share nothing but the read-only model."""
+        model, copy, step, take = self.model, np.copyto, mujoco.mj_step, queue.popleft
+        after_constraints = self._after_constraints
+        while True:
+            try:
+                data, inputs, outputs = take()
+            except IndexError:
+                return
+            for there, here in inputs:
+                copy(there, here)
+            step(model, data, substeps)
+            if after_constraints:
+                mujoco.mj_rnePostConstraint(model, data)
+            for here, there in outputs:
+                copy(here, there)
+
+    def _diagnose(self) -> torch.Tensor | None:
+        """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
+        counts = self._warnings.copy()
+        self._warnings[:] = 0
+        for world in np.flatnonzero(counts.any(1)):
+            self._data[world].warning.number[:] = 0
+        if counts[:, _BAD_CTRL].any():
+            world = int(np.argmax(counts[:, _BAD_CTRL] > 0))
+            raise FloatingPointError(f"ctrl of world {world} is not finite; the policy's actions are probably NaN")
+        if counts[:, _FULL].any():
+            raise MemoryError("MuJoCo ran out of room for contacts; give the model more with MjSpec.memory")
+        diverged = counts[:, _DIVERGED].any(1)
+        if not diverged.any():
+            return None
+        warnings.warn(
+            f"the physics of {diverged.sum()} of {self.n} worlds diverged (first: world {np.argmax(diverged)}); "
+            "MuJoCo put them back into their initial state", RuntimeWarning, stacklevel=3,
+        )  # fmt: skip
+        return torch.from_numpy(diverged)
+
+    def diverged(self) -> torch.Tensor | None:
+        return self._diverged
+
+    def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
+        sources = [(name, value.numpy()) for name, value in fields.items()]
+        for world in torch.nonzero(mask).flatten().tolist():
+            data = self._data[world]
+            mujoco.mj_resetData(self.model, data)
+            for name, value in sources:
+                getattr(data, name)[:] = value[world]
+            mujoco.mj_forward(self.model, data)
+            for here, there in self._all[world]:
+                np.copyto(here, there)
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """MuJoCo's integration state, and the registered fields as they are: after `mj_step` positions of bodies and
+        the like lag one substep behind qpos, so they cannot be recomputed."""
+        state = np.empty((self.n, mujoco.mj_stateSize(self.model, _STATE)))
+        for data, inputs, row in zip(self._data, self._inputs, state, strict=True):
+            for there, here in inputs:
+                np.copyto(there, here)
+            mujoco.mj_getState(self.model, data, row, _STATE)
+        return {"state": torch.from_numpy(state), **{name: value.clone() for name, value in self._fields.items()}}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        state = snapshot["state"].cpu().numpy()
+        if state.shape != (self.n, size := mujoco.mj_stateSize(self.model, _STATE)):
+            raise UserError(
+                f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {self.n} of "
+                f"{size}; build it with the same model and number of envs."
+            )
+        for data, copies, row in zip(self._data, self._all, state, strict=True):
+            mujoco.mj_resetData(self.model, data)
+            mujoco.mj_setState(self.model, data, row, _STATE)
+            mujoco.mj_forward(self.model, data)  # overwrites the solver's warm start ...
+            mujoco.mj_setState(self.model, data, row, _STATE)  # ... which decides the last bits of the next step
+            for here, there in copies:
+                np.copyto(here, there)
+        for name, value in snapshot.items():
+            if name != "state":
+                self.field(name).copy_(value)
+        self._diverged = None
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        from kit.sim.render import Renderer
+
+        key = (tuple(cameras), height, width)
+        if key not in self._renderers:
+            self._renderers[key] = Renderer(self.model, self.n, *key, device=self.device)
+        renderer = self._renderers[key]
+        return renderer.render(
+            self.geom_xpos, self.geom_xmat, self.cam_xpos, self.cam_xmat, self.light_xpos, self.light_xdir
+        )
+
+    def close(self) -> None:
+        if self._helpers is not None:
+            self._helpers.shutdown()
+        self._renderers.clear()
