@@ -1,0 +1,49 @@
+"""Trainers: Stable-Baselines3's PPO, A2C and SAC with the inside replaced by tensors, resumable bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.envs.foreign import ForeignEnv
+    from kit.envs.vec import TensorEnv
+    from kit.trainers.a2c import A2C as A2C
+    from kit.trainers.base import TensorTrainer as Trainer
+    from kit.trainers.ppo import PPO as PPO
+    from kit.trainers.sac import SAC as SAC
+
+__all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "check_names", "make_trainer"]
+
+_HOMES = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
+
+
+class Interrupted(Exception):  # noqa: N818 - it is a request that was met, not an error
+    """Leaves `learn()` at once because `should_stop` said so. Inside an iteration the trainer's own state is then half
+    way; what is valid is the copy that `state()` gave at the last boundary."""
+
+
+def make_trainer(config: RunConfig, env: TensorEnv | ForeignEnv) -> Trainer:
+    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`), ready to `learn` or `load_state`."""
+    from kit.trainers.build import make_trainer
+
+    return make_trainer(config, env)
+
+
+def check_names(algo: str, overrides: Mapping[str, Any]) -> None:
+    """Refuse overrides that `algo` does not have, or of a type that would lose something."""
+    from kit.trainers.overrides import check_names
+
+    check_names(algo, overrides)
+
+
+def __getattr__(name: str) -> Any:
+    """PPO, A2C and SAC on first use: importing this room costs nothing."""
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "Trainer":
+        return importlib.import_module("kit.trainers.base").TensorTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,28 @@
+"""From a resolved RunConfig and an env to a trainer."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kit.encoders import policy_name
+from kit.trainers.overrides import arguments
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+    from kit.trainers.base import TensorTrainer
+
+
+def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
+    """See `kit.trainers.make_trainer`."""
+    try:
+        from kit.envs.sb3 import TensorVecEnv
+    except ImportError:
+        from kit.trainers.view import View as TensorVecEnv  # type: ignore[assignment]
+
+    algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
+    policy = policy_name(config.encoder, env.observation_space)
+    device = torch.device(config.device)
+    return algorithm(policy, TensorVecEnv(env), seed=config.seed, device=device, **arguments(config.algo, config.overrides))

@@ -1,0 +1,168 @@
+"""Collect, returns, update, log: the loop that PPO and A2C share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from kit.trainers.base import TensorTrainer
+from kit.trainers.rollout import Obs, Rollout
+
+
+class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
+    """SB3's `OnPolicyAlgorithm` with its rollout as tensors."""
+
+    rollout_buffer: Rollout  # type: ignore[assignment]
+    default_log_interval = 1
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int | None = None,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train until `total_timesteps` env steps are done. A row of metrics comes every `log_interval` iterations, and
+        after the last."""
+        log_interval = log_interval or self.default_log_interval
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            assert self.env is not None
+            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
+                break
+            self._compute_returns()
+            self.iteration += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            self._log_now = self.iteration % log_interval == 0 or self.num_timesteps >= total_timesteps
+            self.train()
+            if self._log_now:
+                self.dump_logs(self.iteration)
+            self._boundary()
+        callback.on_training_end()
+        return self
+
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
+    ) -> bool:
+        """Fill `rollout_buffer` with `n_rollout_steps` steps of every world. False if the callback wants to stop."""
+        rollout, normalizer = rollout_buffer, self.normalizer
+        on_cpu = self.device.type == "cpu"
+        self.policy.set_training_mode(False)
+        rollout.begin()
+        if self.use_sde:
+            self.policy.reset_noise(self.n_envs)
+        callback.on_rollout_start()
+        assert self._last_obs is not None
+        with torch.no_grad():
+            for step in range(n_rollout_steps):
+                self._poll()
+                if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
+                    self.policy.reset_noise(self.n_envs)
+                obs = rollout.observe(step, self._see(self._last_obs))
+                actions = self._sample(step, obs)
+                new_obs, reward, terminated, truncated, info = self.tensor_env.step(self._to_env(actions))
+                done = terminated | truncated
+                rollout.done[step] = done
+                rollout.episode_return[step] = info["episode_return"]
+                rollout.episode_length[step] = info["episode_length"]
+                if "success" in info:
+                    rollout.success[step] = info["success"]
+                if normalizer is not None:
+                    normalizer.update(new_obs)
+                    reward = normalizer.reward(reward, done)
+                rollout.rewards[step] = reward
+                if not on_cpu or truncated.any():  # asking a GPU would cost more than keeping them all
+                    rollout.cut(step, truncated & ~terminated, self._see(info["final_obs"]))
+                self._last_obs = new_obs
+                self.num_timesteps += self.n_envs
+                infos = LazyInfos(info, done, truncated)
+                callback.update_locals({**locals(), "rewards": reward, "dones": done})
+                if not callback.on_step():
+                    return False
+        self._record_episodes(
+            rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if "success" in info else None
+        )
+        callback.on_rollout_end()
+        return True
+
+    def _sample(self, step: int, obs: Obs) -> torch.Tensor:
+        """Actions (n, act) for `obs` as the policy sees them; stored with their values and log-probabilities."""
+        actions, values, log_probs = self.policy(obs)
+        self.rollout_buffer.act(step, actions)
+        self.rollout_buffer.values[step] = values.flatten()
+        self.rollout_buffer.log_probs[step] = log_probs
+        return actions
+
+    def _values(self, obs: Obs) -> torch.Tensor:
+        """(n,) values of `obs` as the policy sees them."""
+        return self.policy.predict_values(cast(torch.Tensor, obs)).flatten()
+
+    def _compute_returns(self) -> None:
+        assert self._last_obs is not None
+        with torch.no_grad():
+            self.rollout_buffer.bootstrap(self._values, self.gamma)
+            last_values = self._values(self._see(self._last_obs))
+            self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
+
+    def _permutation(self, n: int) -> torch.Tensor:
+        """The order in which one epoch visits the `n` rows of the rollout."""
+        return torch.randperm(n, device=self.device)
+
+    def _explained_variance(self) -> float:
+        """1 - Var(returns - values) / Var(returns); NaN where all returns are equal."""
+        returns, values = self.rollout_buffer.returns, self.rollout_buffer.values
+        spread = returns.var(correction=0).item()
+        return float("nan") if spread == 0 else 1.0 - (returns - values).var(correction=0).item() / spread
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
+        return {"policy": (self.policy.optimizer, dict(self.policy.named_parameters()))}
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_log_now"]
+
+
+class LazyInfos(Sequence[dict[str, Any]]):
+    """SB3's list of per-world info dicts, built only for the callback that looks."""
+
+    def __init__(self, info: dict[str, torch.Tensor], done: torch.Tensor, truncated: torch.Tensor) -> None:
+        self._info, self._done, self._truncated = info, done, truncated
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def __getitem__(self, world: Any) -> Any:
+        if isinstance(world, slice):
+            return [self[i] for i in range(*world.indices(len(self)))]
+        if not -len(self) <= world < len(self):
+            raise IndexError(world)
+        info: dict[str, Any] = {"TimeLimit.truncated": bool(self._truncated[world])}
+        if "success" in self._info:
+            info["is_success"] = bool(self._info["success"][world])
+        if self._done[world]:
+            final = self._info["final_obs"]
+            if isinstance(final, dict):
+                info["terminal_observation"] = {key: value[world].cpu().numpy() for key, value in final.items()}
+            else:
+                info["terminal_observation"] = final[world].cpu().numpy()
+            total, length = self._info["episode_return"][world].item(), self._info["episode_length"][world].item()
+            info["episode"] = {"r": total, "l": int(length), "t": 0.0}
+        return info

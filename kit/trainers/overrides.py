@@ -1,0 +1,125 @@
+"""Hyperparameters as people write them (YAML, JSON, SB3's and rl-zoo's spellings), checked and turned into arguments."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import stable_baselines3 as sb3
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.sac.policies import SACPolicy
+from torch import nn
+
+from kit.errors import UserError
+
+STOCK: dict[str, type] = {"PPO": sb3.PPO, "A2C": sb3.A2C, "SAC": sb3.SAC}
+POLICIES: dict[str, type] = {"PPO": ActorCriticPolicy, "A2C": ActorCriticPolicy, "SAC": SACPolicy}
+
+NOT_OVERRIDES = {
+    *("self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),  # RunConfig's own
+    *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),  # ours are tensors
+    *("action_noise", "optimize_memory_usage"),  # objects; and what is always done here
+}
+NORMALIZE = {"norm_obs": bool, "norm_reward": bool, "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "full_std", "use_expln", "squash_output",
+                 "clip_mean", "n_critics", "share_features_extractor", "normalize_images")  # fmt: skip
+
+
+def check_names(algo: str, overrides: Mapping[str, Any]) -> None:
+    """Raise `UserError` for the first override that `algo` has no such argument for, or whose value is of a wrong type."""
+    arguments(algo, overrides)
+
+
+def arguments(algo: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for `algo`'s class. `overrides` is left as it is."""
+    parameters = inspect.signature(STOCK[algo].__init__).parameters
+    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
+    result: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if name == "normalize":
+            result[name] = _normalize(value)
+        elif name == "policy_kwargs":
+            result[name] = _policy_kwargs(algo, value)
+        elif name not in known:
+            close = difflib.get_close_matches(name, [*known, "normalize"], n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(f"overrides {name}={value!r} is not one of {algo}'s; {hint}valid are {', '.join(sorted(known))}.")
+        else:
+            result[name] = _argument(name, value, known[name])
+    return result
+
+
+def _argument(name: str, value: Any, annotation: Any) -> Any:
+    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+    schedule = any(kind not in (bool, int, float, str, dict, tuple, types.NoneType) for kind in kinds)
+    if schedule and isinstance(value, str):
+        return _schedule(name, value)
+    if isinstance(value, list) and tuple in kinds:
+        return tuple(value)
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+        return float(value)
+    if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
+        return int(value)
+    if not any(type(value) is kind for kind in kinds):
+        wanted = " or ".join(WORDS[kind] for kind in kinds if kind in WORDS)
+        raise UserError(f"overrides {name}={value!r} is a {type(value).__name__}; write {wanted}.")
+    return value
+
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null",
+         tuple: "a list", dict: "a mapping"}  # fmt: skip
+
+
+def _schedule(name: str, text: str) -> LinearSchedule:
+    """"lin_0.0003": from 0.0003 down to 0 over the run."""
+    match = re.fullmatch(r"lin_(\d*\.?\d+(?:[eE][-+]?\d+)?)", text)
+    if not match:
+        raise UserError(f'overrides {name}={text!r} is not a schedule; write a number, or "lin_0.0003" to fall to 0.')
+    return LinearSchedule(float(match[1]), 0.0, 1.0)
+
+
+def _normalize(value: Any) -> bool | dict[str, Any]:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, dict):
+        raise UserError(f"overrides normalize={value!r} is neither true, false nor a mapping of {', '.join(NORMALIZE)}.")
+    for name, setting in value.items():
+        if name not in NORMALIZE:
+            raise UserError(f"overrides normalize {name}={setting!r} is unknown; valid are {', '.join(NORMALIZE)}.")
+    return {name: _argument(f"normalize {name}", setting, NORMALIZE[name]) for name, setting in value.items()}
+
+
+def _policy_kwargs(algo: str, value: Any) -> dict[str, Any]:
+    known = [name for name in inspect.signature(POLICIES[algo].__init__).parameters if name in POLICY_KWARGS]
+    if not isinstance(value, dict):
+        raise UserError(f"overrides policy_kwargs={value!r} is not a mapping; valid names are {', '.join(known)}.")
+    result = dict(value)
+    for name in value:
+        if name not in known:
+            raise UserError(f"overrides policy_kwargs {name}={value[name]!r} is unknown; valid are {', '.join(known)}.")
+    if "activation_fn" in result:
+        name = result["activation_fn"]
+        if name not in ACTIVATIONS:
+            raise UserError(f"overrides activation_fn={name!r} is unknown; valid are {', '.join(ACTIVATIONS)}.")
+        result["activation_fn"] = ACTIVATIONS[name]
+    if "net_arch" in result:
+        _check_net_arch(algo, result["net_arch"])
+    return result
+
+
+def _check_net_arch(algo: str, value: Any) -> None:
+    names = {"pi", "qf"} if algo == "SAC" else {"pi", "vf"}
+    lists = value.values() if isinstance(value, dict) and set(value) == names else [value]
+    if not all(isinstance(widths, list) and all(type(w) is int and w > 0 for w in widths) for widths in lists):
+        raise UserError(
+            f"overrides net_arch={value!r} is not a network; write its layers' widths, such as [64, 64], "
+            f"or one such list for each of {' and '.join(sorted(names))}."
+        )

@@ -1,0 +1,125 @@
+"""One rollout of every world as tensors (steps, worlds, ...) on the training device, and the returns computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+
+Obs = torch.Tensor | dict[str, torch.Tensor]
+"""Observations: (..., obs), or one such tensor for each key of a Dict space."""
+
+
+def tmap(function: Callable[..., torch.Tensor], *obs: Obs) -> Obs:
+    """`function` of one tensor, or of each entry of dicts with the same keys."""
+    if isinstance(obs[0], dict):
+        return {key: function(*(o[key] for o in obs)) for key in obs[0]}  # type: ignore[index]
+    return function(*obs)
+
+
+def gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    done: torch.Tensor,
+    last_values: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> torch.Tensor:
+    """Generalized advantage estimates (T, n) (Schulman et al., 2015).
+
+    `rewards`, `values`, `done` (bool) are (T, n), `last_values` (n,) is the value of what follows the last step.
+    A world that is done, for whichever reason, starts anew: no value crosses. Where time ran out, the value of what
+    would have followed belongs to the reward already (`Rollout.bootstrap`).
+    """
+    going_on = (~done).to(values.dtype)
+    next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
+    delta = rewards + gamma * next_values * going_on - values  # δ_t = r_t + γ V(s_t+1) - V(s_t)
+    carry = gamma * gae_lambda * going_on
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(last_values)
+    for delta_t, carry_t, out in zip(reversed(delta.unbind()), reversed(carry.unbind()), reversed(advantages.unbind()),
+                                     strict=True):  # fmt: skip
+        last = torch.addcmul(delta_t, carry_t, last, out=out)  # A_t = δ_t + γλ A_t+1
+    return advantages
+
+
+@dataclass
+class Batch:
+    """Transitions in any order, leading size N: what an update learns from."""
+
+    obs: Obs
+    actions: torch.Tensor
+    values: torch.Tensor
+    log_probs: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+    def __len__(self) -> int:
+        return self.returns.shape[0]
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """The rows `index` (k,), copied."""
+        return Batch(*(tmap(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type]
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
+        for start in range(0, len(self), size):
+            piece = slice(start, start + size)
+            yield Batch(*(tmap(lambda x: x[piece], getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type] # noqa: B023
+
+
+class Rollout:
+    """Storage for `n_steps` steps of `n_envs` worlds, written once per iteration and read by one update."""
+
+    def __init__(self, n_steps: int, n_envs: int, device: torch.device) -> None:
+        self.n_steps, self.n_envs, self.device = n_steps, n_envs, device
+
+        def zeros(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(n_steps, n_envs, dtype=dtype, device=device)
+
+        self.rewards, self.values, self.log_probs, self.advantages, self.returns = (zeros() for _ in range(5))
+        self.done = zeros(torch.bool)
+        self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
+        self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen
+        self.actions: torch.Tensor | None = None
+        self._cuts: list[tuple[int, torch.Tensor, Obs]] = []
+
+    def begin(self) -> None:
+        self._cuts.clear()
+
+    def observe(self, step: int, obs: Obs) -> Obs:
+        """Store `obs` (n, ...) of `step` and return it as stored."""
+        if self.obs is None:
+            self.obs = tmap(lambda x: x.new_zeros(self.n_steps, *x.shape), obs)
+        return tmap(lambda kept, seen: kept[step].copy_(seen), self.obs, obs)
+
+    def act(self, step: int, actions: torch.Tensor) -> None:
+        """Store `actions` (n, ...) of `step`."""
+        if self.actions is None:
+            self.actions = actions.new_zeros(self.n_steps, *actions.shape)
+        self.actions[step] = actions
+
+    def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
+        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...)."""
+        self._cuts.append((step, truncated, tmap(torch.clone, final_obs)))
+
+    def bootstrap(self, value: Callable[[Obs], torch.Tensor], gamma: float) -> None:
+        """Time is not part of the task: where it ran out, the reward gains γ V(final observation)."""
+        if not self._cuts:
+            return
+        steps, truncated, final_obs = zip(*self._cuts, strict=True)
+        values = value(tmap(lambda *x: torch.cat(x), *final_obs)).view(len(steps), self.n_envs)
+        self.rewards[list(steps)] += gamma * values * torch.stack(truncated)
+
+    def finish(self, last_values: torch.Tensor, gamma: float, gae_lambda: float) -> None:
+        """Compute `advantages` and the TD(λ) `returns` (T, n) from `last_values` (n,)."""
+        self.advantages = gae(self.rewards, self.values, self.done, last_values, gamma, gae_lambda)
+        self.returns = self.advantages + self.values
+
+    def batch(self) -> Batch:
+        """All transitions, step-major: row t · n_envs + world. Views, no copies."""
+        assert self.obs is not None and self.actions is not None
+        flat = [tmap(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
+        columns = (self.values, self.log_probs, self.advantages, self.returns)
+        return Batch(*flat, *(column.flatten() for column in columns))  # type: ignore[arg-type]
