@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
@@ -133,14 +133,20 @@ def _bench(options: argparse.Namespace) -> int:
 # -- the parser ----------------------------------------------------------------------------------------------------
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, like every other wrong request; `--help` has the usage."""
+        self.exit(WRONG_REQUEST, f"kit: {message}; see {self.prog} --help.\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     from kit import __version__
 
-    parser = argparse.ArgumentParser(prog="kit", description="Train robot policies, and never lose a run.")
+    parser = _Parser(prog="kit", description="Train robot policies, and never lose a run.")
     parser.add_argument("--version", action="version", version=f"kit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool) -> argparse.ArgumentParser:
+    def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool) -> _Parser:
         sub = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
         sub.set_defaults(command=command)
         if reports:
@@ -154,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_fields(train, [f.name for f in dataclasses.fields(RunConfig)])
 
     resume = add("resume", "go on with a run", _resume, False)
-    resume.add_argument("run", nargs="?", metavar="RUN|URL", help="a run, or a run in a store; default: latest unfinished")
-    resume.add_argument("--trust", action="store_true", help="allow a Stable-Baselines3 zip, which can run code on load")
+    resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
+    resume.add_argument("--trust", action="store_true", help="allow an SB3 zip, which can run code on load")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
     runs = add("runs", "list runs", _runs, True)
@@ -191,17 +197,7 @@ def _add_fields(parser: argparse.ArgumentParser, names: list[str] | tuple[str, .
 
 def _reader(name: str) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        if name == "overrides":
-            try:
-                value = json.loads(text)
-            except ValueError as error:
-                raise UserError(f"overrides={text!r} is not JSON ({error}); write '{{\"gamma\": 0.98}}'.") from None
-            if not isinstance(value, dict):
-                raise UserError(f"overrides={text!r} is not a JSON mapping; write '{{\"gamma\": 0.98}}'.")
-            return value
-        if text.lower() in ("none", "null"):
-            return None
-        if name in ("run_name", "session_limit", "store", "runs_dir", "env"):
+        if name in ("run_name", "session_limit", "store", "runs_dir", "env", "overrides"):
             return text
         for kind in (int, float):
             try:
@@ -219,32 +215,46 @@ def _step(text: str) -> int | str:
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
     fields = {name[6:]: value for name, value in vars(options).items() if name.startswith("field_")}
-    return {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if "overrides" in given:
+        given["overrides"] = _overrides(given["overrides"])
+    return given
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"overrides={text!r} is not JSON ({error}); write '{{\"gamma\": 0.98}}'.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"overrides={text!r} is not a JSON mapping; write '{{\"gamma\": 0.98}}'.")
+    return value
 
 
 # -- what is printed -----------------------------------------------------------------------------------------------
 
 
 class _Bar:
-    """A progress bar that follows a run's status."""
+    """A progress bar that follows a run's status; it appears with the first one."""
 
     def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        from tqdm import tqdm
-
-        self._bar = tqdm(unit="step", unit_scale=True, dynamic_ncols=True, mininterval=1.0, file=sys.stderr)
+        self._bar: Any = None
         return self._show
 
     def _show(self, status: dict[str, Any]) -> None:
-        bar = self._bar
-        if bar.total is None and status["total_steps"]:
-            bar.reset(status["total_steps"])
-            bar.initial = bar.n = min(status["step"], status["total_steps"])
+        from tqdm import tqdm
+
+        step = min(status["step"], status["total_steps"])
+        if self._bar is None:
+            total = status["total_steps"]
+            self._bar = tqdm(total=total, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
         rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
-        bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
-        bar.update(max(0, min(status["step"], status["total_steps"]) - bar.n))
+        self._bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
+        self._bar.update(max(0, step - self._bar.n))
 
     def __exit__(self, *error: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _ending(run: Any) -> int:

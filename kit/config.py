@@ -24,32 +24,42 @@ PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit")
 
 
-def _field(default: Any, help: str) -> Any:
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What to train, how, and where the run lives. `resolve()` replaces every "auto" by the value that will be used."""
 
-    env: str = _field("Reach", "the task: one of kit's (Reach, Ant, ...) or any registered Gymnasium id (Ant-v5)")
-    algo: str = _field("PPO", "the algorithm: PPO, A2C or SAC")
-    encoder: str = _field("auto", "how observations become features: auto, mlp or nature_cnn")
-    preset: str = _field("auto", "auto fits task and machine; sb3 is Stable-Baselines3's defaults; fast, heavy, beast: GPU")
-    total_steps: int = _field(100_000, "environment steps to train for, over all worlds")
-    n_envs: int | str = _field("auto", "worlds simulated together")
-    seed: int = _field(0, "of every random generator")
-    device: str = _field("auto", "cpu, cuda, or auto: cuda if there is one")
-    store: str | None = _field(None, "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix")
-    run_name: str | None = _field(None, "folder name of the run; by default made of env, algo, seed and time")
-    runs_dir: str = _field("runs", "the folder that holds runs on this machine")
-    checkpoint_every: int | str = _field("1m", 'steps, or a time such as "5m"')
-    eval_every: int | str = _field("auto", "steps between evaluations; 0 for none; auto: ten in a run")
-    session_limit: str | None = _field(None, 'end this session, resumably, after a time such as "11h30m"')
-    overrides: dict[str, Any] = _field({}, "hyperparameters by Stable-Baselines3's names, for example {\"gamma\": 0.98}")
-    threads: int | str = _field("auto", "CPU threads for physics and networks")
+    env: str = field(
+        default="Reach",
+        metadata={"help": "the task: one of kit's (Reach, Ant, ...) or any registered Gymnasium id (Ant-v5)"},
+    )
+    algo: str = field(default="PPO", metadata={"help": "the algorithm: PPO, A2C or SAC"})
+    encoder: str = field(default="auto", metadata={"help": "how observations become features: auto, mlp or nature_cnn"})
+    preset: str = field(
+        default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}
+    )
+    total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, over all worlds"})
+    n_envs: int | str = field(default="auto", metadata={"help": "worlds simulated together"})
+    seed: int = field(default=0, metadata={"help": "of every random generator"})
+    device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto: cuda if there is one"})
+    store: str | None = field(
+        default=None,
+        metadata={"help": "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"},
+    )
+    run_name: str | None = field(
+        default=None, metadata={"help": "folder name of the run; by default made of env, algo, seed and time"}
+    )
+    runs_dir: str = field(default="runs", metadata={"help": "the folder that holds runs on this machine"})
+    checkpoint_every: int | str = field(default="1m", metadata={"help": 'steps, or a time such as "5m"'})
+    eval_every: int | str = field(
+        default="auto", metadata={"help": "steps between evaluations; 0 for none; auto: ten in a run"}
+    )
+    session_limit: str | None = field(
+        default=None, metadata={"help": 'end this session, resumably, after a time such as "11h30m"'}
+    )
+    overrides: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
+    )
+    threads: int | str = field(default="auto", metadata={"help": "CPU threads for physics and networks"})
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -165,7 +175,8 @@ def _alternatives(kind: Any) -> tuple[type, ...]:
 
 
 def _spell(kind: Any) -> str:
-    return " or ".join({int: "a whole number", str: "a text", dict: "a mapping"}.get(k, "nothing") for k in _alternatives(kind))
+    words = {int: "a whole number", str: "a text", dict: "a mapping"}
+    return " or ".join(words.get(k, "nothing") for k in _alternatives(kind))
 
 
 def _not_json(value: Any) -> Any:

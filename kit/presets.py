@@ -33,7 +33,11 @@ GENERAL: dict[str, Hyperparameters] = {
     "SAC": {"n_envs": 4},
 }
 # What Stable-Baselines3 itself would do, for comparisons.
-STOCK: dict[str, Hyperparameters] = {"PPO": {"n_envs": 1, "n_steps": 2048, "batch_size": 64}, "A2C": {"n_envs": 1}, "SAC": {"n_envs": 1}}
+STOCK: dict[str, Hyperparameters] = {
+    "PPO": {"n_envs": 1, "n_steps": 2048, "batch_size": 64},
+    "A2C": {"n_envs": 1},
+    "SAC": {"n_envs": 1},
+}
 
 KNOWN_TO = {
     "PPO": ("n_steps", "batch_size", "n_epochs", "net_arch"),

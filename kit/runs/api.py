@@ -81,7 +81,7 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
     for run in list_runs(runs_dir):
         if run.status()["state"] in ("interrupted", "failed"):
             return run
-    raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one, `kit runs` lists all.")
+    raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
 def _create(config: RunConfig | None, fields: dict[str, Any]) -> Run:
@@ -128,13 +128,11 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
     for name, value in changes.items():
         if name not in MAY_CHANGE_ON_RESUME and value != getattr(run.config, name, None):
             had = getattr(run.config, name, None)
-            raise UserError(
-                f"{name}={value!r} differs from the run's {had!r}; on resume only {', '.join(MAY_CHANGE_ON_RESUME)} may change."
-            )
+            may = ", ".join(MAY_CHANGE_ON_RESUME)
+            raise UserError(f"{name}={value!r} differs from the run's {had!r}; on resume only {may} may change.")
     config = run.config.replace(**changes)
     if "device" in changes or config.store != run.config.store:
         config = config.replace(device=config.resolve().device)
     with directory.lock(run.path):
         directory.write_atomic(run.path / "config.yaml", config.to_yaml())
     run.__dict__.pop("config", None)
-

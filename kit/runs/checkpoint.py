@@ -24,16 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.runs.directory import step_of, sync_folder, write_atomic
+from kit.stores.manifest import MAX_JSON_BYTES, VERSION, Refused, check_tensors, paths_of, read_manifest
 
 if TYPE_CHECKING:
     import torch
 
 State = Mapping[str, Mapping[str, Any]]
 """Component name to its values: tensors and JSON values."""
-
-VERSION = 1
-MAX_JSON = 64 * 2**20
-"""Bytes of state.json or manifest.json beyond which a checkpoint is refused: the real ones are under 1 MB."""
 
 
 class Damaged(Exception):
@@ -52,22 +49,19 @@ class Checkpoint:
         return self.path.parent.parent
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest, its shape checked. Raises `Damaged`."""
-        manifest = _read_json(self.path / "manifest.json")
-        if not isinstance(manifest, dict) or manifest.get("version", VERSION + 1) > VERSION:
-            raise Damaged(f"manifest.json of {self.path.name} is from a newer version of kit")
-        if manifest.get("step") != self.step:
-            raise Damaged(f"manifest.json of {self.path.name} is of step {manifest.get('step')}")
-        for name, entry in [*_entries(manifest, "files"), *_entries(manifest, "shared")]:
-            if not _safe(name) or not isinstance(entry, dict) or not isinstance(entry.get("size"), int):
-                raise Damaged(f"manifest.json of {self.path.name} names {name!r}")
+        """The manifest: whole, of this step, every name and size in it plausible. Raises `Damaged`."""
+        path = self.path / "manifest.json"
+        try:
+            manifest = read_manifest(_read(path), self.step)
+        except Refused as refusal:
+            raise Damaged(str(refusal)) from None
+        if manifest.get("digest") != _digest(manifest):
+            raise Damaged(f"manifest.json of {self.path.name} does not have its own SHA-256")
         return manifest
 
     def files(self) -> dict[str, dict[str, Any]]:
         """Every file the checkpoint needs, by its path relative to the run: {"size", "sha256"}."""
-        manifest = self.manifest()
-        own = {f"checkpoints/{self.path.name}/{name}": entry for name, entry in manifest["files"].items()}
-        return {**own, **manifest.get("shared", {})}
+        return paths_of(self.manifest(), f"{self.path.parent.name}/{self.path.name}")
 
     def verify(self) -> None:
         """Compare every byte with the manifest. Raises `Damaged`."""
@@ -81,7 +75,7 @@ class Checkpoint:
         for name, entry in files.items():
             if sha256(self.run_path / name) != entry.get("sha256"):
                 raise Damaged(f"{name} does not have the SHA-256 of its manifest")
-        extra = {p.name for p in self.path.iterdir()} - {Path(n).name for n in files} - {"manifest.json"}
+        extra = {p.name for p in self.path.iterdir()} - {Path(name).name for name in files} - {"manifest.json"}
         if extra:
             raise Damaged(f"{self.path.name} holds {min(extra)}, which its manifest does not name")
 
@@ -91,13 +85,14 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         self.verify()
-        state = _read_json(self.path / "state.json")
+        state = json.loads(_read(self.path / "state.json"))
         if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
             raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
         for path in sorted(self.path.glob("*.safetensors")):
             try:
+                check_tensors(path)
                 state.setdefault(path.stem, {}).update(load_file(path))
-            except (SafetensorError, ValueError) as error:
+            except (SafetensorError, Refused) as error:
                 raise Damaged(f"{path.name} of {self.path.name} is not a safetensors file ({error})") from None
         return state
 
@@ -114,6 +109,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
     try:
         files = {name: write_file(building / name, data) for name, data in _encode(state).items()}
         manifest = {"version": VERSION, "step": step, "files": files, "shared": dict(shared or {})}
+        manifest["digest"] = _digest(manifest)
         write_file(building / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
@@ -191,25 +187,16 @@ def _encode(state: State) -> dict[str, bytes]:
     return files
 
 
-def _read_json(path: Path) -> Any:
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of everything else in the manifest, so that damage of the manifest itself is noticed."""
+    rest = {name: value for name, value in manifest.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
     try:
-        if path.is_symlink() or path.stat().st_size > MAX_JSON:
-            raise Damaged(f"{path.name} of {path.parent.name} is no plain file under {MAX_JSON} bytes")
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise Damaged(f"{path.name} of {path.parent.name} is missing") from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise Damaged(f"{path.name} of {path.parent.name} cannot be read ({error})") from None
-
-
-def _entries(manifest: dict[str, Any], key: str) -> list[tuple[str, Any]]:
-    entries = manifest.get(key, {})
-    if not isinstance(entries, dict):
-        raise Damaged(f"manifest.json has {key!r} that is no mapping")
-    return list(entries.items())
-
-
-def _safe(name: str) -> bool:
-    """Names stay inside the run: no absolute paths, no `..`, no hidden files, at most one folder."""
-    parts = name.split("/")
-    return 1 <= len(parts) <= 2 and all(p and not p.startswith(".") and "\\" not in p and "\0" not in p for p in parts)
+        if path.is_symlink() or path.stat().st_size > MAX_JSON_BYTES:
+            raise Damaged(f"{path.name} of {path.parent.name} is no plain file under {MAX_JSON_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path.name} of {path.parent.name} cannot be read ({error.strerror})") from None

@@ -1,17 +1,17 @@
 """The run directory on disk: names, atomic writes, the lock that says a process is at work in it.
 
-    runs/<name>/
-      config.yaml        resolved RunConfig; written first
-      status.json        what the run is doing; rewritten whole, atomically
-      metrics.jsonl      one row per update and per evaluation; append-only
-      provenance.json    versions, machine, git commit
-      worker.log         what the training process printed
-      tb/                TensorBoard events, the same numbers
-      checkpoints/step_000100352/   see kit.runs.checkpoint
-      replay/            segments of off-policy data, shared by checkpoints
-      videos/  best/
-      control/           requests to the training process, one file each
-      .lock              held (flock) by the process at work; the system frees it when that process dies
+runs/<name>/
+  config.yaml        resolved RunConfig; written first
+  status.json        what the run is doing; rewritten whole, atomically
+  metrics.jsonl      one row per update and per evaluation; append-only
+  provenance.json    versions, machine, git commit
+  worker.log         what the training process printed
+  tb/                TensorBoard events, the same numbers
+  checkpoints/step_000100352/   see kit.runs.checkpoint
+  replay/            segments of off-policy data, shared by checkpoints
+  videos/  best/
+  control/           requests to the training process, one file each
+  .lock              held (flock) by the process at work; the system frees it when that process dies
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -42,10 +43,10 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            Path(temporary).unlink()
         raise
     if durable:
         sync_folder(path.parent)
@@ -72,13 +73,15 @@ def create(config: RunConfig) -> Path:
     if config.run_name is None:
         raise ValueError("create() takes a resolved config")
     path = Path(config.runs_dir).expanduser() / config.run_name
+    taken = UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
     if path.exists():
-        raise UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
+        raise taken
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
     except OSError as error:
-        raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({error.strerror}); choose another folder.") from None
+        why = error.strerror
+        raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({why}); choose another folder.") from None
     building.chmod(0o755)
     for folder in ("checkpoints", "videos", "control"):
         (building / folder).mkdir()
@@ -86,16 +89,10 @@ def create(config: RunConfig) -> Path:
     try:
         building.rename(path)  # fails if another process took the name meanwhile: a non-empty folder is never replaced
     except OSError:
-        _remove_new(building)
-        raise UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.") from None
+        shutil.rmtree(building, ignore_errors=True)
+        raise taken from None
     sync_folder(path.parent)
     return path
-
-
-def _remove_new(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def find(path: str | Path) -> Path:
@@ -104,7 +101,7 @@ def find(path: str | Path) -> Path:
     if not path.exists():
         raise UserError(f"{path} does not exist; `kit runs` lists the runs that do.")
     if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is not a run directory (it has no config.yaml); `kit runs {path}` lists runs below it.")
+        raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path
 
 

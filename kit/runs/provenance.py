@@ -12,7 +12,7 @@ from typing import Any
 
 from kit.runs.directory import read_json, write_atomic
 
-PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy", "safetensors")
+PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy")
 
 
 def write(run_path: Path) -> None:

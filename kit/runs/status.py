@@ -30,6 +30,8 @@ EMPTY: dict[str, Any] = {
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
+KEPT = ("checkpoint", "step", "mean_return", "success_rate")
+"""What a new session takes over from the one before."""
 
 
 class Status:
@@ -40,7 +42,7 @@ class Status:
         self._lock = threading.Lock()
         previous = read_json(run_path / "status.json", {})
         process = {"pid": os.getpid(), "host": socket.gethostname()}
-        kept = {name: previous[name] for name in ("checkpoint", "step", "mean_return", "success_rate") if name in previous}
+        kept = {name: previous[name] for name in KEPT if name in previous}
         self.values = {**EMPTY, **kept, "process": process, "started": time.time(), **values}
         self.write()
 
@@ -72,5 +74,5 @@ def read(run_path: Path) -> dict[str, Any]:
         if status["state"] == "starting" and status["process"] is None and age < 30:
             return status  # launched a moment ago; the process has not taken the lock yet
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None}
-        status["message"] = status["message"] or "the process ended without a word; resume goes on from the last checkpoint"
+        status["message"] = status["message"] or "the process was killed; resume goes on from the last checkpoint"
     return status

@@ -44,7 +44,9 @@ class Writer:
         """The first replay row that no segment holds yet."""
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
-    def submit(self, step: int, state: State, replay: dict[str, torch.Tensor] | None = None, oldest_row: int = 0) -> None:
+    def submit(
+        self, step: int, state: State, replay: dict[str, torch.Tensor] | None = None, oldest_row: int = 0
+    ) -> None:
         """Begin to write. `replay` holds the rows from `replay_stop` on; rows before `oldest_row` are needed no more.
         Nothing here may be changed by the caller afterwards."""
         self.wait()
