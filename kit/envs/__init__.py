@@ -15,7 +15,7 @@ from kit.errors import UserError
 if TYPE_CHECKING:
     from kit.envs.foreign import ForeignEnv
 
-__all__ = ["Task", "TensorEnv", "make_task", "make_vec", "names"]
+__all__ = ["Task", "TensorEnv", "check", "make_task", "make_vec", "names"]
 
 _TASKS = {
     "Ant": "kit.envs.ant:Ant",
@@ -47,15 +47,23 @@ def make_vec(
     `threads` is how many CPU threads share the physics, by default one per usable core.
     """
     if not isinstance(n_envs, int) or n_envs < 1:
-        raise UserError(f"n_envs is {n_envs!r}; it must be a whole number of at least 1.")
-    name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
-    if name in _TASKS:
-        return TensorEnv(make_task(name), n_envs, device, seed, threads)
-    if env.startswith("kit/") or not _in_gymnasium(env):
-        raise UserError(_unknown(env))
+        raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
+    check(env)
+    if _task_name(env) in _TASKS:
+        return TensorEnv(make_task(_task_name(env)), n_envs, device, seed, threads)
     from kit.envs.foreign import ForeignEnv
 
     return ForeignEnv(env, n_envs, device, seed)
+
+
+def check(env: str) -> None:
+    """Raise `UserError` if `make_vec` would not know `env`; nothing is built."""
+    if _task_name(env) not in _TASKS and (env.startswith("kit/") or not _in_gymnasium(env)):
+        raise UserError(_unknown(env))
+
+
+def _task_name(env: str) -> str:
+    return env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
 
 
 def _in_gymnasium(env: str) -> bool:
@@ -71,7 +79,7 @@ def _unknown(env: str) -> str:
     folded = {name.lower(): name for name in ids}
     close = [folded[name] for name in difflib.get_close_matches(env.lower(), folded, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(close)}?" if close else "any registered Gymnasium id works too."
-    return f"env is {env!r}, which is not known; kit's own are {', '.join(names())}; {hint}"
+    return f"env={env!r} is unknown; kit's own are {', '.join(names())}; {hint}"
 
 
 for _name in _TASKS:
