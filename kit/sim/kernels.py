@@ -1,0 +1,70 @@
+"""Warp beside torch: the same device and stream, no chatter, and a word to the user while kernels compile."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import warp as wp
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """What C code says meanwhile goes nowhere."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+if wp.config.log_level == wp.LOG_INFO:  # the user's own choice of level stays
+    wp.config.log_level = wp.LOG_WARNING
+with nullcontext() if torch.cuda.is_available() else _without_stderr():  # having no GPU is no reason for a warning
+    wp.init()
+import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
+
+__all__ = ["beside_torch", "compiling", "mjw", "wp"]
+
+_NOTICE_AFTER_S = 1.5
+_announced: set[str] = set()
+
+
+@contextmanager
+def beside_torch(device: torch.device) -> Iterator[wp.Device]:
+    """Warp arrays made and kernels launched inside belong to torch's `device` and run in order with torch's work:
+    on CUDA they share torch's current stream, so neither ever waits for the other."""
+    warp_device = wp.device_from_torch(device)
+    with wp.ScopedDevice(warp_device):
+        if warp_device.is_cuda:
+            with wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(device))):
+                yield warp_device
+        else:
+            yield warp_device
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Around a first launch: if it takes longer than a moment, one line on stderr says what is going on."""
+    notice = threading.Timer(_NOTICE_AFTER_S, _announce, (what,))
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+def _announce(what: str) -> None:
+    if what not in _announced:
+        _announced.add(what)
+        kept = wp.config.kernel_cache_dir
+        print(f"Compiling {what} for this machine, once; this may take a minute (kept in {kept}).", file=sys.stderr)

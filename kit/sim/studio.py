@@ -1,0 +1,45 @@
+"""One look for every scene: soft light from the camera, a key light with shadows, a quiet floor and a pale sky."""
+
+from __future__ import annotations
+
+import mujoco
+
+SKY_RGB = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)  # at the horizon, overhead
+FLOOR_RGB = (0.55, 0.59, 0.64), (0.50, 0.54, 0.59)  # the two greys of the tiles
+
+
+def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5) -> None:
+    """Light `spec`'s scene and replace its sky; lights and skies it had are removed.
+
+    `floor` True adds an endless ground plane "floor" at z = 0, with contacts; a name gives an existing geom the
+    floor's look instead; False leaves the ground alone. `tile_m`: length of a tile's side in metres.
+    """
+    for light in list(spec.lights):
+        spec.delete(light)
+    for texture in [t for t in spec.textures if t.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX]:
+        spec.delete(texture)
+    spec.visual.headlight.ambient = [0.33, 0.33, 0.35]
+    spec.visual.headlight.diffuse = [0.25, 0.25, 0.25]
+    spec.visual.headlight.specular = [0.0, 0.0, 0.0]
+    spec.add_texture(name="studio/sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, width=128, height=768,
+                     builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, rgb1=SKY_RGB[0], rgb2=SKY_RGB[1])  # fmt: skip
+    spec.worldbody.add_light(name="studio/key", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
+                             pos=[2, -2, 5], dir=[-0.45, 0.35, -1.0], diffuse=[0.52, 0.51, 0.48],
+                             specular=[0.2, 0.2, 0.2], castshadow=True)  # fmt: skip
+    if floor:
+        _tile(spec, floor, tile_m)
+
+
+def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float) -> None:
+    spec.add_texture(name="studio/tiles", type=mujoco.mjtTexture.mjTEXTURE_2D, width=256, height=256,
+                     builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, rgb1=FLOOR_RGB[0], rgb2=FLOOR_RGB[1],
+                     mark=mujoco.mjtMark.mjMARK_EDGE, markrgb=[0.61, 0.65, 0.70])  # fmt: skip
+    tiles = spec.add_material(name="studio/tiles", texuniform=True, texrepeat=[0.5 / tile_m, 0.5 / tile_m],
+                              specular=0.0, shininess=0.0)  # fmt: skip
+    tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "studio/tiles"
+    if isinstance(floor, str):
+        ground = spec.geom(floor)
+    else:
+        ground = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05])
+    ground.material = "studio/tiles"
+    ground.rgba = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's default, which means: take the material's

@@ -1,0 +1,139 @@
+"""Pictures: geometry checked by hand, the real robot seen from its cameras, foreign environments without OpenGL."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from kit.errors import UserError
+from kit.sim import kernels
+from kit.sim.render import FreeCamera, Renderer, default_camera, render_data
+from kit.sim.studio import studio
+
+POSES = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+
+
+def poses(*data: mujoco.MjData) -> dict[str, np.ndarray]:
+    return {name: np.stack([getattr(d, name) for d in data]) for name in POSES}
+
+
+@pytest.fixture(scope="module")
+def ball() -> mujoco.MjModel:
+    """A red ball of radius 0.1 m hanging 2 m before a camera at the origin that looks along +x, 90 degrees wide."""
+    return mujoco.MjModel.from_xml_string("""
+      <mujoco><worldbody>
+        <camera name="eye" xyaxes="0 -1 0 0 0 1" fovy="90"/>
+        <body name="ball" mocap="true" pos="2 0 0"><geom type="sphere" size="0.1" rgba="1 0 0 1"/></body>
+      </worldbody></mujoco>""")
+
+
+def seen_at(model: mujoco.MjModel, *positions: tuple[float, float, float]) -> list[mujoco.MjData]:
+    worlds = [mujoco.MjData(model) for _ in positions]
+    for data, position in zip(worlds, positions, strict=True):
+        data.mocap_pos[0] = position
+        mujoco.mj_forward(model, data)
+    return worlds
+
+
+def red(picture: torch.Tensor) -> np.ndarray:
+    """Rows and columns (k, 2) of the red pixels of a picture (h, w, 3)."""
+    picture = picture.int()
+    return torch.nonzero((picture[..., 0] > 60) & (picture[..., 1] < 20) & (picture[..., 2] < 20)).numpy()
+
+
+def test_a_ball_is_drawn_where_the_pinhole_says(ball):
+    worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
+    pictures = Renderer(ball, 3, ("eye",), 100, 100).render(**poses(*worlds))
+    assert pictures.shape == (3, 1, 100, 100, 3) and pictures.dtype == torch.uint8
+    # 90 degrees over 100 pixels: a metre at a distance of 2 m is 25 pixels; the centre is at 49.5
+    centres = [red(picture[0]).mean(0) for picture in pictures]
+    assert np.allclose(centres, [[49.5, 49.5], [49.5, 49.5 - 12.5], [49.5 - 25, 49.5]], atol=0.6)
+    assert 0.8 < len(red(pictures[0, 0])) / (np.pi * 2.5**2) < 1.2  # a disc of radius 0.1 m = 2.5 pixels
+
+
+def test_free_camera_sees_what_a_model_camera_in_its_place_sees(ball):
+    world = seen_at(ball, (2, 0.3, 0.2))[0]
+    free = FreeCamera(lookat=(1, 0, 0), distance=1, azimuth=0, elevation=0, fovy=90)
+    frames = Renderer(ball, 1, ("eye", free), 40, 60)
+    position, rotation = free.pose()
+    fields = poses(world)
+    fields["cam_xpos"] = np.concatenate([fields["cam_xpos"], position[None, None]], axis=1)
+    fields["cam_xmat"] = np.concatenate([fields["cam_xmat"], rotation.reshape(1, 1, 9)], axis=1)
+    eye, same = frames.render(**fields)[0]
+    assert eye.shape == (40, 60, 3) and len(red(eye)) > 0
+    assert torch.equal(eye, same)
+
+
+def test_each_world_may_have_its_own_colours(ball):
+    worlds = seen_at(ball, (2, 0, 0), (2, 0, 0))
+    colours = np.array([[[1.0, 0, 0, 1]], [[0, 1.0, 0, 1]]])
+    first, second = Renderer(ball, 2, ("eye",), 40, 40).render(**poses(*worlds), geom_rgba=colours)[:, 0, 20, 20]
+    assert first[0] > 60 and first[1] < 20 and second[1] > 60 and second[0] < 20
+
+
+def test_more_samples_smooth_the_edges(ball):
+    world = seen_at(ball, (2, 0, 0))[0]
+    shades = [len(np.unique(Renderer(ball, 1, ("eye",), 20, 20, samples=s).render(**poses(world)).numpy()[..., 2]))
+              for s in (1, 3)]  # fmt: skip
+    assert shades[1] > shades[0]
+
+
+def test_bad_requests_are_refused_in_a_sentence(ball):
+    with pytest.raises(UserError, match=r"no camera 'eyes'; its cameras: eye\."):
+        Renderer(ball, 1, ("eyes",), 8, 8)
+    with pytest.raises(UserError, match="height is 0"):
+        Renderer(ball, 1, ("eye",), 0, 8)
+
+
+def test_studio_lights_a_scene_and_casts_a_shadow():
+    spec = mujoco.MjSpec()
+    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.2, 0, 0], pos=[0, 0, 0.5], rgba=[1, 0.2, 0.1, 1])
+    studio(spec)
+    model = spec.compile()
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    view = FreeCamera(lookat=(0, 0, 0.3), distance=3, elevation=-15)
+    position, rotation = view.pose()
+    fields = {**poses(data), "cam_xpos": position[None, None], "cam_xmat": rotation[None, None]}
+    plain, shaded = (
+        Renderer(model, 1, (view,), 64, 64, shadows=s).render(**fields)[0, 0].float() for s in (False, True)
+    )
+    assert plain[:8].mean() > plain[-8:].mean() > 60  # the sky is brighter than the ground, and the ground is not dark
+    assert 0.003 < (plain - shaded > 10).float().mean() < 0.02  # the ball's shadow, and nothing else, darkens
+
+
+@pytest.mark.parametrize("name", ["Ant-v5", "InvertedPendulum-v5"])
+def test_gymnasium_environments_are_filmed_without_opengl(name):
+    env = gymnasium.make(name).unwrapped
+    env.reset(seed=0)
+    picture = render_data(env.model, [env.data], height=64, width=96)
+    assert picture.shape == (1, 64, 96, 3)
+    assert picture.float().std(dim=(0, 1, 2)).min() > 5  # not one flat colour
+    assert not any(module.startswith("OpenGL") for module in sys.modules)
+
+
+def test_the_default_camera_follows_a_robot_that_has_none():
+    model = mujoco.MjModel.from_xml_string("""
+      <mujoco><worldbody><body name="ball"><freejoint/><geom type="sphere" size="0.1" rgba="1 0 0 1"/></body>
+      </worldbody></mujoco>""")
+    assert isinstance(default_camera(model), FreeCamera)
+    data = mujoco.MjData(model)
+    data.qpos[:3] = 30.0, -4.0, 2.0
+    mujoco.mj_forward(model, data)
+    assert np.allclose(red(render_data(model, [data], height=41, width=41)[0]).mean(0), 20.0, atol=0.5)
+
+
+def test_a_slow_first_launch_is_announced_once(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "_NOTICE_AFTER_S", 0.0)
+    monkeypatch.setattr(kernels, "_announced", set())
+    for _ in range(2):
+        with kernels.compiling("the test"):
+            for thread in kernels.threading.enumerate():
+                if isinstance(thread, kernels.threading.Timer):
+                    thread.join()
+    assert capsys.readouterr().err.count("Compiling the test") == 1
