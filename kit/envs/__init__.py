@@ -84,5 +84,8 @@ def _unknown(env: str) -> str:
 
 for _name in _TASKS:
     gymnasium.register(
-        f"kit/{_name}-v0", entry_point="kit.envs.gym:make", vector_entry_point="kit.envs.gym:make_vector", kwargs={"task": _name}
+        f"kit/{_name}-v0",
+        entry_point="kit.envs.gym:TaskEnv",
+        vector_entry_point="kit.envs.gym:TaskVectorEnv",
+        kwargs={"task": _name},
     )

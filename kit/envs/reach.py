@@ -51,15 +51,13 @@ class Reach(Task):
         super().bind(sim)
         model = self.model
         joints = [model.joint(name) for name in (*ARM, *FINGERS)]
-        tensor = {"dtype": sim.dtype, "device": sim.device}
         assert [joint.qposadr[0] for joint in joints] == list(range(9)), "the arm's joints come first, then the fingers"
         self._hand = model.site(HAND).id
         self._goal_w = sim.mocap_pos[:, model.body(GOAL).mocapid[0]]
         self._arm = len(ARM)
-        self._bank_w = torch.as_tensor(goal_bank(), **tensor)
-        self._rest = torch.as_tensor(REST, **tensor)
-        self._centre_w = torch.as_tensor(CENTRE_W, **tensor)
-        self._distance_before = torch.zeros(sim.n, **tensor)
+        self._bank_w = torch.as_tensor(goal_bank(), dtype=sim.dtype, device=sim.device)
+        self._rest = torch.as_tensor(REST, dtype=sim.dtype, device=sim.device)
+        self._centre_w = torch.as_tensor(CENTRE_W, dtype=sim.dtype, device=sim.device)
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n

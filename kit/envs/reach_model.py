@@ -13,7 +13,9 @@ from kit.errors import UserError
 
 ARM = tuple(
     f"robot0:{joint}_joint"
-    for joint in ("shoulder_pan", "shoulder_lift", "upperarm_roll", "elbow_flex", "forearm_roll", "wrist_flex", "wrist_roll")
+    for joint in (
+        "shoulder_pan", "shoulder_lift", "upperarm_roll", "elbow_flex", "forearm_roll", "wrist_flex", "wrist_roll",
+    )
 )  # fmt: skip
 EFFORT_LIMITS_NM = (33.8, 131.8, 76.9, 66.2, 29.4, 25.7, 7.4)  # the real arm's
 FINGERS = ("robot0:r_gripper_finger_joint", "robot0:l_gripper_finger_joint")
@@ -53,9 +55,8 @@ def build_model() -> mujoco.MjModel:
     _fix_the_base(spec)
     _drive_the_arm(spec)
     goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.8))
-    goal.add_geom(
-        name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.03, 0, 0), rgba=(0.9, 0.1, 0.1, 1), contype=0, conaffinity=0
-    )
+    ball = goal.add_geom(name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.03, 0, 0), rgba=(0.9, 0.1, 0.1, 1))
+    ball.contype = ball.conaffinity = 0
     for name, (eye, target) in _CAMERA_POSES.items():
         camera = spec.worldbody.add_camera(name=name, pos=eye, fovy=45)
         camera.alt.xyaxes = _looking(np.subtract(target, eye))
@@ -123,7 +124,8 @@ def goal_bank(size: int = 1024) -> np.ndarray:
         data.qpos[arm] = rng.uniform(*limits.T)
         mujoco.mj_kinematics(model, data)
         position_w = data.site_xpos[hand].copy()
-        in_front = position_w[0] > 1.0 and abs(position_w[1] - rest_w[1]) < 0.6 and TABLE_TOP_M + 0.05 < position_w[2] < 1.5
+        forward, sideways, up = position_w - (0.0, rest_w[1], TABLE_TOP_M)
+        in_front = forward > 1.0 and abs(sideways) < 0.6 and 0.05 < up < 1.1
         if not in_front or np.linalg.norm(position_w - rest_w) < 0.3:
             continue
         mujoco.mj_fwdPosition(model, data)

@@ -64,9 +64,9 @@ class Task(ABC):
     def terminated(self) -> torch.Tensor:
         """Worlds whose episode ended for good, (n,) bool. Running out of time is not the task's business."""
 
-    def success(self) -> torch.Tensor:
-        """Worlds that have achieved the goal in this episode, (n,) bool."""
-        return torch.zeros(self.sim.n, dtype=torch.bool, device=self.sim.device)
+    def success(self) -> torch.Tensor | None:
+        """Worlds that have achieved the goal in this episode, (n,) bool; None for a task that is never achieved."""
+        return None
 
     def info(self) -> dict[str, torch.Tensor]:
         """Further figures to report, each (n,)."""

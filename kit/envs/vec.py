@@ -19,12 +19,14 @@ class TensorEnv:
     Finished worlds come back already reset; what they looked like at the end is in `info["final_obs"]`. `terminated`
     (the task ended) and `truncated` (time ran out in a world that had not ended) are never both true.
 
-    `info` holds, for every world: "final_obs" (n, obs), the true next observation before any reset; "success" (n,)
-    bool; "episode_return" and "episode_length" (n,), totals up to and including this step; and the task's own figures.
+    `info` holds, for every world: "final_obs" (n, obs), the true next observation before any reset; "episode_return"
+    and "episode_length" (n,), totals up to and including this step; "success" (n,) bool where the task knows it; and
+    the task's own figures.
     """
 
-    snapshots = True
+    snapshots: bool = True
     """`snapshot` holds everything: after `restore` the future is the same, bit for bit on the CPU."""
+    snapshot_note = "Every world is saved exactly, as part of every checkpoint."
 
     def __init__(
         self,
@@ -34,12 +36,17 @@ class TensorEnv:
         seed: int = 0,
         threads: int | None = None,
         dtype: torch.dtype = torch.float32,
+        autoreset: bool = True,
     ) -> None:
         self.task = task
         self.num_envs = num_envs
         self.sim: Simulator = make_sim(task.model, num_envs, device, threads)
         self.device = self.sim.device
         self.dtype = dtype
+        self.autoreset = autoreset
+        self.cameras = task.cameras
+        self.episode_steps = task.episode_steps
+        self.control_dt_s = task.control_dt_s
         self.observation_space = task.observation_space
         self.action_space = task.action_space
         self._low = torch.as_tensor(task.action_space.low, dtype=self.sim.dtype, device=self.device)
@@ -76,21 +83,22 @@ class TensorEnv:
             obs = torch.where(diverged.unsqueeze(1), 0.0, obs)
             reward = torch.where(diverged, 0.0, reward)
             terminated = terminated | diverged
-            success = success & ~diverged
+            success = None if success is None else success & ~diverged
 
         self._return += reward
         self._length += 1
-        out_of_time = self._length >= task.episode_steps
+        out_of_time = self._length >= self.episode_steps
         truncated = out_of_time & ~terminated
         done = out_of_time | terminated
         info = {
             "final_obs": obs,
-            "success": success,
             "episode_return": self._return.to(self.dtype),
             "episode_length": self._length.clone(),
             **task.info(),
         }
-        if self.device.type != "cpu" or done.any():  # asking a GPU would cost more than an empty reset
+        if success is not None:
+            info["success"] = success
+        if self.autoreset and (self.device.type != "cpu" or done.any()):  # asking a GPU costs more than an empty reset
             obs = self._begin(done, obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 
@@ -122,7 +130,7 @@ class TensorEnv:
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
         """Pictures of every world as it is now, uint8 (n, cameras, height, width, 3); by default the task's first
         camera."""
-        return self.sim.render(cameras or self.task.cameras[:1], height, width)
+        return self.sim.render(cameras or self.cameras[:1], height, width, shadows=True, samples=2)
 
     def close(self) -> None:
         """Give back threads and memory."""

@@ -63,8 +63,11 @@ class Simulator(ABC):
         """Return to a `snapshot` of a simulator of the same model and n, bit for bit on the CPU."""
 
     @abstractmethod
-    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB."""
+    def render(
+        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False, samples: int = 1
+    ) -> torch.Tensor:
+        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. The defaults suit a network's eyes;
+        people's like shadows, and 2 samples per pixel and axis."""
 
     def close(self) -> None:
         """Give back threads and memory."""

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -26,6 +27,9 @@ _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarnin
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
+
+if TYPE_CHECKING:
+    from kit.sim.render import Renderer
 
 Copies = list[tuple[np.ndarray, np.ndarray]]  # (destination, source)
 
@@ -60,7 +64,7 @@ class CpuSim(Simulator):
         self._after_constraints = False
         self._diverged: torch.Tensor | None = None
         self._helpers = ThreadPoolExecutor(self.threads - 1, "kit-sim") if self.threads > 1 else None
-        self._renderers: dict[tuple[tuple[str, ...], int, int], object] = {}
+        self._renderers: dict[tuple[object, ...], Renderer] = {}
         self._warnings = np.zeros((n, len(self._data[0].warning.number)), dtype=np.int32)
         for world, data in enumerate(self._data):
             mujoco.mj_forward(model, data)
@@ -74,8 +78,9 @@ class CpuSim(Simulator):
         return self._fields[name]
 
     def _register(self, name: str) -> torch.Tensor:
-        first = getattr(self._data[0], name, None)
-        if not isinstance(first, np.ndarray) or name.startswith(_ARENA) or (first.size and not is_fixed(self._data[0], first)):
+        first: Any = getattr(self._data[0], name, None)
+        known = isinstance(first, np.ndarray) and not name.startswith(_ARENA)
+        if not known or (first.size and not is_fixed(self._data[0], first)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
         if name in _AFTER_CONSTRAINTS and not self._after_constraints:
             self._after_constraints = True
@@ -126,7 +131,7 @@ class CpuSim(Simulator):
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
         counts = self._warnings.copy()
         self._warnings[:] = 0
-        for world in np.flatnonzero(counts.any(1)):
+        for world in np.flatnonzero(counts.any(1)).tolist():
             self._data[world].warning.number[:] = 0
         if counts[:, _BAD_CTRL].any():
             world = int(np.argmax(counts[:, _BAD_CTRL] > 0))
@@ -185,14 +190,17 @@ class CpuSim(Simulator):
                 self.field(name).copy_(value)
         self._diverged = None
 
-    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+    def render(
+        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False, samples: int = 1
+    ) -> torch.Tensor:
         from kit.sim.render import Renderer
 
-        key = (tuple(cameras), height, width)
+        key = (tuple(cameras), height, width, shadows, samples)
         if key not in self._renderers:
-            self._renderers[key] = Renderer(self.model, self.n, *key, device=self.device)
-        renderer = self._renderers[key]
-        return renderer.render(
+            self._renderers[key] = Renderer(
+                self.model, self.n, cameras, height, width, self.device, shadows=shadows, samples=samples
+            )
+        return self._renderers[key].render(
             self.geom_xpos, self.geom_xmat, self.cam_xpos, self.cam_xmat, self.light_xpos, self.light_xdir
         )
 

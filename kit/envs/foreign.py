@@ -1,0 +1,228 @@
+"""Anybody's Gymnasium env behind the interface of `TensorEnv`: stepped by SB3's vector envs, tensors at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.mujoco import MujocoEnv
+from gymnasium.wrappers import FlattenObservation, TimeLimit
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+
+from kit.errors import UserError
+from kit.sim.cpu import is_fixed
+
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+class ForeignEnv:
+    """`num_envs` copies of the registered Gymnasium env `env_id`, with the methods and infos of `TensorEnv`.
+
+    Observations of a nested space (Dict, Tuple, ...) are flattened. By default the copies
+    take turns in this process, which is faster than processes of their own unless a step takes milliseconds
+    (`processes=True`).
+
+    Gymnasium's own MuJoCo envs are snapshotted exactly. Others begin new episodes on `restore`, as `snapshot_note`
+    says.
+    """
+
+    cameras: tuple[str, ...] = ("default",)
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        processes: bool = False,
+        **options: Any,
+    ) -> None:
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.dtype = torch.float32
+        makers = [_maker(env_id, options)] * num_envs
+        self.vec_env: VecEnv = SubprocVecEnv(makers, "forkserver") if processes else DummyVecEnv(makers)
+        self.observation_space = self.vec_env.observation_space
+        self.action_space = self.vec_env.action_space
+        self.snapshots = all(self.vec_env.get_attr("resumable"))
+        self.snapshot_note = (
+            f"{env_id} is saved exactly, as part of every checkpoint."
+            if self.snapshots
+            else f"{env_id} cannot save where its worlds stand, so a resumed run begins new episodes in them."
+        )
+        """A sentence for the user."""
+        spec = gymnasium.spec(env_id)
+        self.episode_steps = spec.max_episode_steps or 1000
+        self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
+        self._return = torch.zeros(num_envs, dtype=torch.float64)
+        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self._seed = seed
+        self.reset(seed)
+
+    def reset(self, seed: int | None = None) -> torch.Tensor:
+        """Begin a new episode in every world; world i is seeded with `seed` + i. Returns obs (n, ...)."""
+        if seed is not None:
+            self._seed = seed
+            self.vec_env.seed(seed)
+        self._return.zero_()
+        self._length.zero_()
+        return self._tensor(self.vec_env.reset())
+
+    def step(
+        self, action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """One step with `action` (n, ...); continuous ones are clipped to the action space."""
+        numbers = action.cpu().numpy()
+        if isinstance(self.action_space, spaces.Box):
+            numbers = np.clip(numbers, self.action_space.low, self.action_space.high)
+        obs_, reward_, done_, infos = self.vec_env.step(numbers)
+        obs, reward, done = self._tensor(obs_), torch.as_tensor(reward_, dtype=torch.float32), torch.as_tensor(done_)
+        truncated = torch.tensor([bool(info["TimeLimit.truncated"]) for info in infos])
+        self._return += reward
+        self._length += 1
+        info = {
+            "final_obs": self._final(obs, done_, infos),
+            "episode_return": self._return.to(self.device, self.dtype),
+            "episode_length": self._length.to(self.device, copy=True),
+        }
+        if "is_success" in infos[0]:
+            info["success"] = torch.tensor([bool(i.get("is_success")) for i in infos], device=self.device)
+        self._return.masked_fill_(done, 0.0)
+        self._length.masked_fill_(done, 0)
+        device = self.device
+        return obs, reward.to(device), (done & ~truncated).to(device), truncated.to(device), info
+
+    def _final(self, obs: torch.Tensor, done: np.ndarray, infos: list[dict[str, Any]]) -> torch.Tensor:
+        """`obs` with the rows of finished worlds replaced by what those worlds ended with."""
+        if not done.any():
+            return obs
+        final = obs.clone()
+        for world in np.flatnonzero(done).tolist():
+            final[world] = self._tensor(np.asarray(infos[world]["terminal_observation"]))
+        return final
+
+    def _tensor(self, obs: Any) -> torch.Tensor:
+        """Real numbers become float32; bytes and whole numbers keep their type."""
+        tensor = torch.as_tensor(obs, device=self.device)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of everything that decides the future where `snapshots`, else what `restore` needs to begin anew."""
+        common = {"return": self._return.clone(), "length": self._length.clone(), "seed": torch.tensor(self._seed)}
+        if not self.snapshots:
+            return common
+        worlds = self.vec_env.env_method("snapshot")
+        return common | {f"world.{name}": torch.from_numpy(np.stack([w[name] for w in worlds])) for name in worlds[0]}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        """Go back to `snapshot`, of an env of the same id and size; without `snapshots`, begin new episodes seeded by
+        it, so that restoring twice gives the same (call `reset` for their first observation)."""
+        if not self.snapshots:
+            self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
+            return
+        own = {name[6:]: value.cpu().numpy() for name, value in snapshot.items() if name.startswith("world.")}
+        for world in range(self.num_envs):
+            rows = {name: value[world] for name, value in own.items()}
+            self.vec_env.env_method("restore", rows, indices=world)
+        self._return.copy_(snapshot["return"])
+        self._length.copy_(snapshot["length"])
+
+    def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
+        """Pictures of every world as it is now, uint8 (n, 1, height, width, 3); there is one view."""
+        pictures = np.stack(self.vec_env.env_method("picture", height, width))
+        return torch.from_numpy(pictures).unsqueeze(1)
+
+    def close(self) -> None:
+        self.vec_env.close()
+
+
+def _maker(env_id: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
+    """Makes one copy of the env, with what `ForeignEnv` asks of it."""
+
+    def make() -> gymnasium.Env:
+        try:
+            env = gymnasium.make(env_id, render_mode="rgb_array", **options)
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise UserError(f"env={env_id!r} cannot be made here: {error}") from error
+        if isinstance(env.observation_space, spaces.Dict | spaces.Tuple | spaces.Text | spaces.Sequence | spaces.Graph):
+            env = FlattenObservation(env)
+        return _Saved(env)
+
+    return make
+
+
+class _Saved(gymnasium.Wrapper):
+    """Saves Gymnasium's MuJoCo envs: physics, everything computed from it that observations may read (positions of
+    bodies lag behind the joints, so they cannot be recomputed), the random generator and the clock of the episode."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        inner = env.unwrapped
+        self.resumable = isinstance(inner, MujocoEnv) and type(inner).__module__.startswith("gymnasium.envs.mujoco.")
+        layers = [env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        self._clock: Any = next((layer for layer in layers if isinstance(layer, TimeLimit)), None)
+
+    def _derived(self) -> dict[str, np.ndarray]:
+        """The arrays of MjData whose size is fixed, by name."""
+        data = self.env.unwrapped.data  # type: ignore[attr-defined]
+        arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
+        return {k: a for k, a in arrays.items() if isinstance(a, np.ndarray) and a.size and is_fixed(data, a)}
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        inner: Any = self.env.unwrapped
+        state = np.empty(mujoco.mj_stateSize(inner.model, _STATE))
+        mujoco.mj_getState(inner.model, inner.data, state, _STATE)
+        return {
+            "state": state,
+            **{f"data.{name}": array.copy() for name, array in self._derived().items()},
+            "generator": _pack(inner.np_random),
+            "elapsed_steps": np.array(self._clock._elapsed_steps if self._clock is not None else 0),
+        }
+
+    def restore(self, snapshot: dict[str, np.ndarray]) -> None:
+        inner: Any = self.env.unwrapped
+        mujoco.mj_resetData(inner.model, inner.data)
+        for name, array in self._derived().items():
+            np.copyto(array, snapshot[f"data.{name}"])
+        mujoco.mj_setState(inner.model, inner.data, snapshot["state"], _STATE)
+        _unpack(inner.np_random, snapshot["generator"])
+        if self._clock is not None:
+            self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
+
+    def picture(self, height: int, width: int) -> np.ndarray:
+        """uint8 (height, width, 3): MuJoCo worlds by our own renderer, which needs no OpenGL, others by their own, cut
+        or repeated to size."""
+        inner: Any = self.env.unwrapped
+        if isinstance(inner, MujocoEnv):
+            from kit.sim.render import render_data
+
+            return render_data(inner.model, [inner.data], None, height, width)[0].numpy()
+        picture = np.asarray(self.env.render())
+        rows = np.arange(height) * picture.shape[0] // height
+        columns = np.arange(width) * picture.shape[1] // width
+        return picture[rows][:, columns]
+
+
+def _pack(generator: np.random.Generator) -> np.ndarray:
+    """The state of a PCG64 generator as uint64 (6,)."""
+    state: Any = generator.bit_generator.state
+    words = [word for number in (state["state"]["state"], state["state"]["inc"]) for word in divmod(number, 2**64)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
+
+
+def _unpack(generator: np.random.Generator, packed: np.ndarray) -> None:
+    """Put what `_pack` took back."""
+    high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) for word in packed)
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": (high << 64) + low, "inc": (inc_high << 64) + inc_low},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }

@@ -1,0 +1,145 @@
+"""kit's tasks as Gymnasium envs: `gymnasium.make("kit/Reach-v0")` and `gymnasium.make_vec("kit/Reach-v0", 16)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from kit.envs.vec import TensorEnv
+
+Infos = dict[str, Any]
+_TOTALS = ("final_obs", "episode_return", "episode_length")  # what Gymnasium's own wrappers report in their own way
+
+
+class TaskEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One world of the task named `task`. `info` holds the task's figures as numbers, `is_success` among them.
+
+    `camera` names the view that `render` shows, by default the task's first.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str,
+        render_mode: str | None = None,
+        camera: str | None = None,
+        height: int = 480,
+        width: int = 480,
+        **options: Any,
+    ) -> None:
+        from kit.envs import make_task
+
+        self.tensor_env = TensorEnv(make_task(task, **options), 1, autoreset=False)
+        self.observation_space = self.tensor_env.observation_space
+        self.action_space = self.tensor_env.action_space
+        self.metadata = {**self.metadata, "render_fps": round(1 / self.tensor_env.task.control_dt_s)}
+        self.render_mode = render_mode
+        self._view = ((camera or self.tensor_env.task.cameras[0],), height, width)
+        self._seeded = False
+
+    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[np.ndarray, Infos]:
+        super().reset(seed=seed)
+        fresh = seed is not None or not self._seeded
+        self._seeded = True
+        obs = self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None)
+        return obs[0].numpy(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Infos]:
+        obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(action).unsqueeze(0))
+        numbers = {name: value.item() for name, value in _rename(info).items()}
+        return obs[0].numpy(), reward.item(), bool(terminated.item()), bool(truncated.item()), numbers
+
+    def render(self) -> np.ndarray | None:
+        """RGB picture, uint8 (height, width, 3)."""
+        if self.render_mode is None:
+            gymnasium.logger.warn('render() draws nothing without render_mode="rgb_array" in make().')
+            return None
+        return self.tensor_env.render(*self._view)[0, 0].numpy()
+
+    def close(self) -> None:
+        self.tensor_env.close()
+
+
+class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """`num_envs` worlds of the task named `task`. Finished worlds are reset in the same step; what they ended with is
+    in `infos["final_obs"]` and `infos["final_info"]`, as in Gymnasium's own vector envs."""
+
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["rgb_array"],
+        "render_fps": 20,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(
+        self,
+        task: str,
+        num_envs: int = 1,
+        render_mode: str | None = None,
+        camera: str | None = None,
+        height: int = 240,
+        width: int = 320,
+        max_episode_steps: int | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        from kit.envs import make_task
+
+        made = make_task(task, **options)
+        self.tensor_env = TensorEnv(made, num_envs, device, threads=threads)
+        if max_episode_steps is not None:
+            self.tensor_env.episode_steps = max_episode_steps
+        self.num_envs = num_envs
+        self.single_observation_space = made.observation_space
+        self.single_action_space = made.action_space
+        self.observation_space = batch_space(made.observation_space, num_envs)
+        self.action_space = batch_space(made.action_space, num_envs)
+        self.metadata = {**self.metadata, "render_fps": round(1 / made.control_dt_s)}
+        self.render_mode = render_mode
+        self._view = ((camera or made.cameras[0],), height, width)
+        self._seeded = False
+
+    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[np.ndarray, Infos]:
+        super().reset(seed=seed)
+        fresh = seed is not None or not self._seeded
+        self._seeded = True
+        return self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None).cpu().numpy(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(actions))
+        done = (terminated | truncated).cpu().numpy()
+        infos: Infos = {}
+        for name, value in _rename(info).items():
+            infos[name], infos[f"_{name}"] = value.cpu().numpy(), np.ones(self.num_envs, dtype=bool)
+        if done.any():
+            final_obs = np.full(self.num_envs, None, dtype=object)
+            final_info = {name: value.copy() for name, value in infos.items() if name[0] != "_"}
+            for world in np.flatnonzero(done):
+                final_obs[world] = info["final_obs"][world].cpu().numpy()
+            infos |= {"final_obs": final_obs, "_final_obs": done, "_final_info": done.copy()}
+            infos["final_info"] = {**final_info, **{f"_{name}": done.copy() for name in final_info}}
+        return (
+            obs.cpu().numpy(),
+            reward.double().cpu().numpy(),
+            terminated.cpu().numpy(),
+            truncated.cpu().numpy(),
+            infos,
+        )
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """One RGB picture per world, uint8 (height, width, 3)."""
+        return tuple(self.tensor_env.render(*self._view)[:, 0].cpu().numpy()) if self.render_mode else None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.tensor_env.close()
+
+
+def _rename(info: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The figures of a step under the names that Gymnasium's users know."""
+    return {"is_success" if name == "success" else name: v for name, v in info.items() if name not in _TOTALS}

@@ -1,0 +1,73 @@
+"""Any of our vector envs as a Stable-Baselines3 `VecEnv`: tensors inside, numpy at the border."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
+
+from kit.envs.foreign import ForeignEnv
+from kit.envs.vec import TensorEnv
+
+
+class TensorVecEnv(VecEnv):
+    """`tensor_env` for anything written for SB3. It reports what SB3's `Monitor` would: at the end of an episode the
+    world's info holds "episode" {"r", "l", "t"}, "terminal_observation", "TimeLimit.truncated" and, where the task
+    knows success, "is_success"."""
+
+    def __init__(self, tensor_env: TensorEnv | ForeignEnv) -> None:
+        self.tensor_env = tensor_env
+        self._started = time.time()
+        super().__init__(tensor_env.num_envs, tensor_env.observation_space, tensor_env.action_space)
+
+    def reset(self) -> np.ndarray:
+        seed = self._seeds[0]
+        self._reset_seeds()
+        self._reset_options()
+        return self.tensor_env.reset(seed).cpu().numpy()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self._actions = torch.as_tensor(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, reward, terminated, truncated, info = self.tensor_env.step(self._actions)
+        done = (terminated | truncated).cpu().numpy()
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for world in np.flatnonzero(done):
+            infos[world] = {
+                "terminal_observation": info["final_obs"][world].cpu().numpy(),
+                "TimeLimit.truncated": bool(truncated[world]),
+                "episode": {
+                    "r": float(info["episode_return"][world]),
+                    "l": int(info["episode_length"][world]),
+                    "t": round(time.time() - self._started, 6),
+                },
+            }
+            if "success" in info:
+                infos[world]["is_success"] = bool(info["success"][world])
+        return obs.cpu().numpy(), reward.cpu().numpy(), done, infos
+
+    def close(self) -> None:
+        self.tensor_env.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        return list(self.tensor_env.render()[:, 0].cpu().numpy())
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        value = "rgb_array" if attr_name == "render_mode" else getattr(self.tensor_env, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise NotImplementedError("the worlds of a batched env share their attributes; set them on .tensor_env")
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError("the worlds of a batched env are stepped together; call methods of .tensor_env")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
