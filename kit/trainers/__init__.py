@@ -19,7 +19,7 @@ __all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "check_names", "make_t
 _HOMES = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
 
 
-class Interrupted(Exception):  # noqa: N818 - it is a request that was met, not an error
+class Interrupted(Exception):
     """Leaves `learn()` at once because `should_stop` said so. Inside an iteration the trainer's own state is then half
     way; what is valid is the copy that `state()` gave at the last boundary."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch

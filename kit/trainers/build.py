@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
     """See `kit.trainers.make_trainer`."""
-    try:
-        from kit.envs.sb3 import TensorVecEnv
-    except ImportError:
-        from kit.trainers.view import View as TensorVecEnv  # type: ignore[assignment]
+    from kit.envs.sb3 import TensorVecEnv
 
     algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
     policy = policy_name(config.encoder, env.observation_space)

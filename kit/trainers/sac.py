@@ -1,0 +1,248 @@
+"""Soft actor-critic (Haarnoja et al., 2018), as in SB3."""
+
+from __future__ import annotations
+
+from typing import Any, Self, cast
+
+import stable_baselines3 as sb3
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.utils import should_collect_more_steps
+from torch.nn import functional as F
+
+from kit.errors import UserError
+from kit.trainers.base import State, TensorTrainer
+from kit.trainers.on_policy import LazyInfos
+from kit.trainers.replay import Replay, Transitions
+from kit.trainers.rollout import tmap
+
+
+class SAC(TensorTrainer, sb3.SAC):
+    """SB3's SAC on tensors. Replay data is not part of `state()`: see `replay_rows` and `load_replay`."""
+
+    replay_buffer: Replay  # type: ignore[assignment]
+
+    def _setup_model(self) -> None:
+        if self.n_steps != 1 or self.action_noise is not None:
+            raise UserError(f"n_steps={self.n_steps} and action_noise are SB3's alone; leave them out here.")
+        if not isinstance(self.replay_buffer, Replay):
+            rows = max(1, self.buffer_size // self.n_envs)
+            self.replay_buffer = Replay(rows, self.n_envs, self.device)
+        self._sums = torch.zeros(len(FIGURES), device=self.device)
+        self._summed = 0
+        super()._setup_model()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1000,
+        tb_log_name: str = "SAC",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train until `total_timesteps` env steps are done. A row of metrics comes each time another `log_interval`
+        env steps (SB3 counts episodes) have passed, and at the end."""
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        assert isinstance(self.train_freq, TrainFreq)
+        while self.num_timesteps < total_timesteps:
+            before = self.num_timesteps
+            rollout = self._collect(callback, self.train_freq)
+            if not rollout.continue_training:
+                break
+            gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else rollout.episode_timesteps
+            if self.num_timesteps > self.learning_starts and gradient_steps > 0:
+                self.train(gradient_steps, self.batch_size)
+            self.iteration += 1
+            passed = self.num_timesteps // log_interval > before // log_interval
+            if passed or self.num_timesteps >= total_timesteps:
+                self._log_update()
+                self.dump_logs()
+            self._boundary()
+        callback.on_training_end()
+        return self
+
+    def _collect(self, callback: BaseCallback, train_freq: TrainFreq) -> RolloutReturn:
+        """Step the worlds `train_freq` times (or until so many episodes end) and put what happens into the replay."""
+        if train_freq.unit.value == "episode" and self.n_envs > 1:
+            raise UserError(f"train_freq in episodes needs n_envs=1, not {self.n_envs}; give it in steps.")
+        self.policy.set_training_mode(False)
+        steps = episodes = 0
+        if self.use_sde:
+            self.actor.reset_noise(self.n_envs)
+        callback.on_rollout_start()
+        while should_collect_more_steps(train_freq, steps, episodes):
+            self._poll()
+            if self.use_sde and self.sde_sample_freq > 0 and steps % self.sde_sample_freq == 0:
+                self.actor.reset_noise(self.n_envs)
+            assert self._last_obs is not None
+            obs = tmap(torch.clone, self._last_obs)
+            scaled = self._explore()
+            new_obs, reward, terminated, truncated, info = self.tensor_env.step(self._unscale(scaled))
+            done = terminated | truncated
+            self.replay_buffer.add(obs, scaled, reward, info["final_obs"], terminated)
+            if self.normalizer is not None:
+                self.normalizer.update(new_obs)
+                self.normalizer.reward(reward, done)
+            self._last_obs = new_obs
+            self.num_timesteps += self.n_envs
+            steps += 1
+            if done.any():
+                episodes += int(done.sum())
+                self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
+            infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
+            callback.update_locals(locals())
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            if not callback.on_step():
+                return RolloutReturn(steps * self.n_envs, episodes, continue_training=False)
+        callback.on_rollout_end()
+        return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
+
+    def _explore(self) -> torch.Tensor:
+        """Actions (n, act) in [-1, 1]: uniform until learning starts, the policy's afterwards."""
+        assert self._last_obs is not None
+        if self.num_timesteps < self.learning_starts and not (self.use_sde and self.use_sde_at_warmup):
+            shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
+            return torch.rand(shape, device=self.device) * 2.0 - 1.0
+        with torch.no_grad():
+            return self.actor(self._see(self._last_obs))
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """`gradient_steps` steps of critics, actor and temperature, each on a fresh batch."""
+        self.policy.set_training_mode(True)
+        optimizers = [self.actor.optimizer, self.critic.optimizer]
+        if self.ent_coef_optimizer is not None:
+            optimizers.append(self.ent_coef_optimizer)
+        self._update_learning_rate(optimizers)
+        for step in range(gradient_steps):
+            self._poll()
+            self._sums += self._gradient_step(self._draw(batch_size), polyak=step % self.target_update_interval == 0)
+        self._summed += gradient_steps
+        self._n_updates += gradient_steps
+
+    def _draw(self, batch_size: int) -> Transitions:
+        """A batch as the networks see it: normalised by what is known now."""
+        batch = self.replay_buffer.sample(batch_size)
+        if self.normalizer is None:
+            return batch
+        rewards = self.normalizer.scale_reward(batch.rewards)
+        return Transitions(self._see(batch.obs), batch.actions, rewards, self._see(batch.next_obs), batch.terminated)
+
+    def _gradient_step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
+        """One step of everything; returns the row of `FIGURES`."""
+        if self.use_sde:
+            self.actor.reset_noise()
+        actions, log_prob = self.actor.action_log_prob(cast(torch.Tensor, batch.obs))
+        ent_coef, ent_coef_loss = self._temperature_step(log_prob)
+
+        with torch.no_grad():  # y = r + γ (1 - d) (min_i Q'_i(s', a') - α log π(a' | s'))
+            next_actions, next_log_prob = self.actor.action_log_prob(cast(torch.Tensor, batch.next_obs))
+            next_q = torch.cat(self.critic_target(cast(torch.Tensor, batch.next_obs), next_actions), dim=1).min(1).values
+            target = batch.rewards + self.gamma * (~batch.terminated) * (next_q - ent_coef * next_log_prob)
+        current = self.critic(cast(torch.Tensor, batch.obs), batch.actions)
+        critic_loss = 0.5 * sum(F.mse_loss(q.squeeze(1), target) for q in current)
+        assert isinstance(critic_loss, torch.Tensor)
+        self.critic.optimizer.zero_grad()
+        critic_loss.backward()
+        self.critic.optimizer.step()
+
+        q_pi = torch.cat(self.critic(cast(torch.Tensor, batch.obs), actions), dim=1).min(1).values
+        actor_loss = (ent_coef * log_prob - q_pi).mean()
+        self.actor.optimizer.zero_grad()
+        actor_loss.backward()
+        self.actor.optimizer.step()
+
+        if polyak:
+            self._move_targets()
+        return torch.stack([ent_coef, actor_loss, critic_loss, ent_coef_loss]).detach()
+
+    def _temperature_step(self, log_prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The temperature α that this step uses, and its loss; moves it if it is learnt."""
+        if self.ent_coef_optimizer is None or self.log_ent_coef is None:
+            return self.ent_coef_tensor, torch.zeros_like(self.ent_coef_tensor)
+        ent_coef = self.log_ent_coef.detach().exp().squeeze(0)
+        loss = -(self.log_ent_coef * (log_prob + self.target_entropy).detach()).mean()
+        self.ent_coef_optimizer.zero_grad()
+        loss.backward()
+        self.ent_coef_optimizer.step()
+        return ent_coef, loss.detach()
+
+    def _move_targets(self) -> None:
+        """θ' ← θ' + τ (θ - θ'); running statistics are copied."""
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
+            for target, source in zip(self.batch_norm_stats_target, self.batch_norm_stats, strict=True):
+                target.copy_(source)
+
+    def _log_update(self) -> None:
+        """Means since the last row."""
+        if not self._summed:
+            return
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, total in zip(FIGURES, self._sums.tolist(), strict=True):
+            if name != "ent_coef_loss" or self.ent_coef_optimizer is not None:
+                self.logger.record(f"train/{name}", total / self._summed)
+        self.logger.record("train/learning_rate", self.lr_schedule(self._current_progress_remaining))
+        self._sums.zero_()
+        self._summed = 0
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def replay_capacity(self) -> int:
+        """Rows that the replay holds at most."""
+        return self.replay_buffer.capacity
+
+    @property
+    def replay_written(self) -> int:
+        """Rows ever added. One row is one step of all worlds."""
+        return self.replay_buffer.written
+
+    def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Copies of rows `start` to `stop`, counted from the run's first: column -> (stop - start, n_envs, ...)."""
+        return self.replay_buffer.rows(start, stop)
+
+    def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
+        """Put back `rows`, the first of which is number `start_row`; after `load_state`, which says how many count."""
+        self.replay_buffer.load(rows, start_row)
+
+    def state(self) -> State:
+        state = super().state()
+        log_ent_coef = {} if self.log_ent_coef is None else {"log_ent_coef": self.log_ent_coef.detach().cpu().clone()}
+        sums = {"figure_sums": self._sums.cpu().clone(), "figures_summed": self._summed}
+        state["trainer"] |= {"replay_written": self.replay_written, **sums, **log_ent_coef}
+        return state
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        own = state["trainer"]
+        self.replay_buffer.written = int(own["replay_written"])
+        self._sums.copy_(own["figure_sums"])
+        self._summed = int(own["figures_summed"])
+        if self.log_ent_coef is not None:
+            self.log_ent_coef.data.copy_(own["log_ent_coef"])
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
+        learnt = {id(p) for group in self.critic.optimizer.param_groups for p in group["params"]}
+        critic: dict[str, Any] = {name: p for name, p in self.critic.named_parameters() if id(p) in learnt}
+        optimizers: dict[str, Any] = {
+            "actor": (self.actor.optimizer, dict(self.actor.named_parameters())),
+            "critic": (self.critic.optimizer, critic),
+        }
+        if self.ent_coef_optimizer is not None:
+            optimizers["ent_coef"] = (self.ent_coef_optimizer, {"log_ent_coef": self.log_ent_coef})
+        return optimizers
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_sums", "_summed"]
+
+
+FIGURES = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
