@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
 
+import mujoco
 import torch
 
 from kit.sim.base import Simulator
-
-if TYPE_CHECKING:
-    import mujoco
 
 __all__ = ["Simulator", "make_sim"]
 
@@ -25,3 +23,11 @@ def make_sim(
     from kit.sim.warp import WarpSim
 
     return WarpSim(model, n, device=device)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"MuJoCo: {message}", RuntimeWarning, stacklevel=2)
+
+
+if mujoco.get_mju_user_warning() is None:  # else MuJoCo writes a file MUJOCO_LOG.TXT into whatever folder this is
+    mujoco.set_mju_user_warning(_warn)

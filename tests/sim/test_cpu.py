@@ -1,0 +1,181 @@
+"""CpuSim against bare MuJoCo: same numbers, any number of threads, exact snapshots, nothing unstable goes unnoticed."""
+
+from __future__ import annotations
+
+import warnings
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from kit.errors import UserError
+from kit.sim import make_sim
+from kit.sim.cpu import CpuSim
+
+# Two legs of a table: contacts, friction, a motor, a marker to move; small enough to step in microseconds.
+XML = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 .1"/>
+    <body name="box" pos="0 0 .3">
+      <freejoint/>
+      <geom type="box" size=".1 .1 .05"/>
+      <body pos=".1 0 0"><joint name="leg" axis="0 1 0" damping=".1"/><geom type="capsule" fromto="0 0 0 .2 0 -.1" size=".02"/></body>
+    </body>
+    <body name="marker" mocap="true"><geom type="sphere" size=".01" contype="0" conaffinity="0"/><site name="mark"/></body>
+  </worldbody>
+  <actuator><motor joint="leg" gear="1"/></actuator>
+</mujoco>
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(XML)
+
+
+def random_ctrl(steps: int, n: int) -> torch.Tensor:
+    return torch.rand(steps, n, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_world_is_bare_mujoco(model, threads):
+    sim = make_sim(model, 5, threads=threads)
+    xpos, forces = sim.xpos, sim.cfrc_ext  # registered before the steps
+    bare = [mujoco.MjData(model) for _ in range(5)]
+    for ctrl in random_ctrl(60, 5):
+        sim.ctrl.copy_(ctrl)
+        sim.step(3)
+        for data, value in zip(bare, ctrl, strict=True):
+            data.ctrl[:] = value
+            mujoco.mj_step(model, data, 3)
+            mujoco.mj_rnePostConstraint(model, data)
+    assert max(data.ncon for data in bare) > 0, "the test should see contacts"
+    for world, data in enumerate(bare):
+        assert np.array_equal(sim.qpos[world], data.qpos)
+        assert np.array_equal(xpos[world], data.xpos)
+        assert np.array_equal(forces[world], data.cfrc_ext)
+    sim.close()
+
+
+def test_a_field_is_the_same_memory_for_life_and_current_from_its_first_use(model):
+    sim = CpuSim(model, 2)
+    sim.step(10)
+    late = sim.geom_xmat
+    assert late.shape == (2, model.ngeom, 3, 3)
+    assert np.array_equal(late[0].flatten(1), sim._data[0].geom_xmat)
+    address = late.data_ptr()
+    sim.step(10)
+    assert sim.geom_xmat is late and late.data_ptr() == address
+    assert np.array_equal(late[1].flatten(1), sim._data[1].geom_xmat)
+    sim.close()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "efc_force", "nefc", "time"])
+def test_what_cannot_be_a_batch_is_no_field(model, name):
+    with pytest.raises(AttributeError, match=name):
+        getattr(CpuSim(model, 1), name)
+
+
+def test_inputs_are_read_by_step(model):
+    sim = CpuSim(model, 2, threads=1)
+    site = sim.site_xpos
+    sim.mocap_pos[1, 0] = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    sim.step()
+    assert site[1, 0].tolist() == [1.0, 2.0, 3.0]
+    assert site[0, 0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_reset_touches_only_the_masked_worlds(model):
+    sim = CpuSim(model, 4, threads=2)
+    sim.ctrl[:] = 0.5
+    sim.mocap_pos[:, 0, 0] = 7.0
+    names = ("qpos", "qvel", "ctrl", "xpos", "mocap_pos", "cfrc_ext", "site_xpos")
+    for name in names:
+        sim.field(name)
+    sim.step(50)
+    before = {name: sim.field(name).clone() for name in names}
+    mask = torch.tensor([False, True, False, True])
+    qpos = torch.as_tensor(model.qpos0).repeat(4, 1)
+    qpos[:, 2] = torch.arange(4) + 1.0
+    sim.reset(mask, qpos=qpos)
+    for name in names:
+        assert torch.equal(sim.field(name)[~mask], before[name][~mask]), name
+        assert not torch.equal(sim.field(name)[mask], before[name][mask]), name
+    box = model.body("box").id
+    assert sim.xpos[:, box, 2][mask].tolist() == [2.0, 4.0], "positions follow from what was written"
+    assert sim.ctrl[mask].abs().max() == 0 and sim.qvel[mask].abs().max() == 0
+
+    bare = mujoco.MjData(model)  # and the worlds go on as if newly made
+    bare.qpos[2] = 2.0
+    mujoco.mj_step(model, bare, 20)
+    sim.step(20)
+    assert np.array_equal(sim.qpos[1], bare.qpos)
+    sim.close()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same simulator", "another simulator"])
+def test_restore_is_bit_exact_over_200_random_steps(model, elsewhere):
+    sim, ctrl = CpuSim(model, 3, threads=2), random_ctrl(300, 3)
+    names = ("qpos", "qvel", "xpos", "cfrc_ext", "qacc", "ctrl")
+    for name in names:
+        sim.field(name)
+
+    def run(sim: CpuSim, steps: range) -> list[torch.Tensor]:
+        seen = []
+        for step in steps:
+            sim.ctrl.copy_(ctrl[step])
+            sim.step(2)
+            seen += [sim.field(name).clone() for name in names]
+        return seen
+
+    run(sim, range(100))
+    saved = sim.snapshot()
+    lagging = sim.xpos.clone()
+    first = run(sim, range(100, 300))
+    target = CpuSim(model, 3, threads=1) if elsewhere else sim
+    target.restore(saved)
+    assert torch.equal(target.xpos, lagging)
+    assert all(torch.equal(a, b) for a, b in zip(first, run(target, range(100, 300)), strict=True))
+    sim.close()
+
+
+def test_a_snapshot_of_another_size_is_refused(model):
+    with pytest.raises(UserError, match="3 worlds"):
+        CpuSim(model, 2).restore(CpuSim(model, 3).snapshot())
+
+
+def test_divergence_is_reported_for_its_world_only(model):
+    sim = CpuSim(model, 3, threads=2)
+    sim.step()
+    assert sim.diverged() is None
+    qvel = torch.zeros(3, model.nv, dtype=torch.float64)
+    qvel[1, 0] = 1e12
+    with pytest.warns(RuntimeWarning, match="1 of 3 worlds diverged \\(first: world 1\\)"):
+        sim.reset(torch.tensor([False, True, False]), qvel=qvel)
+        sim.step()
+    assert sim.diverged().tolist() == [False, True, False]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim.step()
+    assert sim.diverged() is None
+    sim.close()
+
+
+def test_actions_that_are_not_numbers_are_refused(model):
+    sim = CpuSim(model, 2, threads=1)
+    sim.ctrl[1] = torch.nan
+    with pytest.raises(FloatingPointError, match="world 1"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sim.step()
+
+
+def test_mujocos_warnings_are_pythons_and_no_file_is_written(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = mujoco.MjData(model)
+    data.qpos[0] = np.nan
+    with pytest.warns(RuntimeWarning, match="unstable"):
+        mujoco.mj_step(model, data)
+    assert list(tmp_path.iterdir()) == []
