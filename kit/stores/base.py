@@ -1,0 +1,174 @@
+"""What every store can do: list, read, put. And `open_store`, which makes one from a URL."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from kit.errors import UserError
+
+CHUNK = 2**20
+SMALL = 2**20
+"""Bytes that `Store.read` accepts unless told otherwise."""
+
+_T = TypeVar("_T")
+
+
+class StoreError(Exception):
+    """A store did not do what was asked. `transient`: trying again may help, after `retry_after_s` seconds if given."""
+
+    def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.retry_after_s = retry_after_s
+
+
+class MissingFile(StoreError):
+    """The store has no such file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, transient=False)
+
+
+class Store(ABC):
+    """A place beyond this machine that holds files under relative POSIX paths.
+
+    Three methods must be written. A new store appears in `open_store`, and tests/stores/test_stores.py holds it to
+    the same promises as the others.
+    """
+
+    url: str
+    """As the user wrote it."""
+    min_interval_s: float = 0.0
+    """Puts should be at least so far apart: each is a commit on the Hub, and the Hub counts."""
+    has_page: bool = False
+    """A README.md at the top is shown to visitors."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """Every file whose path is `prefix` or below it, with its size in bytes. Nothing there: an empty dict."""
+
+    @abstractmethod
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """The content of a file as the store holds it now, never from a cache. Raises `MissingFile`, `StoreError`."""
+
+    @abstractmethod
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        """Write `files` in their order, then remove `delete` (missing ones are fine). Each file is replaced whole; on
+        the Hub all of it is one commit. `message` says why, where the store keeps a history."""
+
+    def read(self, path: str, limit: int = SMALL) -> bytes:
+        """A small file. More than `limit` bytes raise `StoreError` as soon as they are seen."""
+        return self._attempt(lambda: b"".join(self._limited(path, limit)))
+
+    def get(self, path: str, local: Path, limit: int | None = None) -> str:
+        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex."""
+
+        def fetch() -> str:
+            digest = hashlib.sha256()
+            with local.open("wb") as file:
+                for chunk in self._limited(path, limit):
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            return digest.hexdigest()
+
+        return self._attempt(fetch)
+
+    def sha256(self, path: str, limit: int | None = None) -> str:
+        """SHA-256 in hex of what the store gives back for `path`."""
+
+        def fetch() -> str:
+            digest = hashlib.sha256()
+            for chunk in self._limited(path, limit):
+                digest.update(chunk)
+            return digest.hexdigest()
+
+        return self._attempt(fetch)
+
+    def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
+        """Replace a small file only if it still holds `old` (None: is absent). Whether it did. Stores that can make
+        this atomic do; here it is read, write, and read again."""
+        if self._read_or_none(path) != old:
+            return False
+        self.put({path: new}, message=f"update {path}")
+        return self._read_or_none(path) == new
+
+    def _read_or_none(self, path: str) -> bytes | None:
+        try:
+            return self.read(path)
+        except MissingFile:
+            return None
+
+    def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
+        seen = 0
+        for chunk in self.chunks(path):
+            seen += len(chunk)
+            if limit is not None and seen > limit:
+                raise StoreError(f"{path} in {self.url} is larger than {limit:,} bytes", transient=False)
+            yield chunk
+
+    def _attempt(self, call: Callable[[], _T]) -> _T:
+        """How a read is tried; stores whose client does not retry do it here."""
+        return call()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
+    """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
+    knows, or gdrive-link:… (read only).
+
+    With `write`, the place is made if need be and it is made sure that it takes files. Raises `UserError` for what
+    cannot be parsed, reached or written, and for a token that is missing or read-only.
+    """
+    url = os.fspath(url)
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
+    scheme = match[1].lower() if match else ""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise UserError(
+            "store holds a user name or password; leave them out of the URL and set them in the environment."
+        )
+    if not url.strip() or "\0" in url or "\n" in url:
+        raise UserError(
+            f"store={url!r} is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket."
+        )
+    if scheme == "hf":
+        from kit.stores.hub import HubStore
+
+        return HubStore(url, write)
+    if scheme == "gdrive-link":
+        from kit.stores.gdrive import GoogleDriveLink
+
+        return GoogleDriveLink(url, write)
+    if "://" in url and scheme != "file":
+        from kit.stores.bucket import BucketStore
+
+        return BucketStore(url, write)
+    if scheme not in ("", "drive", "file"):
+        raise UserError(f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+    from kit.stores.directory import DirectoryStore
+
+    return DirectoryStore(url, write)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a local file whole; a reader sees the old content or the new."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise

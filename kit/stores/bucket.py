@@ -1,0 +1,138 @@
+"""Object stores and every other file system that fsspec knows: s3://, gs://, az://, sftp://, memory:// ...
+
+Files are handed over whole (`pipe_file`, `put_file`), never through `with fs.open(...)`: left by an exception, that
+would still commit what was written so far. Sizes are compared after each write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.errors import UserError, need
+from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.manifest import safe_path
+from kit.stores.redact import one_line
+
+READ_CHUNK = 8 * 2**20
+PROBE = "kit-write-probe"
+_S3 = ("s3", "s3a")
+_NO_FOLDERS = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "memory")
+"""Schemes where a path needs no folder made first, and making one might create a bucket."""
+
+
+class BucketStore(Store):
+    """Files below a URL of fsspec's. Credentials come from the environment, as each system expects them."""
+
+    def __init__(self, url: str, write: bool = False) -> None:
+        fsspec = need("fsspec", "stores")
+        self.url = url
+        self._scheme = url.split("://")[0].lower()
+        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+        if self._scheme in _S3:
+            need("s3fs", "stores")
+            limits = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4, "mode": "standard"}}
+            options["config_kwargs"] = limits
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url, **options)
+        except ValueError:
+            raise UserError(
+                f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket."
+            ) from None
+        except ImportError as error:
+            raise UserError(f"store={url!r} needs another package: {one_line(error)}") from None
+        except Exception as error:
+            raise UserError(
+                f"store={url!r} cannot be reached: {one_line(error)}; check the URL and credentials."
+            ) from None
+        self._root = root.rstrip("/")
+        if self._scheme in _S3 and not self._root:
+            raise UserError(f"store={url!r} names no bucket; write s3://bucket/prefix.")
+        try:
+            self._probe() if write else self.list()
+        except StoreError as error:
+            done = "written" if write else "read"
+            raise UserError(
+                f"store={url!r} cannot be {done} ({error}); check that it exists and your credentials."
+            ) from None
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        top = self._full(prefix) if prefix else self._root
+        with self._translated(prefix or "the folder"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(top, detail=True)
+            except FileNotFoundError:
+                if self._scheme in _S3 and not self._fs.exists(self._root.split("/")[0]):
+                    raise
+                found = {}
+        start = len(self._fs._strip_protocol(self._root)) + 1
+        return {path[start:]: int(info["size"]) for path, info in sorted(found.items()) if info["type"] == "file"}
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        full = self._full(path)
+        with self._translated(path):
+            self._fs.invalidate_cache()
+            size = int(self._fs.info(full)["size"])
+            for start in range(0, size, READ_CHUNK):
+                yield self._fs.cat_file(full, start=start, end=min(size, start + READ_CHUNK))
+
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        for path, content in files.items():
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            full = self._full(path)
+            with self._translated(path):
+                if self._scheme not in _NO_FOLDERS:
+                    self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+                if isinstance(content, bytes):
+                    self._fs.pipe_file(full, content)
+                else:
+                    self._fs.put_file(str(content), full)
+                self._fs.invalidate_cache()
+                arrived = int(self._fs.info(full)["size"])
+            if arrived != size:
+                raise StoreError(f"{path} in {self.url} has {arrived:,} bytes, {size:,} were written")
+        for path in delete:
+            with contextlib.suppress(MissingFile), self._translated(path):
+                self._fs.rm_file(self._full(path))
+
+    def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
+        """On S3 a conditional write, which the server refuses if another came first."""
+        if self._scheme not in _S3:
+            return super().swap(path, old, new)
+        tag = self._tag(path)
+        if self._read_or_none(path) != old or self._tag(path) != tag:
+            return self._read_or_none(path) == new
+        condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
+        with contextlib.suppress(OSError):  # refused, or answered too late to know: reading tells
+            self._fs.pipe_file(self._full(path), new, **condition)
+        return self._read_or_none(path) == new
+
+    def _tag(self, path: str) -> str | None:
+        self._fs.invalidate_cache()
+        try:
+            return str(self._fs.info(self._full(path))["ETag"])
+        except FileNotFoundError:
+            return None
+
+    def _probe(self) -> None:
+        self.put({PROBE: b"kit"})
+        self.put({}, delete=[PROBE])
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{safe_path(path)}"
+
+    @contextlib.contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise MissingFile(f"{what} is not in {self.url}") from None
+        except PermissionError as error:
+            raise StoreError(f"{what}: permission denied ({one_line(error)})", transient=False) from None
+        except (GeneratorExit, StoreError, UserError):
+            raise
+        except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
+            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}") from None

@@ -1,0 +1,334 @@
+"""The copying itself: one pass brings a store up to date with a run. `kit.stores.sync` decides when, and watches.
+
+One pass, in this order, so that a reader of the store is never shown something that is not there:
+
+    1. the newest checkpoint's files and replay segments that the store lacks, its manifest last
+    2. read all of them back and compare SHA-256
+    3. only then `latest.json`, and only then are older checkpoints removed
+
+On the Hub every put is a commit and commits are rationed, so steps 3 of one checkpoint and 1 of the next share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.stores import card, lease
+from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.layout import (
+    LATEST,
+    MAX_VIDEO_BYTES,
+    TEXTS,
+    VIDEO_SUFFIXES,
+    Checkpoint,
+    folders_in,
+    local_folders,
+    read_local,
+    step_of,
+)
+from kit.stores.manifest import MAX_JSON_BYTES, Refused
+from kit.stores.redact import redact_bytes
+
+KEEP = 2
+STAGE = ".sync-stage"
+
+
+class Copier:
+    """Brings `store` up to date with the run at `run_dir`, as `owner`. Remembers what it knows to be there.
+
+    `watch(what, size)` is called before every request, with the bytes it moves, so that a hang can be noticed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        store: Store,
+        owner: str,
+        keep: int = KEEP,
+        ttl_s: float = lease.TTL_S,
+        clock: Callable[[], float] = time.time,
+        watch: Callable[[str, int], None] = lambda what, size: None,
+    ) -> None:
+        self.run_dir, self.store, self.owner, self.keep = run_dir, store, owner, keep
+        self.name = run_dir.name
+        self.step: int | None = None
+        """The newest step that is verified in the store."""
+        self.time: float | None = None
+        self.problem: str | None = None
+        self._ttl_s, self._clock, self._watch = ttl_s, clock, watch
+        self._lease: lease.Lease | None = None
+        self._good: dict[str, str] = {}  # path in the run -> SHA-256 that the store is known to hold
+        self._verified: dict[int, Checkpoint] = {}
+        self._latest: int | None = None
+        self._damaged: set[str] = set()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._opened = False
+
+    def run_pass(self, final: bool = False) -> dict[str, Any]:
+        """Copy what is due. `final`: also the last words (status, videos, model card) and the pointer. The result has
+        "step" and "time" of the newest verified checkpoint, "pending" (more is to be done) and "problem"."""
+        self._hold_lease()
+        held = self._list()
+        if not self._opened:
+            self._recall(held)
+        self._forget_lost(held)
+        copied = self._copy_newest(held)
+        if final or not copied or self.store.min_interval_s == 0:
+            self._rest(final)
+        return {"step": self.step, "time": self.time, "pending": self._latest != self.step, "problem": self.problem}
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self._watch("releasing the lease", 0)
+        lease.release(self.store, self.name, self.owner, self._clock)
+        shutil.rmtree(self.run_dir / STAGE, ignore_errors=True)
+
+    # -- what is due -------------------------------------------------------------------------------------------------
+
+    def _copy_newest(self, held: dict[str, int]) -> bool:
+        """Whether there was a checkpoint to copy; if so it is verified in the store now."""
+        for _ in range(3):  # training may retire a checkpoint in the moment before its files are pinned
+            newest = self._newest_local()
+            if newest is None or not self._is_new(newest):
+                return False
+            with contextlib.suppress(FileNotFoundError), self._pinned(newest) as sources:
+                lacking = [path for path in newest.files if self._good.get(path) != newest.files[path]["sha256"]]
+                self._put(
+                    {**self._texts(), **self._pointer(), **{path: sources[path] for path in lacking}},
+                    delete=self._outdated(held),
+                    message=f"checkpoint at step {newest.step:,}",
+                    expected={path: newest.files[path]["sha256"] for path in lacking},
+                )
+                self._verified[newest.step] = newest
+                self.step, self.time = newest.step, self._clock()
+                return True
+        raise StoreError("checkpoints are retired on this machine before they can be read")
+
+    def _rest(self, final: bool) -> None:
+        """The pointer, texts, best, videos; at the end of a finished run the model card."""
+        files = {**self._best(), **self._videos(), **self._texts(), **self._pointer()}
+        page = card.page(self.run_dir, self.store) if final and self.store.has_page else {}
+        outdated = self._outdated(self._list())
+        if files or page or outdated:
+            message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
+            self._put(files, outdated, message, page=page)
+
+    def _texts(self) -> dict[str, Path | bytes]:
+        found: dict[str, Path | bytes] = {}
+        for name in TEXTS:
+            with contextlib.suppress(FileNotFoundError):
+                data = (self.run_dir / name).read_bytes()
+                if name.endswith(".jsonl"):
+                    data = data[: data.rfind(b"\n") + 1]  # whole lines only
+                data = redact_bytes(data)
+                if self._good.get(name) != hashlib.sha256(data).hexdigest():
+                    found[name] = data
+        return found
+
+    def _best(self) -> dict[str, Path | bytes]:
+        for folder in local_folders(self.run_dir, "best")[:1]:
+            with contextlib.suppress(FileNotFoundError, Refused):
+                best = read_local(self.run_dir, folder)
+                own = [path for path in best.files if path.startswith("best/")]
+                if any(self._good.get(path) != best.files[path]["sha256"] for path in own):
+                    return {path: (self.run_dir / path).read_bytes() for path in own}
+        return {}
+
+    def _videos(self) -> dict[str, Path | bytes]:
+        found: dict[str, Path | bytes] = {}
+        for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                stamp = (status.st_size, status.st_mtime_ns)
+                name = f"videos/{path.name}"
+                if (
+                    path.suffix in VIDEO_SUFFIXES
+                    and status.st_size <= MAX_VIDEO_BYTES
+                    and self._stamps.get(name) != stamp
+                ):
+                    found[name] = path
+                    self._stamps[name] = stamp
+        return found
+
+    def _pointer(self) -> dict[str, Path | bytes]:
+        if self.step is None or self.step == self._latest:
+            return {}
+        sha256 = self._verified[self.step].manifest_sha256
+        value = {"version": 1, "step": self.step, "manifest_sha256": sha256, "time": self._clock()}
+        return {LATEST: json.dumps(value).encode()}
+
+    def _outdated(self, held: dict[str, int]) -> list[str]:
+        """What may go: checkpoints older than the last few verified ones, and replay that none of those needs."""
+        if self.step is None:
+            return []
+        kept = {step: self._verified[step] for step in sorted(self._verified)[-self.keep :]}
+        needed = {path for checkpoint in kept.values() for path in checkpoint.files}
+        old = {
+            p for p in held if p.startswith("checkpoints/") and (step_of(p) or 0) < self.step and step_of(p) not in kept
+        }
+        newer = {p for p in held if p.startswith("checkpoints/") and (step_of(p) or 0) > self.step}
+        if not newer:  # a manifest of theirs might name segments
+            local = {p for c in self._local_checkpoints() for p in c.files}
+            old |= {path for path in held if path.startswith("replay/")} - needed - local
+        best = {path for path in held if path.startswith("best/")}
+        newest_best = local_folders(self.run_dir, "best")[:1]
+        if newest_best and f"{newest_best[0]}/manifest.json" in self._good:
+            old |= {path for path in best if not path.startswith(newest_best[0] + "/")}
+        return sorted(old)
+
+    # -- this machine ------------------------------------------------------------------------------------------------
+
+    def _local_checkpoints(self) -> Iterator[Checkpoint]:
+        for folder in local_folders(self.run_dir):
+            if folder not in self._damaged:
+                with contextlib.suppress(FileNotFoundError):
+                    try:
+                        yield read_local(self.run_dir, folder)
+                    except Refused as damage:
+                        self._damaged.add(folder)
+                        self.problem = f"{folder} on this machine is damaged and was not copied: {damage}"
+
+    def _newest_local(self) -> Checkpoint | None:
+        return next(self._local_checkpoints(), None)
+
+    def _is_new(self, checkpoint: Checkpoint) -> bool:
+        known = self._verified.get(checkpoint.step)
+        if known is not None and known.manifest_sha256 == checkpoint.manifest_sha256:
+            return False
+        if self.step is not None and checkpoint.step < self.step:
+            raise StoreError(
+                f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here; "
+                "resume the run from the store, or give this one another name", transient=False
+            )  # fmt: skip
+        return True
+
+    @contextlib.contextmanager
+    def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
+        """The checkpoint's files under names that stay while training retires the originals: hard links where the disk
+        has them. Checks each file that is to be copied against the manifest first."""
+        stage = self.run_dir / STAGE
+        shutil.rmtree(stage, ignore_errors=True)
+        sources: dict[str, Path] = {}
+        try:
+            for path in checkpoint.files:
+                sources[path] = stage / path
+                sources[path].parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(self.run_dir / path, sources[path])
+                except FileNotFoundError:
+                    raise
+                except OSError:
+                    sources[path] = self.run_dir / path
+            for path, entry in checkpoint.files.items():
+                if self._good.get(path) != entry["sha256"]:
+                    with sources[path].open("rb") as file:
+                        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                            self._damaged.add(checkpoint.folder)
+                            self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
+                            raise StoreError(self.problem)
+            yield sources
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def _hold_lease(self) -> None:
+        """Renew when half of it is over. Raises `LeaseHeld` when the run has become another machine's."""
+        if self._lease is None or self._lease.expires - self._clock() < self._ttl_s / 2:
+            self._watch("renewing the lease", 0)
+            self._lease = lease.renew(self.store, self.name, self.owner, self._ttl_s, self._clock)
+
+    def _recall(self, held: dict[str, int]) -> None:
+        """Learn from the store what earlier sessions verified there."""
+        latest = self._read_latest()
+        for folder in folders_in(held):
+            with contextlib.suppress(Refused, MissingFile):
+                self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
+                raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
+                checkpoint = Checkpoint.parse(folder, raw)
+                if latest is not None and checkpoint.step <= latest and not checkpoint.lacks(held):
+                    self._verified[checkpoint.step] = checkpoint
+                    self._good.update({path: entry["sha256"] for path, entry in checkpoint.files.items()})
+        self.step = max(self._verified, default=None)
+        self._latest = latest if latest == self.step else None
+        self._opened = True
+
+    def _read_latest(self) -> int | None:
+        self._watch("reading latest.json", 0)
+        try:
+            value = json.loads(self.store.read(f"{self.name}/{LATEST}"))
+            self.time = float(value["time"])
+            return int(value["step"])
+        except (MissingFile, ValueError, KeyError, TypeError):
+            return None
+
+    def _forget_lost(self, held: dict[str, int]) -> None:
+        """Files that the store had and has no more are copied again."""
+        for path in [path for path in self._good if path not in held]:
+            del self._good[path]
+            self._stamps.pop(path, None)
+        for step, checkpoint in list(self._verified.items()):
+            for path in checkpoint.lacks(held):
+                self._good.pop(path, None)
+                self._verified.pop(step, None)
+        self.step = max(self._verified, default=None)
+        if LATEST not in held:
+            self._latest = None
+
+    def _list(self) -> dict[str, int]:
+        """The run's files in the store, by their path in the run."""
+        self._watch("listing", 0)
+        start = len(self.name) + 1
+        return {path[start:]: size for path, size in self.store.list(self.name).items()}
+
+    def _put(
+        self,
+        files: Mapping[str, Path | bytes],
+        delete: Sequence[str],
+        message: str,
+        expected: Mapping[str, str] | None = None,
+        page: Mapping[str, Path | bytes] | None = None,
+    ) -> None:
+        """Put, read back, compare. `expected` are SHA-256 known from a manifest; `page` lies beside the run."""
+        for path in files:
+            self._good.pop(path, None)
+        inside = {f"{self.name}/{path}": content for path, content in files.items()}
+        total = sum(map(_size, files.values()))
+        self._watch(f"writing {total:,} bytes", total)
+        self.store.put(
+            {**(page or {}), **inside}, [f"{self.name}/{path}" for path in delete], f"{self.name}: {message}"
+        )
+        try:
+            for path, content in files.items():
+                self._watch(f"reading back {path}", _size(content))
+                want = (expected or {}).get(path) or _sha256(content)
+                if self.store.sha256(f"{self.name}/{path}", _size(content)) != want:
+                    raise StoreError(f"{path} read back from {self.store.url} is not what was written")
+                self._good[path] = want
+        except MissingFile:
+            raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
+        finally:
+            for path in files.keys() - self._good.keys():
+                self._stamps.pop(path, None)
+        for path in delete:
+            self._good.pop(path, None)
+            if path.startswith("checkpoints/"):
+                self._verified.pop(step_of(path) or 0, None)
+        if self.step is not None and LATEST in files:
+            self._latest = self.step
+
+
+def _size(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _sha256(content: Path | bytes) -> str:
+    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()

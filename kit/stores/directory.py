@@ -1,0 +1,253 @@
+"""A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
+
+Such mounts come and go, and cache what they are given. So a folder that disappears is an error and never made again
+on the disk below it, every file is written beside its place, flushed and renamed, and reading back asks the system to
+forget its own copy first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from kit.errors import UserError
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.manifest import Refused, safe_path
+
+DRIVE_ROOT = "/content/drive/MyDrive"
+"""Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
+LOCK_S = 30.0
+"""A lock file older than this was left behind by a process that died."""
+LOCK_TRIES = 40
+_TEMPORARY = ".kit-"
+
+
+class DirectoryStore(Store):
+    """Files below one folder. `url` is a path, file://path or drive:folder."""
+
+    def __init__(
+        self,
+        url: str,
+        write: bool = False,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url
+        self._clock, self._sleep = clock, sleep
+        self.root = _locate(url, write)
+        if write:
+            self._check_writable()
+        try:
+            self._device = self.root.stat().st_dev
+        except OSError as error:
+            raise UserError(
+                f"store={url!r} cannot be reached ({error.strerror}); create or mount the folder."
+            ) from None
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        top = self.root / safe_path(prefix) if prefix else self.root
+        found: dict[str, int] = {}
+        with self._translated(prefix or "the folder"):
+            self._check_there()
+            if top.is_file() and not top.is_symlink():
+                return {prefix: top.stat().st_size}
+            for folder, folders, names in os.walk(top, onerror=_ignore_missing):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for name in names:
+                    path = Path(folder, name)
+                    with contextlib.suppress(FileNotFoundError):
+                        status = path.lstat()
+                        if stat.S_ISREG(status.st_mode) and not name.startswith("."):
+                            found[path.relative_to(self.root).as_posix()] = status.st_size
+        return found
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        with self._translated(path):
+            self._check_there()
+            handle = os.open(self._inside(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(handle, "rb", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise StoreError(f"{path} in {self.url} is not a plain file", transient=False)
+                _forget_cached(handle)
+                while chunk := file.read(CHUNK):
+                    yield chunk
+
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        touched: dict[Path, None] = {}
+        for path, content in files.items():
+            with _opened(content) as source, self._translated(path):
+                self._check_there()
+                target = self._inside(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._write(target, source)
+                touched[target.parent] = None
+        for folder in touched:
+            with self._translated(str(folder)):
+                _sync_folder(folder)
+        for path in delete:
+            with self._translated(path):
+                self._remove(self._inside(path))
+
+    def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
+        with self._locked(path):
+            return super().swap(path, old, new)
+
+    def _write(self, target: Path, source: IO[bytes]) -> None:
+        """Temporary name, content, fsync, rename; then the size, as the medium tells it."""
+        temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(6)}"
+        try:
+            with temporary.open("xb") as file:
+                shutil.copyfileobj(source, file, CHUNK)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+                _forget_cached(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        if target.stat().st_size != size:
+            raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
+
+    def _remove(self, target: Path) -> None:
+        target.unlink(missing_ok=True)
+        for folder in target.parents:
+            if folder == self.root:
+                break
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or gone already
+                break
+
+    def _inside(self, path: str) -> Path:
+        """The place of `path`, which no symlink may lead out of the root."""
+        target = self.root / safe_path(path)
+        real = Path(os.path.realpath(target.parent))
+        if not real.is_relative_to(os.path.realpath(self.root)):
+            raise Refused(f"{path!r} in {self.url} leads out of the store through a symlink.")
+        return target
+
+    def _check_there(self) -> None:
+        """Raise if the folder went away, or if what is there now is the empty disk below a dropped mount."""
+        try:
+            device = self.root.stat().st_dev
+        except OSError as error:
+            raise StoreError(f"{self.url} is not there any more ({error.strerror}); is it still mounted?") from None
+        if device != self._device:
+            raise StoreError(f"{self.url} is on another disk than before; is it still mounted?")
+
+    def _check_writable(self) -> None:
+        probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
+        try:
+            self.root.mkdir(exist_ok=True)
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"store={self.url!r} cannot be written ({error.strerror}); choose a folder that you may write to."
+            ) from None
+
+    @contextlib.contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines)."""
+        lock = self._inside(path).with_name(f".{Path(path).name}.lock")
+        with self._translated(path):
+            self._check_there()
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            for _ in range(LOCK_TRIES):
+                try:
+                    os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                    break
+                except FileExistsError:
+                    with contextlib.suppress(FileNotFoundError):
+                        if self._clock() - lock.stat().st_mtime > LOCK_S:
+                            lock.unlink()
+                    self._sleep(0.05)
+            else:
+                raise StoreError(f"{path} in {self.url} is being changed by another process")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+    @contextlib.contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                raise MissingFile(f"{what} is not in {self.url}") from None
+            permanent = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
+            reason = error.strerror or str(error)
+            raise StoreError(f"{what} in {self.url}: {reason}", transient=not permanent) from None
+
+
+def _locate(url: str, write: bool) -> Path:
+    """The folder that `url` names; its parent must exist, so that a mistyped mount point is noticed."""
+    if url.lower().startswith("drive:"):
+        mount = Path(os.environ.get("KIT_DRIVE_ROOT", DRIVE_ROOT))
+        folder = url.split(":", 1)[1].strip("/")
+        if not folder:
+            raise UserError(f"store={url!r} names no folder; write drive:folder.")
+        safe_path(folder)
+        if not mount.is_dir():
+            raise UserError(
+                f"store={url!r} needs Google Drive at {mount}; on Colab run "
+                "`from google.colab import drive; drive.mount('/content/drive')` first, elsewhere use hf://user/repo."
+            )
+        root = mount / folder
+        if write:
+            with contextlib.suppress(OSError):
+                root.mkdir(parents=True, exist_ok=True)
+    else:
+        root = Path(url.removeprefix("file://")).expanduser().absolute()
+    try:
+        if root.exists() and not root.is_dir():
+            raise UserError(f"store={url!r} is a file; give a folder.")
+        if not root.exists() and not (write and root.parent.is_dir()):
+            missing = root.parent if write else root
+            raise UserError(f"store={url!r} cannot be reached: {missing} does not exist; create or mount it first.")
+    except OSError as error:
+        raise UserError(f"store={url!r} cannot be reached ({error.strerror}); create or mount the folder.") from None
+    return root
+
+
+@contextlib.contextmanager
+def _opened(content: Path | bytes) -> Iterator[IO[bytes]]:
+    """What is to be written, as a file; a local file that vanished is the caller's `FileNotFoundError`."""
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+        yield source
+
+
+def _forget_cached(handle: int) -> None:
+    """Ask the system to drop its copy of a file, so that the next read comes from the medium."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):  # some mounts cannot sync a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def _ignore_missing(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error

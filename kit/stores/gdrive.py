@@ -1,0 +1,82 @@
+"""A shared Google Drive folder, read only, without an account: gdrive-link:https://drive.google.com/drive/folders/…"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.errors import UserError, need
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.manifest import MAX_FILE_BYTES
+from kit.stores.redact import one_line
+
+TIMEOUT_S = 60.0
+UNKNOWN_SIZE = -1
+"""A Drive listing tells names, not sizes."""
+
+
+class GoogleDriveLink(Store):
+    """What gdown can see behind a link. The folder is listed once."""
+
+    def __init__(self, url: str, write: bool = False) -> None:
+        self.url = url
+        link = url.split(":", 1)[1]
+        if write:
+            raise UserError(
+                f"store={url!r} can only be read; use drive:folder, hf://user/repo or s3://bucket to write."
+            )
+        if not link.startswith("https://drive.google.com/drive/") or "/folders/" not in link:
+            raise UserError(f"store={url!r} cannot be parsed; write gdrive-link: and a shared Drive folder's link.")
+        self._gdown: Any = need("gdown", "stores")
+        try:
+            found = self._gdown.download_folder(
+                url=link, output="run", skip_download=True, quiet=True, use_cookies=False, timeout=TIMEOUT_S
+            )
+        except Exception as error:
+            raise UserError(
+                f"store={url!r} cannot be reached ({one_line(error)}); set the folder to 'Anyone with the link'."
+            ) from None
+        self._ids = {file.path.replace("\\", "/"): file.id for file in found}
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        below = f"{prefix}/" if prefix else ""
+        return {path: UNKNOWN_SIZE for path in sorted(self._ids) if path == prefix or path.startswith(below)}
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        yield from self._limited(path, MAX_FILE_BYTES)
+
+    def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
+        """Goes through a temporary file, since gdown writes files; a transfer over `limit` is broken off."""
+        if path not in self._ids:
+            raise MissingFile(f"{path} is not in {self.url}")
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / "file"
+            try:
+                self._gdown.download(
+                    id=self._ids[path],
+                    output=str(local),
+                    quiet=True,
+                    use_cookies=False,
+                    timeout=TIMEOUT_S,
+                    progress=_stop_after(path, limit),
+                )
+            except StoreError:
+                raise
+            except Exception as error:
+                raise StoreError(f"{path} in {self.url}: {one_line(error)}") from None
+            with local.open("rb") as file:
+                while chunk := file.read(CHUNK):
+                    yield chunk
+
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        raise StoreError(f"{self.url} can only be read", transient=False)
+
+
+def _stop_after(path: str, limit: int | None) -> Callable[[int, int | None], None]:
+    def check(done: int, total: int | None) -> None:
+        if limit is not None and max(done, total or 0) > limit:
+            raise StoreError(f"{path} is larger than {limit:,} bytes", transient=False)
+
+    return check

@@ -1,0 +1,269 @@
+"""The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
+
+What the client leaves open is closed here. It has no time limits: they are set. It never repeats a commit, a creation
+or a look at a repository: `_attempt` does, with growing pauses and the Hub's own Retry-After. A commit whose answer
+was lost may exist: the repository is asked before anything is sent again. A 429 comes back at once as a `StoreError`
+that says how long to wait, where the client would sleep inside the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kit.errors import UserError, need
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.manifest import Refused, safe_path
+from kit.stores.redact import one_line
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
+
+MIN_INTERVAL_S = 90.0
+"""Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
+TIMEOUT_S = 90.0
+"""Of silence. The Hub itself gives up on a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
+PAUSES_S = (1.0, 3.0, 9.0)
+LONGEST_PAUSE_S = 30.0
+"""A longer Retry-After is handed to the caller instead of being slept through."""
+
+_URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
+_ours: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
+_T = TypeVar("_T")
+
+
+class HubStore(Store):
+    """Files of one model repository, below an optional prefix."""
+
+    has_page = True
+
+    def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+        match = _URL.fullmatch(url)
+        if not match:
+            raise UserError(f"store={url!r} cannot be parsed; write hf://user/repo or hf://user/repo/folder.")
+        hub: Any = need("huggingface_hub", "stores")
+        hub.utils.disable_progress_bars()
+        _set_time_limits()
+        self.url, self.repo = url, f"{match[1]}/{match[2]}"
+        self._prefix = safe_path(match[3].strip("/")) if match[3].strip("/") else ""
+        self._sleep = sleep
+        self._hub = hub
+        self._api = hub.HfApi()
+        self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
+        try:
+            self._open_to_write() if write else self._attempt(lambda: self._api.repo_info(self.repo))
+        except MissingFile:
+            raise UserError(f"store={url!r} does not exist, or its owner has not shared it with this token.") from None
+        except StoreError as error:
+            raise UserError(f"store={url!r} cannot be reached ({error}); try again later.") from None
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        return {path: entry.size for path, entry in self._entries(prefix).items()}
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        url = self._hub.hf_hub_url(self.repo, self._full(path), revision="main")
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+            if response.status_code >= 400:
+                response.read()
+            hf_raise_for_status(response)
+            yield from response.iter_bytes(CHUNK)
+
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        self._attempt(lambda: self._commit(files, delete, message or f"update {next(iter(files), 'files')}"))
+
+    def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
+        """Atomic: the commit names the one it was made from, and the Hub refuses it if another came between."""
+        for _ in range(5):  # other files of the repository may change in between; that is no reason to fail
+            head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
+            found = self._read_or_none(path)
+            if found != old:
+                return found == new
+            try:
+                self._attempt(partial(self._commit, {path: new}, (), f"update {path}", head))
+                return True
+            except _Conflict:
+                continue
+        raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
+
+    # -- talking to the Hub ------------------------------------------------------------------------------------------
+
+    def _open_to_write(self) -> None:
+        """Token, role, repository: everything a first commit needs, refused here in one sentence each."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        role = self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "")
+        if role == "read":
+            raise UserError(f"store={self.url!r} needs a token that may write, and this one is read-only; make one at "
+                            "https://huggingface.co/settings/tokens.")  # fmt: skip
+
+        def look() -> Any:
+            try:
+                return self._api.repo_info(self.repo)
+            except RepositoryNotFoundError:
+                return None
+
+        if self._attempt(look) is None:
+            self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
+            if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
+                raise UserError(f"store={self.url!r} was created but the Hub did not make it private; nothing was "
+                                "uploaded; make it private in its settings.")  # fmt: skip
+
+    def _commit(
+        self, files: Mapping[str, Path | bytes], delete: Sequence[str], message: str, parent: str | None = None
+    ) -> None:
+        add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete
+        here = self._entries() if delete else {}  # deleting what is gone already would be refused
+        operations = [add(self._full(path), content) for path, content in files.items()]
+        operations += [remove(self._full(path)) for path in delete if path in here]
+        if not operations:
+            return
+        try:
+            self._api.create_commit(self.repo, operations, commit_message=message, parent_commit=parent)
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                if self._has(files, delete):  # the commit was made and only its answer was lost
+                    return
+            if _status(error) in (409, 412) and parent is not None:
+                raise _Conflict(message) from None
+            raise
+
+    def _has(self, files: Mapping[str, Path | bytes], delete: Sequence[str]) -> bool:
+        here = self._entries()
+        return all(path not in here for path in delete) and all(
+            path in here and _is_same(content, here[path]) for path, content in files.items()
+        )
+
+    def _entries(self, prefix: str = "") -> dict[str, RepoFile]:
+        """Every file below `prefix`, by its path in this store."""
+        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        def look() -> list[Any]:
+            try:
+                return list(self._api.list_repo_tree(self.repo, self._full(prefix) or None, recursive=True))
+            except EntryNotFoundError:
+                return []
+
+        start = len(self._prefix) + 1 if self._prefix else 0
+        return {entry.path[start:]: entry for entry in self._attempt(look) if isinstance(entry, RepoFile)}
+
+    def _full(self, path: str) -> str:
+        return "/".join(part for part in (self._prefix, safe_path(path) if path else "") if part)
+
+    def _attempt(self, call: Callable[[], _T]) -> _T:
+        """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
+        if _ours.get():  # inside another call of ours, which repeats the whole
+            return call()
+        mark = _ours.set(True)
+        try:
+            for pause in (*PAUSES_S, None):
+                try:
+                    return call()
+                except (StoreError, Refused) as error:
+                    failure: Exception = error
+                except Exception as error:
+                    failure = self._explain(error)
+                if not isinstance(failure, StoreError) or not failure.transient or pause is None:
+                    raise failure from None
+                if failure.retry_after_s > LONGEST_PAUSE_S:
+                    raise failure from None
+                self._sleep(max(pause, failure.retry_after_s))
+            raise AssertionError("unreachable")
+        finally:
+            _ours.reset(mark)
+
+    def _explain(self, error: Exception) -> Exception:
+        """A client error as one of ours. What is not the Hub's doing is returned as it is."""
+        from huggingface_hub.errors import EntryNotFoundError, LocalTokenNotFoundError, RepositoryNotFoundError
+
+        status, reason = _status(error), one_line(error)
+        if isinstance(error, LocalTokenNotFoundError):
+            return UserError(f"store={self.url!r} needs a Hugging Face token; run `hf auth login` or set HF_TOKEN.")
+        if isinstance(error, EntryNotFoundError):
+            return MissingFile(f"a file is not in {self.url}")
+        if status == 401 and not isinstance(error, RepositoryNotFoundError):
+            return UserError(f"store={self.url!r} does not accept this token; log in again with `hf auth login`.")
+        if status == 403:
+            return UserError(f"store={self.url!r} may not be written with this token; it is read-only or not for this "
+                             "repository; make one at https://huggingface.co/settings/tokens.")  # fmt: skip
+        if isinstance(error, RepositoryNotFoundError) or status == 404:
+            return MissingFile(f"{self.url} does not exist, or this token may not see it")
+        if status is not None:
+            return StoreError(
+                f"the Hub answered {status} ({reason})", transient=status in (408, 409, 412) or status >= 500
+            )
+        if _is_network(error):
+            return StoreError(f"the Hub does not answer ({type(error).__name__}: {reason})")
+        return error
+
+
+class _Conflict(StoreError):
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}: another commit came first", transient=False)
+
+
+def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
+    """Whether the Hub's entry is `content`: large files go by SHA-256, small ones by their git blob id."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    if size != entry.size:
+        return False
+    data = content if isinstance(content, bytes) else content.read_bytes()
+    if entry.lfs is not None:
+        return hashlib.sha256(data).hexdigest() == entry.lfs.sha256
+    return hashlib.sha1(b"blob %d\0" % size + data).hexdigest() == entry.blob_id
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an error, also behind the RuntimeError that a failed upload raises."""
+    for _ in range(4):
+        response = getattr(error, "response", None)
+        if response is not None:
+            return int(response.status_code)
+        error = error.__cause__ if error is not None else None
+    return None
+
+
+def _is_network(error: BaseException | None) -> bool:
+    """Connections refused, cut or silent: OSError, or the HTTP library's own, here or as the cause."""
+    for _ in range(4):
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore"):
+            return True
+        error = error.__cause__ if error is not None else None
+    return False
+
+
+def _set_time_limits() -> None:
+    """Give the client time limits, unless someone has set some already; its own default is to wait for ever."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import get_session
+
+    session = get_session()
+    if session.timeout.read is not None:
+        return
+    kind, hooks = type(session), session.event_hooks
+    hooks = {"request": list(hooks["request"]), "response": [*hooks["response"], _refuse_to_sleep]}
+    timeout = float(os.environ.get("KIT_HUB_TIMEOUT_S", TIMEOUT_S))
+    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+
+
+def _refuse_to_sleep(response: Any) -> None:
+    """On a 429 to one of our own calls, come back at once and say how long the Hub wants to be left alone."""
+    if response.status_code == 429 and _ours.get():
+        wait = response.headers.get("Retry-After", "")
+        if not wait.isdigit():
+            reset = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
+            wait = reset[1] if reset else "60"
+        raise StoreError(f"the Hub asks to wait {wait} s (too many requests)", retry_after_s=float(wait))

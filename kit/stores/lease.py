@@ -1,0 +1,126 @@
+"""Who may write a run: one machine at a time, by a lease in the store that must be renewed.
+
+<run_name>/lease.json   {"version": 1, "owner", "host", "since", "expires"}    unix seconds
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.errors import UserError
+from kit.stores.base import MissingFile, Store, StoreError, write_atomic
+
+TTL_S = 600.0
+"""How long a machine that vanished still holds its run. Renewed when half of it is over."""
+FILE = "lease.json"
+TRIES = 3
+
+
+class LeaseHeld(UserError):
+    """Another machine owns the run. `lease` says who, since when and until when."""
+
+    def __init__(self, run_name: str, lease: Lease) -> None:
+        super().__init__(
+            f"run {run_name!r} belongs to {lease.owner} on {lease.host} since {_time(lease.since)}, until "
+            f"{_time(lease.expires)} unless it renews; stop it there, or wait until then."
+        )
+        self.lease = lease
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One owner's right to write a run, from `since` until `expires` (unix seconds)."""
+
+    owner: str
+    host: str
+    since: float
+    expires: float
+    version: int = 1
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self), indent=1).encode()
+
+
+Clock = Callable[[], float]
+
+
+def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
+    """Take the run, or keep it if it is `owner`'s already. Raises `LeaseHeld` if another's lease has not expired."""
+    for _ in range(TRIES):
+        raw, found = read(store, run_name)
+        now = clock()
+        mine = found is not None and found.owner == owner
+        if found is not None and not mine and found.expires > now:
+            raise LeaseHeld(run_name, found)
+        since = found.since if found is not None and mine and found.expires > now else now
+        lease = Lease(owner, socket.gethostname(), since, now + ttl_s)
+        if store.swap(_path(run_name), raw, lease.to_bytes()):
+            return lease
+    raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
+
+
+def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
+    """Extend a lease. Raises `LeaseHeld` if another took it meanwhile, expired again or not: the run has moved on."""
+    _, found = read(store, run_name)
+    if found is not None and found.owner != owner:
+        raise LeaseHeld(run_name, found)
+    return acquire(store, run_name, owner, ttl_s, clock)
+
+
+def release(store: Store, run_name: str, owner: str, clock: Clock = time.time) -> None:
+    """Let go of the run, so that another machine need not wait. Does nothing if it is another's by now."""
+    raw, found = read(store, run_name)
+    if found is not None and found.owner == owner and found.expires > clock():
+        store.swap(_path(run_name), raw, dataclasses.replace(found, expires=clock()).to_bytes())
+
+
+def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
+    """The lease file and what it says: (None, None) if there is none, (bytes, None) if it says nothing sensible."""
+    try:
+        raw = store.read(_path(run_name))
+    except MissingFile:
+        return None, None
+    try:
+        values: dict[str, Any] = json.loads(raw)
+        return raw, Lease(
+            owner=str(values["owner"])[:100],
+            host=str(values["host"])[:100],
+            since=float(values["since"]),
+            expires=float(values["expires"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return raw, None
+
+
+def owner_of(run_dir: Path) -> str:
+    """This copy of the run on this machine, by name: the same after a crash, another after a move. Kept in `.owner`."""
+    host, path = socket.gethostname(), run_dir / ".owner"
+    try:
+        values = json.loads(path.read_text())
+        if values["host"] == host and values["folder"] == str(run_dir.resolve()):
+            return str(values["owner"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    owner = f"{host[:40]}-{secrets.token_hex(3)}"
+    values = {"owner": owner, "host": host, "folder": str(run_dir.resolve())}
+    write_atomic(path, json.dumps(values).encode())
+    return owner
+
+
+def _path(run_name: str) -> str:
+    return f"{run_name}/{FILE}" if run_name else FILE
+
+
+def _time(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:.0f}"

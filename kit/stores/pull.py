@@ -1,0 +1,303 @@
+"""Fetches a run from a store to this machine, so that it can go on here. The store may be a stranger's.
+
+Names, sizes and the manifest are checked before anything is fetched, every byte against its SHA-256 while it arrives,
+and every file of tensors against its own header before anything loads it. Nothing that was fetched is executed. The
+run appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kit.errors import UserError
+from kit.stores import lease
+from kit.stores.base import MissingFile, Store, StoreError, open_store
+from kit.stores.layout import (
+    LATEST,
+    MAX_VIDEO_BYTES,
+    VIDEO_SUFFIXES,
+    Checkpoint,
+    folders_in,
+    newest_local,
+    step_of,
+)
+from kit.stores.manifest import (
+    MAX_JSON_BYTES,
+    MAX_TOTAL_BYTES,
+    Refused,
+    check_tensors,
+    parse_json,
+    safe_name,
+    safe_path,
+)
+from kit.stores.redact import one_line
+
+MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
+MAX_RUNS = 1000
+MAX_VIDEOS = 20
+SAME_RUN = ("env", "algo", "encoder", "seed", "n_envs")
+"""Fields of config.yaml that tell two runs of the same name apart."""
+AT_WORK = ("starting", "running", "paused", "stopping")
+
+Tell = Callable[[str], None]
+
+
+def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
+    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
+
+    A run that says it is at work while nobody holds its lease was interrupted.
+    """
+    held = store.list()
+    runs = [_describe(store, name, held, clock()) for name in _names(held)]
+    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
+
+
+def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
+    """Fetch a run into the folder `dest`; the path of its run directory there.
+
+    With no `run_name`, the latest unfinished run, or else the latest. The newest checkpoint that is complete and right
+    is fetched; one that is not is named through `tell` and the one before it is used. If `dest` has the run already,
+    it is brought forward to the store's checkpoint, or left alone if it is as new. Raises `UserError`.
+    """
+    try:
+        held = store.list()
+        prefix, name = _choose(store, run_name, held)
+        inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
+        return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
+    except StoreError as error:
+        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
+
+
+def pull_url(url: str, dest: Path, tell: Tell = print) -> Path:
+    """`pull` by URL, which may name a store or, one level deeper, one run of it."""
+    return pull(open_store(url), None, dest, tell)
+
+
+class _Pull:
+    """One run of one store: `prefix` is "<run_name>/", or "" where the store is the run; `held` its files."""
+
+    def __init__(self, store: Store, prefix: str, held: dict[str, int], tell: Tell, max_bytes: int) -> None:
+        self.store, self.prefix, self.held, self.tell, self.max_bytes = store, prefix, held, tell, max_bytes
+
+    def __call__(self, name: str, dest: Path) -> Path:
+        run_dir = dest.expanduser() / name
+        if run_dir.exists():
+            return self._bring_forward(run_dir)
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir.parent))
+        except OSError as error:
+            raise UserError(
+                f"runs_dir={str(dest)!r} cannot be written ({error.strerror}); choose another folder."
+            ) from None
+        try:
+            building.chmod(0o755)
+            self._fetch_checkpoint(building)
+            self._fetch_texts(building)
+            self._fetch_extras(building)
+            building.rename(run_dir)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        return run_dir
+
+    def _bring_forward(self, run_dir: Path) -> Path:
+        """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
+        here = newest_local(run_dir)
+        if here is not None and here >= max((step_of(f + "/") or 0 for f in folders_in(self.held)), default=-1):
+            return run_dir
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
+            building = Path(folder)
+            self._fetch_texts(building)
+            if not (run_dir / "config.yaml").is_file() or _identity(building) != _identity(run_dir):
+                raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
+            found = self._fetch_checkpoint(building, newer_than=here)
+            if found is None:
+                return run_dir
+            for path in [
+                *(p for p in found.files if p.startswith("replay/")),
+                "metrics.jsonl",
+                "status.json",
+                found.folder,
+            ]:
+                if (building / path).exists():
+                    (run_dir / path).parent.mkdir(exist_ok=True)
+                    (building / path).replace(
+                        run_dir / path
+                    )  # the checkpoint last: until then nothing refers to the rest
+        return run_dir
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _fetch_checkpoint(self, building: Path, newer_than: int | None = None) -> Checkpoint | None:
+        """The newest that is complete and right, with the replay segments it needs. None if the run has none yet."""
+        folders = [f for f in folders_in(self.held) if newer_than is None or (step_of(f + "/") or 0) > newer_than]
+        refusal: Refused | None = None
+        for folder in folders:
+            try:
+                checkpoint = self._check(folder)
+                self._fetch_files(checkpoint, building)
+                return checkpoint
+            except (Refused, MissingFile) as error:
+                refusal = error if isinstance(error, Refused) else Refused(str(error))
+                shutil.rmtree(building / folder, ignore_errors=True)
+                if folder is not folders[-1]:
+                    self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
+        if refusal is not None and newer_than is None:
+            raise UserError(f"store={self.store.url!r} holds no checkpoint that can be used: {refusal}")
+        return None
+
+    def _check(self, folder: str) -> Checkpoint:
+        """A checkpoint whose manifest is sound and whose files the store lists with the sizes it claims."""
+        safe_path(folder)
+        raw = self._read(f"{folder}/manifest.json", MAX_JSON_BYTES)
+        checkpoint = Checkpoint.parse(folder, raw, self.max_bytes)
+        lacks = checkpoint.lacks(self.held)
+        if lacks:
+            size = self.held.get(lacks[0])
+            what = "is missing" if size is None else f"has {size:,} bytes, not {checkpoint.files[lacks[0]]['size']:,}"
+            raise Refused(f"{lacks[0]} {what}")
+        return checkpoint
+
+    def _fetch_files(self, checkpoint: Checkpoint, building: Path) -> None:
+        free = shutil.disk_usage(building).free
+        if checkpoint.size > free:
+            raise UserError(
+                f"{building.parent} has {free:,} bytes free, and the checkpoint needs {checkpoint.size:,}; make room."
+            )
+        for path, entry in checkpoint.files.items():
+            local = building / path
+            local.parent.mkdir(parents=True, exist_ok=True)
+            if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
+                raise Refused(f"{path} does not have the SHA-256 of its manifest")
+            if path.endswith(".safetensors"):
+                check_tensors(local)
+            elif path.endswith(".json"):
+                parse_json(local.read_bytes(), path)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def _fetch_texts(self, building: Path) -> None:
+        for name, limit in MAX_TEXT_BYTES.items():
+            if self.held.get(name, 0) > limit:
+                raise Refused(
+                    f"{name} of {self.store.url} claims {self.held[name]:,} bytes; at most {limit:,} are accepted."
+                )
+            if name in self.held:
+                self.store.get(self.prefix + name, building / name, limit)
+
+    def _fetch_extras(self, building: Path) -> None:
+        """Best and videos are nice to have: what is wrong with them is told and left out."""
+        for folder in folders_in(self.held, "best")[:1]:
+            with self._tolerated(building / folder):
+                self._fetch_files(self._check(folder), building)
+        for path in [p for p in self.held if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
+            with self._tolerated(building / path):
+                safe_path(path)
+                (building / "videos").mkdir(exist_ok=True)
+                self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
+
+    @contextlib.contextmanager
+    def _tolerated(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (Refused, StoreError) as error:
+            self.tell(f"left out of the copy: {one_line(error)}")
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _read(self, path: str, limit: int) -> bytes:
+        if self.held[path] > limit:
+            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {limit:,} are accepted.")
+        return self.store.read(self.prefix + path, limit)
+
+
+def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
+    """(prefix, name) of the run that is meant."""
+    names = _names(held)
+    if "" in names and run_name in (None, _own_name(store)):
+        return "", _own_name(store)
+    if run_name is not None:
+        if safe_name(run_name) not in names:
+            known = ", ".join(sorted(names)[:10]) or "none"
+            raise UserError(f"run_name={run_name!r} is not in {store.url}; it holds: {known}.")
+        return f"{run_name}/", run_name
+    runs = [run for run in list_runs(store) if run["name"] in names]
+    if not runs:
+        raise UserError(f"store={store.url!r} holds no runs; give the URL that the run was trained with.")
+    unfinished = [run for run in runs if run["state"] != "finished"]
+    name = str((unfinished or runs)[0]["name"])
+    return f"{name}/", name
+
+
+def _names(held: dict[str, int]) -> list[str]:
+    """Names of the folders that are runs; "" if the store itself is one. Names that could do harm are passed over."""
+    if "config.yaml" in held:
+        return [""]
+    found: list[str] = []
+    for path in held:
+        name, _, rest = path.partition("/")
+        if rest == "config.yaml" and len(found) < MAX_RUNS:
+            with contextlib.suppress(Refused):
+                found.append(safe_name(name))
+    return found
+
+
+def _own_name(store: Store) -> str:
+    """What to call a run that has the whole store: the last part of its URL."""
+    last = store.url.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0]
+    try:
+        return safe_name(last)
+    except Refused:
+        return "pulled"
+
+
+def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict[str, Any]:
+    prefix = f"{name}/" if name else ""
+    status = _values(store, f"{prefix}status.json", held)
+    latest = _values(store, f"{prefix}{LATEST}", held)
+    state = status.get("state") if isinstance(status.get("state"), str) else "interrupted"
+    if state in AT_WORK:
+        found = None
+        with contextlib.suppress(StoreError):
+            found = lease.read(store, name)[1] if f"{prefix}{lease.FILE}" in held else None
+        if found is None or found.expires <= now:
+            state = "interrupted"
+    updated = [v for v in (_number(status.get("updated")), _number(latest.get("time"))) if v is not None]
+    return {
+        "name": name or _own_name(store),
+        "state": state,
+        "step": max(int(_number(status.get("step")) or 0), int(_number(latest.get("step")) or 0)),
+        "total_steps": int(_number(status.get("total_steps")) or 0),
+        "success_rate": _number(status.get("success_rate")),
+        "updated": max(updated, default=None),
+    }
+
+
+def _values(store: Store, path: str, held: dict[str, int]) -> dict[str, Any]:
+    """A small JSON object, or nothing if it is absent or damaged: one odd run must not hide the others."""
+    if path in held:
+        with contextlib.suppress(StoreError, Refused):
+            value = parse_json(store.read(path), path)
+            return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _number(value: Any) -> float | None:
+    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
+    return value if finite else None
+
+
+def _identity(run_dir: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load((run_dir / "config.yaml").read_text())
+        return {field: values.get(field) for field in SAME_RUN}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{run_dir.name}/config.yaml cannot be read ({one_line(error)}).") from None
