@@ -35,6 +35,7 @@ def resume(
     *,
     runs_dir: str = "runs",
     background: bool = False,
+    trust: bool = False,
     on_progress: Progress | None = None,
     **changes: Any,
 ) -> Run:

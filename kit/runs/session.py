@@ -263,7 +263,7 @@ class Session:
             self._save_now(*self._copy)
         self.writer.wait()
         message = f"{reason}; resume goes on from step {max(self.writer.step, 0):,}"
-        self.status.set(state="interrupted", phase="interrupted", message=message)
+        self.status.set(state="interrupted", phase="interrupted", step=max(self.writer.step, 0))
         self._say(message)
         if self._sync is not None:
             self._sync.stop(drain_s=0.0)  # the copier goes on by itself for as long as the machine lives

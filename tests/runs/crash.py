@@ -1,0 +1,85 @@
+"""Sessions in forked processes that tests can kill: torch is imported once, each session starts in milliseconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kit.config import RunConfig
+from kit.runs import directory
+from kit.runs.run import Run
+
+SMALL = {
+    "PPO": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
+    "A2C": {"n_steps": 8, "policy_kwargs": {"net_arch": [16, 16]}},
+    "SAC": {"learning_starts": 60, "batch_size": 16, "buffer_size": 500, "policy_kwargs": {"net_arch": [16, 16]}},
+}
+"""Networks and batches so small that a run of a thousand steps takes a second."""
+
+
+def create(runs_dir: Path, name: str, algo: str = "PPO", overrides: dict | None = None, **fields: object) -> Run:
+    """A run directory of a small run, not yet trained."""
+    settings = {"env": "Reach", "total_steps": 1200, "n_envs": 2, "threads": 1, "eval_every": 0, **fields}
+    config = RunConfig(
+        algo=algo, run_name=name, runs_dir=str(runs_dir), overrides={**SMALL[algo], **(overrides or {})}, **settings
+    )
+    return Run(directory.create(config.resolve()))
+
+
+class Forked:
+    """One session of `run` in a process of its own."""
+
+    def __init__(self, run: Run) -> None:
+        import kit.envs.reach
+        import kit.runs.session
+        import kit.trainers.build  # noqa: F401 - imported here once, not in every child
+
+        self.run = run
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._child()
+
+    def _child(self) -> None:
+        code = 1
+        try:
+            log = os.open(self.run.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            from kit.runs.session import Session
+
+            code = Session(self.run.path)()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """The exit code; minus the signal's number if one killed it."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def until(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
+        """Wait for `condition`; False if the process ended first."""
+        end = time.monotonic() + timeout
+        while not condition():
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return False
+            if time.monotonic() > end:
+                raise TimeoutError(self.run.log())
+            time.sleep(0.002)
+        return True
+
+
+def complete(run: Run) -> int:
+    """Train without a cut; the exit code."""
+    return Forked(run).wait()

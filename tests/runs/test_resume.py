@@ -1,0 +1,181 @@
+"""A run that is cut anywhere, any number of times, ends bit-identical to one that was not."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from kit.runs import checkpoint, metrics
+from kit.runs.fingerprint import fingerprint
+from tests.runs.crash import Forked, complete, create
+
+VARIANTS = {
+    "plain": {},
+    "linear": {"overrides": {"learning_rate": "lin_0.001"}},
+    "normalize": {"overrides": {"normalize": True}},
+    "evaluated": {"eval_every": 400},
+}
+
+
+def rows(run):
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics.read(run.path)]
+
+
+def assert_same_end(run, uncut):
+    assert run.status()["state"] == "finished", run.log()
+    assert json.dumps(rows(run)) == json.dumps(rows(uncut))
+    assert fingerprint(run) == fingerprint(uncut)
+
+
+def killed_at_random(run, kills, seed, longest_s=0.4):
+    """SIGKILL the run `kills` times, each at a random moment after its session began to train."""
+    moments = random.Random(seed)
+    done = 0
+    while done < kills:
+        session = Forked(run)
+        delay = moments.uniform(0, longest_s)
+        begun = time.monotonic()
+        running = session.until(lambda: time.monotonic() - begun > delay)
+        session.kill()
+        session.wait()
+        done += 1
+        if not running:
+            break
+    return done
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+def test_cut_run_ends_like_the_uncut_one(tmp_path, algo, variant):
+    uncut = create(tmp_path, "uncut", algo, **VARIANTS[variant])
+    assert complete(uncut) == 0, uncut.log()
+    cut = create(tmp_path, "cut", algo, checkpoint_every=100, **VARIANTS[variant])
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        step = max((c.step for c in cut.checkpoints()), default=-1)
+        session = Forked(cut)
+        session.until(lambda step=step: any(c.step > step + 200 for c in cut.checkpoints()))
+        session.kill(number)
+        assert session.wait() in (75, -number, 0), cut.log()
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+def test_thirty_kills_in_one_run(tmp_path, algo):
+    fields = {"total_steps": 6000, "eval_every": 2000, "overrides": {"normalize": algo != "SAC"}}
+    uncut = create(tmp_path, "uncut", algo, **fields)
+    assert complete(uncut) == 0, uncut.log()
+    cut = create(tmp_path, "cut", algo, checkpoint_every="0.05s", **fields)
+    assert killed_at_random(cut, 30, seed=1, longest_s=0.6) >= 30
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+def test_sigterm_saves_and_exits_75_in_time_also_when_repeated(tmp_path):
+    run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=10**9)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 0)
+    begun = time.monotonic()
+    session.kill(signal.SIGTERM)
+    session.kill(signal.SIGINT)
+    assert session.wait() == 75, run.log()
+    assert time.monotonic() - begun < 4  # RunPod sends SIGKILL five seconds after SIGTERM
+    assert run.status()["state"] == "interrupted" and "SIGTERM" in run.status()["message"]
+    assert run.latest() is not None and run.latest().step == run.status()["step"]
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
+    uncut, run = create(tmp_path, "uncut"), create(tmp_path, "run", checkpoint_every=100)
+    assert complete(uncut) == 0
+    session = Forked(run)
+    session.until(lambda: len(run.checkpoints()) >= 3)
+    session.kill()
+    session.wait()
+    before, newest = run.checkpoints()[-2:]
+    path = newest.path / "policy.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert run.latest().step == before.step
+    assert complete(run) == 0
+    assert f"checkpoint {newest.step} is damaged" in run.log() and f"resumed from step {before.step:,}" in run.log()
+    assert_same_end(run, uncut)
+
+
+def test_pause_checkpoint_unpause_stop(tmp_path):
+    run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=10**9)
+    session = Forked(run)
+    run.wait(30, until=lambda now: now["step"] > 0)
+    run.pause()
+    run.wait(30, until=lambda now: now["state"] == "paused")
+    run.unpause()
+    run.wait(30, until=lambda now: now["state"] == "running")
+    run.checkpoint()
+    run.wait(30, until=lambda now: now["checkpoint"] is not None)
+    run.stop()
+    assert session.wait() == 75, run.log()
+    assert run.status()["state"] == "interrupted"
+
+
+def test_session_limit_ends_in_time_and_resumably(tmp_path):
+    run = create(tmp_path, "run", total_steps=10**9, session_limit="2s")
+    begun = time.monotonic()
+    assert complete(run) == 75, run.log()
+    assert "session_limit='2s'" in run.status()["message"] or "session_limit=2s" in run.status()["message"]
+    assert time.monotonic() - begun < 4
+    assert run.latest().step > 0
+
+
+def test_a_run_in_use_is_refused(tmp_path):
+    from kit import resume
+    from kit.errors import UserError
+
+    run = create(tmp_path, "run", total_steps=10**9)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 0)
+    with pytest.raises(UserError, match="in use by"):
+        resume(run.path)
+    session.kill()
+    session.wait()
+    assert run.status()["state"] == "interrupted"
+
+
+def test_a_failure_is_loud(tmp_path):
+    run = create(tmp_path, "run", checkpoint_every=100)
+    session = Forked(run)
+    session.until(lambda: bool(run.checkpoints()))
+    session.kill()
+    session.wait()
+    newest = run.checkpoints()[-1]
+    state = newest.read()
+    del state["optimizer"]
+    checkpoint.write(newest.path.parent, newest.step, state)
+    assert complete(run) == 1
+    assert run.status()["state"] == "failed" and "optimizer" in run.status()["message"]
+    assert "Traceback" in run.log()
+
+
+@pytest.mark.storm
+def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
+    """None older than the last checkpoint reported in status.json."""
+    kills, moments, readable = int(os.environ.get("KIT_KILLS", 1000)), random.Random(7), 0
+    run = create(tmp_path, "run0", total_steps=10**9, checkpoint_every="0.05s")
+    for number in range(kills):
+        if number % 50 == 0:
+            run = create(
+                tmp_path, f"run{number}x", "SAC" if number % 100 else "PPO", total_steps=10**9, checkpoint_every="0.05s"
+            )
+        session = Forked(run)
+        begun, delay = time.monotonic(), moments.uniform(0.05, 0.6)
+        session.until(lambda begun=begun, delay=delay: time.monotonic() - begun > delay)
+        session.kill()
+        session.wait()
+        said = run.status()["checkpoint"]
+        if said is not None:
+            found = run.latest()
+            assert found is not None and found.step >= said["step"], (number, said, found)
+            found.read()
+        readable += 1
+    assert readable == kills
