@@ -1,0 +1,53 @@
+"""Names, and what is said about those that are none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+
+import kit.envs
+from kit.envs import TensorEnv, make_vec
+from kit.envs.foreign import ForeignEnv
+from kit.errors import UserError
+
+
+def test_names_are_registered_with_gymnasium():
+    assert {"Ant", "Reach"} <= set(kit.envs.names())
+    for name in kit.envs.names():
+        assert gymnasium.spec(f"kit/{name}-v0")
+
+
+def test_our_tasks_by_either_name_and_anybodys_by_id():
+    assert type(make_vec("Reach", 2)) is type(make_vec("kit/Reach-v0", 2)) is TensorEnv
+    assert type(make_vec("CartPole-v1", 2)) is ForeignEnv
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"), [("reech", "Reach"), ("ant", "Ant"), ("kit/Reach", "Reach"), ("HalfCheeta-v5", "HalfCheetah-v5")]
+)  # fmt: skip
+def test_an_unknown_name_comes_with_a_suggestion(name, suggestion):
+    if name == "kit/Reach":
+        assert make_vec(name, 1).num_envs == 1
+        return
+    with pytest.raises(UserError, match=f"env='{name}'.*did you mean.*{suggestion}"):
+        make_vec(name, 1)
+
+
+def test_an_unlikely_name_lists_what_there_is():
+    with pytest.raises(UserError, match="Ant, .*Reach.*any registered Gymnasium id"):
+        make_vec("qqqqqqqq", 1)
+
+
+@pytest.mark.parametrize("n_envs", [0, -1, 1.5, "8"])
+def test_impossible_numbers_of_worlds(n_envs):
+    with pytest.raises(UserError, match="n_envs"):
+        make_vec("Reach", n_envs)
+
+
+def test_importing_the_room_builds_no_task():
+    code = "import sys, kit.envs; print([m for m in ('kit.envs.reach', 'kit.envs.foreign', 'stable_baselines3') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

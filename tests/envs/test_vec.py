@@ -1,0 +1,97 @@
+"""TensorEnv by hand-worked numbers: who ended, who ran out of time, what was seen last, what the totals were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.envs.vec import TensorEnv
+from tests.envs.slide import Slide
+
+FORCES = torch.tensor([[1.0], [0.5], [0.75]])
+# v += F, x += v:  1, 3, 6 -> ends at step 3;  0.5, 1.5, 3, 5 -> runs out of time;  0.75, 2.25, 4.5, 7.5 -> ends at the
+# very step at which time runs out, so it ended.
+
+
+def test_ended_and_out_of_time_by_hand():
+    env = TensorEnv(Slide(), 3)
+    assert env.reset(seed=0).tolist() == [[0, 0]] * 3
+    steps = [env.step(FORCES) for _ in range(4)]
+    terminated, truncated = (torch.stack([step[i] for step in steps]).tolist() for i in (2, 3))
+    no = [False, False, False]
+    assert terminated == [no, no, [True, False, False], [False, False, True]]
+    assert truncated == [no, no, no, [False, True, False]]
+
+    obs, reward, _, _, info = steps[2]
+    assert obs.tolist() == [[0, 0], [3, 1.5], [4.5, 2.25]], "world 0 has begun anew"
+    assert info["final_obs"].tolist() == [[6, 3], [3, 1.5], [4.5, 2.25]], "and this is how it ended"
+    assert reward.tolist() == [6, 3, 4.5]
+    assert info["success"].tolist() == [True, False, False]
+    assert info["episode_return"].tolist() == [10, 5, 7.5]
+    assert info["episode_length"].tolist() == [3, 3, 3]
+
+    obs, reward, _, _, info = steps[3]
+    assert obs.tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert info["final_obs"].tolist() == [[1, 1], [5, 2], [7.5, 3]]
+    assert info["episode_return"].tolist() == [1, 10, 15], "totals begin anew with the episode"
+    assert info["episode_length"].tolist() == [1, 4, 4]
+
+
+def test_actions_are_clipped():
+    env = TensorEnv(Slide(), 1)
+    obs = env.step(torch.tensor([[5.0]]))[0]
+    assert obs.tolist() == [[1, 1]]
+
+
+def test_shapes_and_types():
+    env = TensorEnv(Slide(), 2, dtype=torch.float64)
+    obs, reward, terminated, truncated, info = env.step(torch.zeros(2, 1))
+    assert (obs.shape, obs.dtype) == ((2, 2), torch.float64)
+    assert (reward.shape, reward.dtype) == ((2,), torch.float64)
+    assert terminated.dtype == truncated.dtype == info["success"].dtype == torch.bool
+    assert info["episode_length"].dtype == torch.int64
+    assert TensorEnv(Slide(), 2).step(torch.zeros(2, 1))[1].dtype == torch.float32
+
+
+def test_what_was_returned_stays_as_it_was():
+    env = TensorEnv(Slide(), 2)
+    step = env.step(FORCES[:2])
+    kept = [value.clone() for value in (*step[:4], *step[4].values())]
+    env.step(FORCES[:2])
+    assert all(torch.equal(a, b) for a, b in zip(kept, (*step[:4], *step[4].values()), strict=True))
+
+
+def test_without_autoreset_finished_worlds_wait():
+    env = TensorEnv(Slide(), 1, autoreset=False)
+    for _ in range(3):
+        obs = env.step(FORCES[:1])[0]
+    assert obs.tolist() == [[6, 3]]
+
+
+def test_an_unstable_world_ends_with_clean_numbers():
+    class Unstable(Slide):
+        def terminated(self) -> torch.Tensor:
+            return torch.zeros(self.sim.n, dtype=torch.bool)
+
+    env = TensorEnv(Unstable(), 2)
+    saved = env.snapshot()
+    saved["sim.state"][1, 2] = 1e12  # time, qpos, qvel
+    env.restore(saved)
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        obs, reward, terminated, truncated, info = env.step(FORCES[:2])
+    assert terminated.tolist() == [False, True] and truncated.tolist() == [False, False]
+    assert info["final_obs"].tolist() == [[1, 1], [0, 0]] and reward.tolist() == [1, 0]
+    assert info["success"].tolist() == [False, False]
+
+
+def test_a_snapshot_holds_totals_and_clock():
+    env = TensorEnv(Slide(), 3)
+    for _ in range(2):
+        env.step(FORCES)
+    saved = env.snapshot()
+    expected = [env.step(FORCES) for _ in range(6)]
+    env.restore(saved)
+    for step in expected:
+        again = env.step(FORCES)
+        assert all(torch.equal(a, b) for a, b in zip(step[:4], again[:4], strict=True))
+        assert all(torch.equal(value, again[4][name]) for name, value in step[4].items())

@@ -1,0 +1,172 @@
+"""Every registered env in every view, and the checkers of Gymnasium and SB3."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecCheckNan, VecFrameStack
+
+import kit.envs
+from kit.envs import make_vec
+from kit.envs.sb3 import TensorVecEnv
+
+TASKS = kit.envs.names()
+ENVS = [*TASKS, "Ant-v5", "HalfCheetah-v5", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
+N = 3
+
+
+def sampler(env, n: int = N):
+    env.action_space.seed(0)
+    return lambda: torch.as_tensor(np.stack([env.action_space.sample() for _ in range(n)]))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_tensors(name):
+    env = make_vec(name, N, seed=0, threads=1)
+    action = sampler(env)
+    obs = env.reset(seed=0)
+    for _ in range(60):
+        obs, reward, terminated, truncated, info = env.step(action())
+        assert obs.shape == info["final_obs"].shape == (N, *env.observation_space.shape)
+        assert obs.dtype in (torch.float32, torch.int64) and obs.isfinite().all()
+        assert reward.shape == terminated.shape == truncated.shape == (N,)
+        assert reward.dtype == torch.float32 and terminated.dtype == truncated.dtype == torch.bool
+        assert not (terminated & truncated).any()
+        done = terminated | truncated
+        assert torch.equal(obs[~done], info["final_obs"][~done])
+        assert info["episode_return"].shape == info["episode_length"].shape == (N,)
+    env.close()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_same_seed_gives_the_same_episodes(name):
+    def run(env) -> list[torch.Tensor]:
+        first, action = env.reset(seed=7), sampler(env)
+        return [first, *(env.step(action())[0] for _ in range(20))]
+
+    env, other = make_vec(name, N, seed=1, threads=1), make_vec(name, N, seed=2, threads=1)
+    one = run(env)
+    assert all(torch.equal(a, b) for a, b in zip(one, run(env), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one, run(other), strict=True))
+    if name != "FrozenLake-v1":  # always begins in the same corner
+        assert not torch.equal(env.reset(seed=8), one[0])
+
+
+@pytest.mark.parametrize("name", [*TASKS, "Ant-v5", "HalfCheetah-v5"])
+def test_snapshots_are_bit_exact_over_200_random_steps(name):
+    env = make_vec(name, N, seed=0, threads=1)
+    assert env.snapshots
+    action = sampler(env)
+    for _ in range(90):
+        env.step(action())
+    saved = env.snapshot()
+    actions = [action() for _ in range(200)]
+    expected = [env.step(a) for a in actions]
+    assert any((step[2] | step[3]).any() for step in expected) or name == "HalfCheetah-v5"
+    for target in (env, make_vec(name, N, seed=5, threads=2)):
+        target.restore(saved)
+        for a, step in zip(actions, expected, strict=True):
+            again = target.step(a)
+            assert all(torch.equal(x, y) for x, y in zip(step[:4], again[:4], strict=True))
+            assert all(torch.equal(value, again[4][key]) for key, value in step[4].items())
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m")
+def test_gymnasium_env_passes_both_checkers(name):
+    env = gymnasium.make(f"kit/{name}-v0").unwrapped
+    check_env(env, skip_render_check=True)
+    sb3_check_env(env, warn=True)
+    env.close()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_gymnasium_env_shows_the_end_of_an_episode(name):
+    env = gymnasium.make(f"kit/{name}-v0")
+    env.action_space.seed(0)
+    obs, _ = env.reset(seed=0)
+    for _ in range(env.unwrapped.tensor_env.episode_steps):
+        obs, _, terminated, truncated, info = env.step(env.action_space.sample())
+        assert obs in env.observation_space
+        if terminated or truncated:
+            break
+    assert terminated or truncated
+    assert np.array_equal(obs, env.unwrapped.tensor_env.task.observe()[0].float())
+    assert all(isinstance(value, float | bool | int) for value in info.values())
+    env.close()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_gymnasium_vector_env(name):
+    env = gymnasium.make_vec(f"kit/{name}-v0", num_envs=N, max_episode_steps=15)
+    env.action_space.seed(0)
+    obs, _ = env.reset(seed=0)
+    assert obs in env.observation_space
+    for step in range(1, 16):
+        before = obs
+        obs, reward, terminated, truncated, infos = env.step(env.action_space.sample())
+        assert obs in env.observation_space and reward.dtype == np.float64
+        if step < 15:
+            assert "final_obs" not in infos or (terminated | truncated).any()
+    assert (truncated | terminated).all() and truncated.any()
+    for world in range(N):
+        last = infos["final_obs"][world]
+        assert last in env.single_observation_space
+        assert np.abs(last - before[world]).max() < np.inf and not np.array_equal(last, obs[world])
+    assert infos["_final_obs"].all() and infos["final_info"]
+    env.close()
+
+
+def test_gymnasium_vector_env_counts_like_gymnasiums_own():
+    envs = gymnasium.make_vec("kit/Reach-v0", num_envs=N, max_episode_steps=5)
+    counted = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
+    counted.reset(seed=0)
+    totals = np.zeros(N)
+    for _ in range(5):
+        _, reward, _, _, infos = counted.step(np.zeros((N, 7), dtype=np.float32))
+        totals += reward
+    assert np.allclose(infos["episode"]["r"], totals) and infos["episode"]["l"].tolist() == [5] * N
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_sb3(name):
+    env = TensorVecEnv(make_vec(name, N, threads=1))
+    action = sampler(env.tensor_env)
+    env.seed(3)
+    first = env.reset()
+    env.seed(3)
+    assert np.array_equal(first, env.reset())
+    totals, lengths, episodes = np.zeros(N), np.zeros(N), 0
+    for _ in range(120):
+        obs, reward, done, infos = env.step(action().numpy())
+        assert obs.shape == (N, *env.observation_space.shape) and done.dtype == bool and len(infos) == N
+        totals, lengths = totals + reward, lengths + 1
+        for world in np.flatnonzero(done):
+            info = infos[world]
+            assert info["episode"]["l"] == lengths[world]
+            assert info["episode"]["r"] == pytest.approx(totals[world], rel=1e-4, abs=1e-4)
+            assert info["terminal_observation"].shape == obs[world].shape
+            assert isinstance(info["TimeLimit.truncated"], bool)
+            episodes += 1
+        totals[done] = lengths[done] = 0
+    assert episodes or name in ("Ant-v5", "HalfCheetah-v5", "Pendulum-v1")
+    env.close()
+
+
+def test_sb3_trains_evaluates_and_wraps():
+    env = VecCheckNan(VecFrameStack(TensorVecEnv(make_vec("Reach", 4, threads=1)), 2))
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(256)
+    assert model.num_timesteps == 256 and len(model.ep_info_buffer) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # evaluate_policy warns when it has to do without a Monitor
+        mean, _ = evaluate_policy(model, env, n_eval_episodes=4)
+    assert np.isfinite(mean)
+    env.close()
