@@ -1,0 +1,105 @@
+"""ForeignEnv: the same promises for envs that are not ours, and plain words where they cannot be kept."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from kit.envs.foreign import ForeignEnv
+from kit.errors import UserError
+
+
+class Countdown(gymnasium.Env):
+    """Counts down from 3 and ends with a success; observations are nested, so that they get flattened."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Dict({"left": gymnasium.spaces.Box(0, 9, (1,), np.float64)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        return {"left": np.array([3.0])}, {}
+
+    def step(self, action):
+        self.left -= int(action)
+        return {"left": np.array([float(self.left)])}, 1.0, self.left == 0, False, {"is_success": self.left == 0}
+
+    def render(self):
+        return np.arange(4, dtype=np.uint8).reshape(2, 2, 1).repeat(3, axis=2)
+
+
+gymnasium.register("test/Countdown-v0", Countdown, max_episode_steps=4)
+
+
+def test_endings_totals_and_success_by_hand():
+    env = ForeignEnv("test/Countdown-v0", 2)
+    assert env.observation_space.shape == (1,) and env.reset(seed=0).tolist() == [[3], [3]]
+    actions = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0]])
+    steps = [env.step(action) for action in actions]
+    assert [step[2].tolist() for step in steps] == [[False, False], [False, False], [True, False], [False, False]]
+    assert [step[3].tolist() for step in steps] == [[False, False], [False, False], [False, False], [False, True]]
+    obs, _, _, _, info = steps[2]
+    assert obs.tolist() == [[3], [3]] and info["final_obs"].tolist() == [[0], [3]]
+    assert info["success"].tolist() == [True, False]
+    assert info["episode_return"].tolist() == [3, 3] and info["episode_length"].tolist() == [3, 3]
+    assert steps[3][4]["episode_length"].tolist() == [1, 4]
+
+
+def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
+    env = ForeignEnv("CartPole-v1", 2, seed=3)
+    assert not env.snapshots and "begins new episodes" in env.snapshot_note
+    for _ in range(5):
+        env.step(torch.tensor([0, 1]))
+    saved = env.snapshot()
+
+    def go_on() -> torch.Tensor:
+        other = ForeignEnv("CartPole-v1", 2, seed=9)
+        other.restore(saved)
+        return torch.stack([other.step(torch.tensor([0, 1]))[0] for _ in range(5)])
+
+    assert torch.equal(go_on(), go_on())
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "Reacher-v5", "Humanoid-v5", "InvertedDoublePendulum-v5"])
+def test_all_of_gymnasiums_mujoco_envs_are_saved_exactly(name):
+    env, other = ForeignEnv(name, 2, seed=0), ForeignEnv(name, 2, seed=1)
+    assert env.snapshots
+    env.action_space.seed(0)
+    actions = [torch.as_tensor(np.stack([env.action_space.sample()] * 2)) for _ in range(120)]
+    for action in actions[:30]:
+        env.step(action)
+    saved = env.snapshot()
+    expected = [env.step(action) for action in actions]
+    other.restore(saved)
+    for action, step in zip(actions, expected, strict=True):
+        again = other.step(action)
+        assert all(torch.equal(a, b) for a, b in zip(step[:4], again[:4], strict=True))
+
+
+def test_processes_of_their_own_give_the_same():
+    inline, apart = ForeignEnv("HalfCheetah-v5", 2, seed=0), ForeignEnv("HalfCheetah-v5", 2, seed=0, processes=True)
+    saved = inline.snapshot()
+    action = torch.full((2, 6), 0.5)
+    expected = [inline.step(action)[0] for _ in range(10)]
+    assert all(torch.equal(obs, apart.step(action)[0]) for obs in expected)
+    apart.restore(saved)
+    assert all(torch.equal(obs, apart.step(action)[0]) for obs in expected)
+    apart.close()
+
+
+def test_pictures_of_envs_that_draw_themselves_come_in_the_size_asked_for():
+    picture = ForeignEnv("test/Countdown-v0", 2).render(height=4, width=6)
+    assert picture.shape == (2, 1, 4, 6, 3) and picture.dtype == torch.uint8
+    assert picture[0, 0, :, :, 0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
+
+
+def test_an_env_whose_dependency_is_missing_is_the_users_error():
+    gymnasium.register("test/Broken-v0", "no_such_module:Env")
+    with pytest.raises(UserError, match="test/Broken-v0.*no_such_module"):
+        ForeignEnv("test/Broken-v0", 1)
