@@ -71,6 +71,18 @@ def resolve(config: RunConfig) -> RunConfig:
     )
 
 
+def network_threads(config: RunConfig) -> int:
+    """CPU threads for the networks of a resolved config: one where a layer's product is too small to share.
+
+    Below about 2**24 multiplications (64 × 64 × 4096) handing work to a second thread cost more than it saved, most of
+    all on a busy machine. It depends on the config alone, so that sums are added in the same order after a resume.
+    """
+    arch = config.overrides.get("policy_kwargs", {}).get("net_arch", [256] if config.algo == "SAC" else [64])
+    layers = [width for part in (arch.values() if isinstance(arch, dict) else [arch]) for width in part]
+    batch = int(config.overrides.get("batch_size", 256 if config.algo == "SAC" else int(config.n_envs)))
+    return int(config.threads) if batch * max(layers, default=1) ** 2 > 2**24 else 1
+
+
 def default_name(config: RunConfig) -> str:
     """Such as reach-ppo-s0-20261121-090000, in UTC."""
     env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-").lower()

@@ -70,8 +70,10 @@ class Evaluator:
 def load_policy(config: RunConfig, found: Checkpoint) -> Trainer:
     """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`."""
     from kit import envs
+    from kit.machine import settings
     from kit.trainers import make_trainer
 
+    settings.apply("cpu", 1)
     config = config.replace(device="cpu", n_envs=1)
     trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
     state = found.read()

@@ -117,10 +117,13 @@ class Session:
 
     def _build(self) -> Trainer:
         from kit import envs
+        from kit.machine import settings
+        from kit.presets import network_threads
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
         config = self.config
+        settings.apply(config.device, network_threads(config))
         self.status.set(phase="building the worlds")
         env = envs.make_vec(config.env, int(config.n_envs), config.device, config.seed, threads=int(config.threads))
         if not env.snapshots:
