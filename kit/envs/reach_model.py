@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 
 from kit.errors import UserError
+from kit.sim.studio import studio
 
 ARM = tuple(
     f"robot0:{joint}_joint"
@@ -52,14 +53,15 @@ def build_model() -> mujoco.MjModel:
     it), with a goal marker that touches nothing."""
     spec = mujoco.MjSpec.from_file(str(fetch_assets() / "reach.xml"))
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.geom("floor0").size = (0, 0, 1)  # endless
+    studio(spec, floor="floor0")
     _fix_the_base(spec)
     _drive_the_arm(spec)
     goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.8))
     ball = goal.add_geom(name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.03, 0, 0), rgba=(0.9, 0.1, 0.1, 1))
     ball.contype = ball.conaffinity = 0
     for name, (eye, target) in _CAMERA_POSES.items():
-        camera = spec.worldbody.add_camera(name=name, pos=eye, fovy=45)
-        camera.alt.xyaxes = _looking(np.subtract(target, eye))
+        spec.worldbody.add_camera(name=name, pos=eye, fovy=45, quat=_looking(np.subtract(target, eye)))
     return spec.compile()
 
 
@@ -94,12 +96,14 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.ctrllimited, motor.ctrlrange = True, (0, FINGER_OPEN_M)
 
 
-def _looking(direction: np.ndarray) -> list[float]:
-    """Camera axes x and y for looking along `direction` with the world's z (or, from straight above, x) up."""
+def _looking(direction: np.ndarray) -> np.ndarray:
+    """Quaternion of a camera that looks along `direction` with the world's z (or, from straight above, x) up."""
     z = -direction / np.linalg.norm(direction)
     x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
     x /= np.linalg.norm(x)
-    return [*x, *np.cross(z, x)]
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
+    return quat
 
 
 @cache
