@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 
 def make_trainer(config: RunConfig, env: TensorEnv | ForeignEnv) -> Trainer:
-    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`), ready to `learn` or `load_state`."""
+    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`)."""
     from kit.trainers.build import make_trainer
 
     return make_trainer(config, env)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
+from kit.trainers.stacked import StackedActorCritic
 
 
 class A2C(OnPolicyTrainer, sb3.A2C):
@@ -21,31 +24,44 @@ class A2C(OnPolicyTrainer, sb3.A2C):
         self._poll()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        loss, stats = self._loss(self.rollout_buffer.batch())
-        self.policy.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-        self.policy.optimizer.step()
+        self._flat.attach()
+        batch = self.rollout_buffer.batch()
+        if self.normalize_advantage:
+            batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
+        losses = self._gradient(batch)
+        self._flat.step(self.max_grad_norm)
         self._n_updates += 1
         if self._log_now:
-            self._log_update(stats)
+            self._log_update(losses)
 
-    def _loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and policy, value and entropy loss apart."""
+    def _gradient(self, batch: Batch) -> torch.Tensor:
+        """Put the gradient of the loss where the optimizer looks for it; returns policy, value and entropy loss (3,).
+
+        L = -E[A log π] + c_v E[(R - V)²] - c_e H
+        """
+        if self._stacked is not None:
+            with torch.no_grad():
+                return self._stacked_gradient(self._stacked, batch)
         actions = batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
-        values, log_prob, entropy = self.policy.evaluate_actions(batch.obs, actions)  # type: ignore[arg-type]
-        advantages = batch.advantages
-        if self.normalize_advantage:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        # L = -E[A log π] + c_v E[(R - V)²] - c_e H
-        policy_loss = -(advantages * log_prob).mean()
+        values, log_prob, entropy = self.policy.evaluate_actions(cast(torch.Tensor, batch.obs), actions)
+        policy_loss = -(batch.advantages * log_prob).mean()
         value_loss = F.mse_loss(batch.returns, values.flatten())
         entropy_loss = log_prob.mean() if entropy is None else -entropy.mean()
-        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-        return loss, torch.stack([policy_loss, value_loss, entropy_loss]).detach()
+        self._flat.zero_grad()
+        (policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss).backward()
+        return torch.stack([policy_loss, value_loss, entropy_loss]).detach()
 
-    def _log_update(self, stats: torch.Tensor) -> None:
-        policy_loss, value_loss, entropy_loss = stats.tolist()
+    def _stacked_gradient(self, net: StackedActorCritic, batch: Batch) -> torch.Tensor:
+        """The same by hand."""
+        mean, values = net.forward(cast(torch.Tensor, batch.obs))
+        z, zz = net.gaussian(batch.actions, mean)
+        entropy, error = net.entropy(), values - batch.returns
+        policy_loss = -(batch.advantages * net.log_prob(zz, entropy)).mean()
+        net.backward(z, zz, batch.advantages / -len(batch), error * (2 * self.vf_coef / len(batch)), self.ent_coef)
+        return torch.stack([policy_loss, error.square().mean(), -entropy])
+
+    def _log_update(self, losses: torch.Tensor) -> None:
+        policy_loss, value_loss, entropy_loss = losses.tolist()
         record = self.logger.record
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         record("train/explained_variance", self._explained_variance())

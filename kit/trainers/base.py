@@ -1,4 +1,4 @@
-"""What every trainer shares: the tensor env under SB3's view of it, boundaries, exact state, and SB3's zip left plain."""
+"""What every trainer shares: the tensor env under SB3's view of it, boundaries, exact state, and a plain SB3 zip."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class TensorTrainer(BaseAlgorithm):
     """
 
     tensor_env: Any
+    gamma: float
     normalizer: Normalizer | None = None
     _last_obs: Obs | None  # type: ignore[assignment]
 
@@ -46,7 +47,7 @@ class TensorTrainer(BaseAlgorithm):
     # -- set-up ----------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        super()._setup_model()
+        super()._setup_model()  # type: ignore[safe-super]
         self.iteration = 0
         self._ready = False
         self.normalizer = None
@@ -55,9 +56,8 @@ class TensorTrainer(BaseAlgorithm):
         self.ep_success_buffer = deque(maxlen=self._stats_window_size)
         if self._normalize:
             settings = self._normalize if isinstance(self._normalize, dict) else {}
-            self.normalizer = Normalizer(
-                self.observation_space, self.n_envs, self.device, **{"gamma": self.gamma, **settings}
-            )  # type: ignore[attr-defined]
+            settings = {"gamma": self.gamma, **settings}
+            self.normalizer = Normalizer(self.observation_space, self.n_envs, self.device, **settings)
         if self.env is not None:
             try:
                 self.tensor_env = self.env.unwrapped.tensor_env  # type: ignore[attr-defined]
@@ -89,7 +89,8 @@ class TensorTrainer(BaseAlgorithm):
         self._ready = False
         custom = self._custom_logger
         if not custom:
-            self._logger = utils.configure_logger(self.verbose, self.tensorboard_log, tb_log_name, self.num_timesteps == 0)
+            fresh = self.num_timesteps == 0
+            self._logger = utils.configure_logger(self.verbose, self.tensorboard_log, tb_log_name, fresh)
         self._custom_logger = True
         try:
             return super()._setup_learn(total_timesteps, callback, False, tb_log_name, progress_bar)
@@ -169,6 +170,7 @@ class TensorTrainer(BaseAlgorithm):
     def state(self) -> State:
         """Copies of everything that decides the future, apart from replay data; valid at iteration boundaries."""
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
+        assert self._last_obs is not None
         last_obs = self._last_obs if isinstance(self._last_obs, dict) else {"": self._last_obs}
         return {
             "policy": {name: value.detach().cpu().clone() for name, value in self.policy.state_dict().items()},
@@ -186,7 +188,7 @@ class TensorTrainer(BaseAlgorithm):
                 "episode_returns": [episode["r"] for episode in self.ep_info_buffer],
                 "episode_lengths": [episode["l"] for episode in self.ep_info_buffer],
                 "episode_successes": list(self.ep_success_buffer),
-                **{f"last_obs.{key}".rstrip("."): obs.cpu().clone() for key, obs in last_obs.items() if obs is not None},
+                **{f"last_obs.{key}".rstrip("."): obs.cpu().clone() for key, obs in last_obs.items()},
             },
             "rng": _rng_state(self.device),
             "env": self.tensor_env.snapshot(),
@@ -211,7 +213,7 @@ class TensorTrainer(BaseAlgorithm):
         self.tensor_env.restore(state["env"])
         if self.tensor_env.snapshots:
             last_obs = {name[9:]: obs.to(self.device) for name, obs in own.items() if name.startswith("last_obs")}
-            self._last_obs = last_obs[""] if "" in last_obs else last_obs
+            self._last_obs = last_obs.get("", last_obs)
         else:  # the worlds could not be saved: they begin anew, the same way each time
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
         if self.normalizer is not None:
@@ -242,7 +244,7 @@ def _never() -> bool:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """"<parameter>.<slot>" -> tensor or number; e.g. "log_std.exp_avg"."""
+    """By "<parameter>.<slot>", e.g. "log_std.exp_avg": tensors and numbers."""
     by_index = optimizer.state_dict()["state"]
     flat: dict[str, Any] = {"learning_rate": optimizer.param_groups[0]["lr"]}
     for index, name in enumerate(parameters):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kit.encoders import policy_name
 from kit.trainers.overrides import arguments
 
@@ -21,5 +19,5 @@ def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
 
     algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
     policy = policy_name(config.encoder, env.observation_space)
-    device = torch.device(config.device)
-    return algorithm(policy, TensorVecEnv(env), seed=config.seed, device=device, **arguments(config.algo, config.overrides))
+    hyperparameters = arguments(config.algo, config.overrides)
+    return algorithm(policy, TensorVecEnv(env), seed=config.seed, device=config.device, **hyperparameters)

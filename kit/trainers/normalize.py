@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gymnasium import spaces
@@ -10,6 +10,7 @@ from gymnasium import spaces
 from kit.errors import UserError
 
 if TYPE_CHECKING:
+    from stable_baselines3.common.running_mean_std import RunningMeanStd
     from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
@@ -36,7 +37,7 @@ class Normalizer:
     """Keeps running statistics of observations and of discounted returns, and scales by them.
 
     A policy trained with it sees `observe(obs)`. The trainer's own `predict` and `act` do that for you. For a model
-    loaded in plain SB3, wrap its env: `model.normalizer.to_sb3(venv)` is the `VecNormalize` that gives the same numbers.
+    loaded in plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize` with the same numbers.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Normalizer:
         epsilon: float = 1e-8,
     ) -> None:
         if norm_obs and not isinstance(observation_space, spaces.Box):
-            raise UserError(f'overrides normalize=true needs plain numbers, not {observation_space}; use {{"norm_obs": false}}.')
+            kind = type(observation_space).__name__
+            raise UserError(f'overrides normalize=true cannot scale {kind} observations; write {{"norm_obs": false}}.')
         self.norm_obs, self.norm_reward = norm_obs, norm_reward
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
@@ -119,7 +121,10 @@ class Normalizer:
         wrapped = VecNormalize(
             venv, False, self.norm_obs, self.norm_reward, self.clip_obs, self.clip_reward, self.gamma, self.epsilon
         )
-        for theirs, ours in ((wrapped.obs_rms, self.obs_moments), (wrapped.ret_rms, self.return_moments)):
+        pairs = [(wrapped.ret_rms, self.return_moments)]
+        if self.norm_obs:
+            pairs.append((cast("RunningMeanStd", wrapped.obs_rms), self.obs_moments))
+        for theirs, ours in pairs:
             theirs.mean, theirs.var = ours.mean.cpu().numpy().copy(), ours.var.cpu().numpy().copy()
             theirs.count = ours.count
         return wrapped

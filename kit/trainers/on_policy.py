@@ -12,7 +12,12 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from kit.trainers.base import TensorTrainer
+from kit.trainers.flat import flatten
 from kit.trainers.rollout import Obs, Rollout
+from kit.trainers.stacked import StackedActorCritic, can_stack
+
+VALUE_ROWS = 65_536
+"""Observations valued at once after a rollout: bounds the memory of hidden layers."""
 
 
 class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
@@ -24,6 +29,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
+        self._stacked = StackedActorCritic(self.policy) if can_stack(self.policy) else None
+        self._flat = flatten(self.policy.optimizer) if self._stacked is None else self._stacked.optimizer
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -71,6 +78,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         callback.on_rollout_start()
         assert self._last_obs is not None
         with torch.no_grad():
+            self._begin_sampling()
             for step in range(n_rollout_steps):
                 self._poll()
                 if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
@@ -96,22 +104,44 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 callback.update_locals({**locals(), "rewards": reward, "dones": done})
                 if not callback.on_step():
                     return False
+            self._finish_sampling()
         self._record_episodes(
             rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if "success" in info else None
         )
         callback.on_rollout_end()
         return True
 
+    def _begin_sampling(self) -> None:
+        self._flat.attach()
+        if self._stacked is not None:  # the policy stands still, so all of a rollout's noise can be drawn at once
+            shape = (self.n_steps, self.n_envs, self._stacked.num_actions)
+            self._noise, self._std = torch.randn(shape, device=self.device), self._stacked.log_std.exp()
+
     def _sample(self, step: int, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) for `obs` as the policy sees them; stored with their values and log-probabilities."""
-        actions, values, log_probs = self.policy(obs)
-        self.rollout_buffer.act(step, actions)
-        self.rollout_buffer.values[step] = values.flatten()
-        self.rollout_buffer.log_probs[step] = log_probs
+        """Actions (n, act) for `obs` as the policy sees them. Stored; so are their values and log-probabilities, here
+        or, in one go, in `_finish_sampling`."""
+        rollout = self.rollout_buffer
+        if self._stacked is not None:
+            actions = torch.addcmul(self._stacked.mean(cast(torch.Tensor, obs)), self._std, self._noise[step])
+        else:
+            actions, values, log_probs = self.policy(obs)
+            rollout.values[step] = values.flatten()
+            rollout.log_probs[step] = log_probs
+        rollout.act(step, actions)
         return actions
+
+    def _finish_sampling(self) -> None:
+        if self._stacked is None:
+            return
+        obs = cast(torch.Tensor, self.rollout_buffer.obs).flatten(0, 1)
+        values = torch.cat([self._stacked.value(piece) for piece in obs.split(VALUE_ROWS)])
+        self.rollout_buffer.values = values.view(self.n_steps, self.n_envs)
+        self.rollout_buffer.log_probs = self._stacked.log_prob(self._noise.square(), self._stacked.entropy())
 
     def _values(self, obs: Obs) -> torch.Tensor:
         """(n,) values of `obs` as the policy sees them."""
+        if self._stacked is not None:
+            return self._stacked.value(cast(torch.Tensor, obs))
         return self.policy.predict_values(cast(torch.Tensor, obs)).flatten()
 
     def _compute_returns(self) -> None:
@@ -137,7 +167,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         return {"policy": (self.policy.optimizer, dict(self.policy.named_parameters()))}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_log_now"]
+        return [*super()._excluded_save_params(), "_log_now", "_stacked", "_flat", "_noise", "_std"]
 
 
 class LazyInfos(Sequence[dict[str, Any]]):

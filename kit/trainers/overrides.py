@@ -1,4 +1,4 @@
-"""Hyperparameters as people write them (YAML, JSON, SB3's and rl-zoo's spellings), checked and turned into arguments."""
+"""Hyperparameters as people write them (YAML, JSON; SB3's and rl-zoo's spellings), checked, as arguments."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ STOCK: dict[str, type] = {"PPO": sb3.PPO, "A2C": sb3.A2C, "SAC": sb3.SAC}
 POLICIES: dict[str, type] = {"PPO": ActorCriticPolicy, "A2C": ActorCriticPolicy, "SAC": SACPolicy}
 
 NOT_OVERRIDES = {
-    *("self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),  # RunConfig's own
-    *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),  # ours are tensors
-    *("action_noise", "optimize_memory_usage"),  # objects; and what is always done here
+    *("policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),
+    *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
+    *("action_noise", "optimize_memory_usage"),
 }
-NORMALIZE = {"norm_obs": bool, "norm_reward": bool, "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}
+"""RunConfig's own, ours, and objects that no file can hold."""
+
+NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
+             "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "full_std", "use_expln", "squash_output",
                  "clip_mean", "n_critics", "share_features_extractor", "normalize_images")  # fmt: skip
 
 
 def check_names(algo: str, overrides: Mapping[str, Any]) -> None:
-    """Raise `UserError` for the first override that `algo` has no such argument for, or whose value is of a wrong type."""
+    """Raise `UserError` for the first override that `algo` does not have, or whose value is of a wrong type."""
     arguments(algo, overrides)
 
 
 def arguments(algo: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments for `algo`'s class. `overrides` is left as it is."""
-    parameters = inspect.signature(STOCK[algo].__init__).parameters
+    parameters = inspect.signature(STOCK[algo]).parameters
     known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
     result: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -50,7 +53,8 @@ def arguments(algo: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in known:
             close = difflib.get_close_matches(name, [*known, "normalize"], n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"overrides {name}={value!r} is not one of {algo}'s; {hint}valid are {', '.join(sorted(known))}.")
+            valid = ", ".join(sorted([*known, "normalize"]))
+            raise UserError(f"overrides {name}={value!r} is not one of {algo}'s; {hint}valid are {valid}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result
@@ -79,7 +83,7 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def _schedule(name: str, text: str) -> LinearSchedule:
-    """"lin_0.0003": from 0.0003 down to 0 over the run."""
+    """From "lin_0.0003": 0.0003, falling to 0 over the run."""
     match = re.fullmatch(r"lin_(\d*\.?\d+(?:[eE][-+]?\d+)?)", text)
     if not match:
         raise UserError(f'overrides {name}={text!r} is not a schedule; write a number, or "lin_0.0003" to fall to 0.')
@@ -90,7 +94,7 @@ def _normalize(value: Any) -> bool | dict[str, Any]:
     if isinstance(value, bool):
         return value
     if not isinstance(value, dict):
-        raise UserError(f"overrides normalize={value!r} is neither true, false nor a mapping of {', '.join(NORMALIZE)}.")
+        raise UserError(f"overrides normalize={value!r} is not true, false or a mapping of {', '.join(NORMALIZE)}.")
     for name, setting in value.items():
         if name not in NORMALIZE:
             raise UserError(f"overrides normalize {name}={setting!r} is unknown; valid are {', '.join(NORMALIZE)}.")
@@ -98,7 +102,7 @@ def _normalize(value: Any) -> bool | dict[str, Any]:
 
 
 def _policy_kwargs(algo: str, value: Any) -> dict[str, Any]:
-    known = [name for name in inspect.signature(POLICIES[algo].__init__).parameters if name in POLICY_KWARGS]
+    known = [name for name in inspect.signature(POLICIES[algo]).parameters if name in POLICY_KWARGS]
     if not isinstance(value, dict):
         raise UserError(f"overrides policy_kwargs={value!r} is not a mapping; valid names are {', '.join(known)}.")
     result = dict(value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple, cast
+
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
@@ -9,6 +12,22 @@ from torch.nn import functional as F
 
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
+from kit.trainers.stacked import StackedActorCritic
+
+
+class Clip(NamedTuple):
+    """How far one update may move: ratios from 1, and values from what they were (None: freely)."""
+
+    ratio: float
+    value: float | None
+
+
+class Outcome(NamedTuple):
+    """What one minibatch's forward pass found: rows (B,), (B,) and a scalar."""
+
+    log_ratio: torch.Tensor
+    values: torch.Tensor
+    entropy: torch.Tensor
 
 
 class PPO(OnPolicyTrainer, sb3.PPO):
@@ -18,78 +37,131 @@ class PPO(OnPolicyTrainer, sb3.PPO):
         """Several epochs of minibatches over the rollout."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
-        clip_range_vf = None
-        if self.clip_range_vf is not None:
-            clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
-        rollout = self.rollout_buffer.batch()
-        stats: list[torch.Tensor] = []
-        going_on = True
+        self._flat.attach()
+        progress = self._current_progress_remaining
+        value_clip = None if self.clip_range_vf is None else self.clip_range_vf(progress)  # type: ignore[operator]
+        clip = Clip(self.clip_range(progress), value_clip)  # type: ignore[operator]
+        rollout, figures, kl = self.rollout_buffer.batch(), [], None
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
-            epoch_start = len(stats)
+            if self.normalize_advantage:
+                shuffled = replace(shuffled, advantages=normalize(shuffled.advantages, self.batch_size))
+            outcomes: list[Outcome] = []
             for batch in shuffled.split(self.batch_size):
                 self._poll()
-                loss, stat = self._loss(batch, clip_range, clip_range_vf)
-                stats.append(stat)
-                if self.target_kl is not None and stat[KL].item() > 1.5 * self.target_kl:
-                    going_on = False
-                    break
-                self.policy.optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-                self.policy.optimizer.step()
+                outcomes.append(self._gradient(batch, clip))
+                if self.target_kl is not None:
+                    kl = kl_divergence(outcomes[-1].log_ratio).mean().item()
+                    if kl > 1.5 * self.target_kl:
+                        break
+                self._flat.step(self.max_grad_norm)
             self._n_updates += 1
-            if not going_on:
+            if self._log_now:
+                figures.append(self._figures(shuffled, outcomes, clip))
+            if kl is not None and self.target_kl is not None and kl > 1.5 * self.target_kl:
                 break
         if self._log_now:
-            self._log_update(torch.stack(stats), epoch_start, clip_range, clip_range_vf)
+            self._log_update(figures, clip)
 
-    def _loss(
-        self, batch: Batch, clip_range: float, clip_range_vf: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of one minibatch, and the row of figures to log (see the constants below)."""
+    def _gradient(self, batch: Batch, clip: Clip) -> Outcome:
+        """Put the gradient of the loss over `batch` where the optimizer looks for it.
+
+        L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H,   r = π(a|s) / π_old(a|s)
+        """
+        if self._stacked is not None:
+            with torch.no_grad():
+                return self._stacked_gradient(self._stacked, batch, clip)
         actions = batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
-        values, log_prob, entropy = self.policy.evaluate_actions(batch.obs, actions)  # type: ignore[arg-type]
+        values, log_prob, entropy = self.policy.evaluate_actions(cast(torch.Tensor, batch.obs), actions)
         values = values.flatten()
-        advantages = batch.advantages
-        if self.normalize_advantage and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = log_prob - batch.log_probs
         ratio = log_ratio.exp()
-        # L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H
-        clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-        policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
-        if clip_range_vf is not None:
-            values = batch.values + (values - batch.values).clamp(-clip_range_vf, clip_range_vf)
-        value_loss = F.mse_loss(batch.returns, values)
-        entropy_loss = log_prob.mean() if entropy is None else -entropy.mean()
-        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-        with torch.no_grad():
-            clip_fraction = ((ratio - 1).abs() > clip_range).float().mean()
-            kl = (ratio - 1 - log_ratio).mean()
-            row = torch.stack([policy_loss, value_loss, entropy_loss, loss, clip_fraction, kl])
-        return loss, row
+        clipped = ratio.clamp(1 - clip.ratio, 1 + clip.ratio)
+        policy_loss = -torch.min(batch.advantages * ratio, batch.advantages * clipped).mean()
+        value_loss = F.mse_loss(batch.returns, _clip_values(values, batch.values, clip))
+        mean_entropy = -log_prob.mean() if entropy is None else entropy.mean()
+        loss = policy_loss - self.ent_coef * mean_entropy + self.vf_coef * value_loss
+        self._flat.zero_grad()
+        loss.backward()
+        return Outcome(log_ratio.detach(), values.detach(), mean_entropy.detach())
 
-    def _log_update(
-        self, stats: torch.Tensor, last_epoch: int, clip_range: float, clip_range_vf: float | None
-    ) -> None:
-        """`stats` (minibatches, 6): read from the device once."""
-        means = stats.mean(0).tolist()
+    def _stacked_gradient(self, net: StackedActorCritic, batch: Batch, clip: Clip) -> Outcome:
+        """The same by hand."""
+        mean, values = net.forward(cast(torch.Tensor, batch.obs))
+        z, zz = net.gaussian(batch.actions, mean)
+        entropy = net.entropy()
+        log_ratio = net.log_prob(zz, entropy).sub_(batch.log_probs)
+        ratio = log_ratio.exp()
+        surrogate = batch.advantages * ratio
+        clipped = ratio.clamp_(1 - clip.ratio, 1 + clip.ratio).mul_(batch.advantages)
+        log_prob_grad = surrogate.mul_(surrogate <= clipped).mul_(-1 / len(batch))  # ∂ r / ∂ log π = r
+        if clip.value is None:
+            value_grad = (values - batch.returns).mul_(2 * self.vf_coef / len(batch))
+        else:
+            inside = (values - batch.values).abs() <= clip.value
+            error = _clip_values(values, batch.values, clip) - batch.returns
+            value_grad = error.mul_(inside).mul_(2 * self.vf_coef / len(batch))
+        net.backward(z, zz, log_prob_grad, value_grad, self.ent_coef)
+        return Outcome(log_ratio, values, entropy)
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    def _figures(self, epoch: Batch, outcomes: list[Outcome], clip: Clip) -> torch.Tensor:
+        """One row for each minibatch of an `epoch`, columns as in `FIGURES`, on the device."""
+        log_ratio = torch.cat([outcome.log_ratio for outcome in outcomes])
+        values = torch.cat([outcome.values for outcome in outcomes])
+        advantages, returns, old = (x[: len(values)] for x in (epoch.advantages, epoch.returns, epoch.values))
+        ratio = log_ratio.exp()
+        surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1 - clip.ratio, 1 + clip.ratio))
+        by_row = torch.stack([
+            -surrogate,
+            (returns - _clip_values(values, old, clip)).square(),
+            kl_divergence(log_ratio),
+            ((ratio - 1).abs() > clip.ratio).float(),
+        ])  # fmt: skip
+        means = torch.stack([piece.mean(1) for piece in by_row.split(self.batch_size, 1)])
+        entropies = torch.stack([outcome.entropy for outcome in outcomes])
+        return torch.cat([means, -entropies.unsqueeze(1)], 1)
+
+    def _log_update(self, figures: list[torch.Tensor], clip: Clip) -> None:
+        """`figures`: one (minibatches, 5) for each epoch. Read from the device once."""
+        rows = [torch.cat(figures).mean(0), figures[-1].mean(0), figures[-1][-1]]
+        means, last_epoch, last = torch.stack(rows).tolist()
         record = self.logger.record
         record("train/entropy_loss", means[ENTROPY])
         record("train/policy_gradient_loss", means[POLICY])
         record("train/value_loss", means[VALUE])
-        record("train/approx_kl", stats[last_epoch:, KL].mean().item())
+        record("train/approx_kl", last_epoch[KL])
         record("train/clip_fraction", means[CLIPPED])
-        record("train/loss", stats[-1, LOSS].item())
+        record("train/loss", last[POLICY] + self.ent_coef * last[ENTROPY] + self.vf_coef * last[VALUE])
         record("train/explained_variance", self._explained_variance())
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        record("train/clip_range", clip_range)
-        if clip_range_vf is not None:
-            record("train/clip_range_vf", clip_range_vf)
+        record("train/clip_range", clip.ratio)
+        if clip.value is not None:
+            record("train/clip_range_vf", clip.value)
 
 
-POLICY, VALUE, ENTROPY, LOSS, CLIPPED, KL = range(6)
+FIGURES = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)
+
+
+def normalize(advantages: torch.Tensor, size: int) -> torch.Tensor:
+    """`advantages` (N,), each run of `size` rows brought to mean 0 and standard deviation 1; a single row stays."""
+    whole = len(advantages) // size * size
+    pieces = [advantages[:whole].view(-1, size), advantages[whole:].view(1, -1)]
+    for i, rows in enumerate(pieces):
+        if rows.shape[1] > 1:
+            std, mean = torch.std_mean(rows, dim=1, keepdim=True)
+            pieces[i] = (rows - mean) / (std + 1e-8)
+    return torch.cat([rows.flatten() for rows in pieces])
+
+
+def kl_divergence(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Estimates of KL(π_old, π), one for each row: (r - 1) - log r, never negative (Schulman, 2020)."""
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def _clip_values(values: torch.Tensor, old: torch.Tensor, clip: Clip) -> torch.Tensor:
+    """`values` (B,), held near what they were when the rollout was collected."""
+    return values if clip.value is None else old + (values - old).clamp(-clip.value, clip.value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kit.trainers.rollout import Obs, tmap
+from kit.trainers.rollout import Obs
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Replay:
     def add(
         self, obs: Obs, actions: torch.Tensor, rewards: torch.Tensor, next_obs: Obs, terminated: torch.Tensor
     ) -> None:
-        """Append one row: every argument has leading size `n_envs`. `next_obs` is what truly followed, before resets."""
+        """Append one row: every argument has leading size `n_envs`. `next_obs` is what truly followed."""
         row = {**_named("obs", obs), **_named("next_obs", next_obs)}
         row |= {"actions": actions, "rewards": rewards, "terminated": terminated}
         slot = self.written % self.capacity

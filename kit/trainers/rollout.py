@@ -1,8 +1,8 @@
-"""One rollout of every world as tensors (steps, worlds, ...) on the training device, and the returns computed from it."""
+"""One rollout of every world as tensors (steps, worlds, ...) on the training device, and its returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -62,11 +62,17 @@ class Batch:
         """The rows `index` (k,), copied."""
         return Batch(*(tmap(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type]
 
-    def split(self, size: int) -> Iterator[Batch]:
+    def split(self, size: int) -> list[Batch]:
         """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
-        for start in range(0, len(self), size):
-            piece = slice(start, start + size)
-            yield Batch(*(tmap(lambda x: x[piece], getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type] # noqa: B023
+        columns = [_split(getattr(self, f.name), size) for f in fields(self)]
+        return [Batch(*piece) for piece in zip(*columns, strict=True)]
+
+
+def _split(obs: Obs, size: int) -> Sequence[Obs]:
+    if isinstance(obs, dict):
+        pieces = [value.split(size) for value in obs.values()]
+        return [dict(zip(obs, piece, strict=True)) for piece in zip(*pieces, strict=True)]
+    return obs.split(size)
 
 
 class Rollout:

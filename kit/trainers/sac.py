@@ -145,7 +145,8 @@ class SAC(TensorTrainer, sb3.SAC):
 
         with torch.no_grad():  # y = r + γ (1 - d) (min_i Q'_i(s', a') - α log π(a' | s'))
             next_actions, next_log_prob = self.actor.action_log_prob(cast(torch.Tensor, batch.next_obs))
-            next_q = torch.cat(self.critic_target(cast(torch.Tensor, batch.next_obs), next_actions), dim=1).min(1).values
+            next_qs = self.critic_target(cast(torch.Tensor, batch.next_obs), next_actions)
+            next_q = torch.cat(next_qs, dim=1).min(1).values
             target = batch.rewards + self.gamma * (~batch.terminated) * (next_q - ent_coef * next_log_prob)
         current = self.critic(cast(torch.Tensor, batch.obs), batch.actions)
         critic_loss = 0.5 * sum(F.mse_loss(q.squeeze(1), target) for q in current)
@@ -169,7 +170,7 @@ class SAC(TensorTrainer, sb3.SAC):
         if self.ent_coef_optimizer is None or self.log_ent_coef is None:
             return self.ent_coef_tensor, torch.zeros_like(self.ent_coef_tensor)
         ent_coef = self.log_ent_coef.detach().exp().squeeze(0)
-        loss = -(self.log_ent_coef * (log_prob + self.target_entropy).detach()).mean()
+        loss = -(self.log_ent_coef * (log_prob + float(self.target_entropy)).detach()).mean()
         self.ent_coef_optimizer.zero_grad()
         loss.backward()
         self.ent_coef_optimizer.step()

@@ -1,21 +1,27 @@
-"""A tensor env in thirty lines: a point is pushed towards the origin of a plane."""
+"""A tensor env in thirty lines, and trainers on it."""
+
+from typing import Any
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.logger import KVWriter, Logger
+
+from kit.config import RunConfig
+from kit.trainers import Trainer, make_trainer
 
 
 class FakeEnv:
-    """Reaching the origin ends the episode; so does its 20th step. Reset draws a new start."""
+    """A point is pushed towards the origin. Reaching it ends the episode; so does the 20th step. Reset draws a new
+    start."""
 
     snapshots = True
 
-    def __init__(self, num_envs: int = 4, seed: int = 0, limit: int = 20, act: int = 2) -> None:
+    def __init__(self, num_envs: int = 4, limit: int = 20, act: int = 2, action_space: spaces.Space | None = None):
         self.num_envs, self.device, self.dtype, self.limit = num_envs, torch.device("cpu"), torch.float32, limit
         self.observation_space = spaces.Box(-10, 10, (act + 1,))
-        self.action_space = spaces.Box(-1, 1, (act,))
+        self.action_space = action_space or spaces.Box(-1, 1, (act,))
         self.generator = torch.Generator()
         self.place, self.total, self.steps = torch.zeros(num_envs, act), torch.zeros(num_envs), torch.zeros(num_envs)
-        self.reset(seed)
 
     def reset(self, seed: int | None = None) -> torch.Tensor:
         if seed is not None:
@@ -31,13 +37,16 @@ class FakeEnv:
     def _obs(self) -> torch.Tensor:
         return torch.cat([self.place, self.steps[:, None] / self.limit], 1)
 
-    def step(self, action: torch.Tensor):
+    def step(self, action: torch.Tensor) -> Any:
+        if not isinstance(self.action_space, spaces.Box):  # which way to push, as one number
+            action = torch.stack([action.reshape(self.num_envs, -1)[:, 0] - 1.0] * self.place.shape[1], 1)
         self.place = self.place + 0.3 * action.clamp(-1, 1)
         self.steps, reward = self.steps + 1, -self.place.norm(dim=1)
         self.total = self.total + reward
         terminated = reward > -0.3
         truncated = (self.steps >= self.limit) & ~terminated
-        info = {"final_obs": self._obs(), "success": terminated, "episode_return": self.total, "episode_length": self.steps.long()}
+        info = {"final_obs": self._obs(), "success": terminated}
+        info |= {"episode_return": self.total, "episode_length": self.steps.long()}
         self._begin(terminated | truncated)
         return self._obs(), reward, terminated, truncated, info
 
@@ -51,3 +60,30 @@ class FakeEnv:
 
     def close(self) -> None:
         pass
+
+
+def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trainer:
+    """A small trainer on a small env."""
+    small = {"PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2}, "A2C": {}, "SAC": {"learning_starts": 40}}
+    env = env or FakeEnv()
+    config = RunConfig(
+        algo=algo, n_envs=env.num_envs, seed=seed, device="cpu", overrides={**small[algo], **overrides}, threads=1
+    )
+    return make_trainer(config, env)
+
+
+class Rows(KVWriter):
+    """Keeps every dumped row but its wall-clock columns."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        self.rows.append({"step": step, **{k: v for k, v in key_values.items() if not k.startswith("time/")}})
+
+
+def rows_of(model: Any) -> list[dict[str, Any]]:
+    """The rows that `model` will log from now on."""
+    rows = Rows()
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    return rows.rows

@@ -1,0 +1,152 @@
+"""All parameters of an optimizer as one vector: clipping and stepping take a handful of kernels, whatever the network.
+
+The modules' own parameters become views of the vector, and SB3's optimizer keeps views of our moments, so everything
+that reads or loads them (state_dict, SB3's save and load) still does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+
+Layout = Sequence[torch.Tensor | int]
+"""Parameters in the order wanted; a whole number leaves so many elements unused (always zero)."""
+
+
+def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `FlatOptimizer` does what `optimizer` would: one of SB3's three, without rarer options."""
+    if len(optimizer.param_groups) != 1:
+        return False
+    group = optimizer.param_groups[0]
+    rare = ("weight_decay", "amsgrad", "maximize", "centered", "momentum", "capturable")
+    plain = not any(group.get(option) for option in rare)
+    one_kind = len({(p.device, p.dtype) for p in group["params"]}) == 1
+    return type(optimizer) in (torch.optim.Adam, torch.optim.RMSprop, RMSpropTFLike) and plain and one_kind
+
+
+class FlatOptimizer:
+    """`optimizer`'s parameters as the vector `data` (P,), their gradients as `grad` (P,).
+
+    `step` clips the whole gradient's norm and does what the optimizer itself would have done.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout | None = None) -> None:
+        parameters = optimizer.param_groups[0]["params"]
+        layout = list(parameters) if layout is None else list(layout)
+        assert {id(p) for p in layout if not isinstance(p, int)} == {id(p) for p in parameters}
+        size = sum(p if isinstance(p, int) else p.numel() for p in layout)
+        self.optimizer = optimizer
+        self.data = torch.zeros(size, device=parameters[0].device, dtype=parameters[0].dtype)
+        self.grad = torch.zeros_like(self.data)
+        self._fresh = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
+        self._moments = {name: torch.full_like(self.data, self._fresh) for name in _MOMENTS[type(optimizer)]}
+        self._steps = torch.zeros((), device=self.data.device)
+        self._spans: list[tuple[torch.nn.Parameter, int]] = []
+        offset = 0
+        for p in layout:
+            if not isinstance(p, int):
+                assert isinstance(p, torch.nn.Parameter)
+                self._spans.append((p, offset))
+            offset += p if isinstance(p, int) else p.numel()
+        self.attach()
+        optimizer.register_state_dict_pre_hook(lambda _: self._show())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
+        self._absorb()
+
+    def attach(self) -> None:
+        """Make every parameter a view of `data` (again, if something has replaced it), keeping its value."""
+        for p, offset in self._spans:
+            view = self._view(self.data, p, offset)
+            if p.data_ptr() != view.data_ptr():
+                view.copy_(p.detach())
+                p.data = view
+            p.grad = self._view(self.grad, p, offset)
+
+    def span(self, first: torch.Tensor, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`data` and `grad` from `first` on, as views of `shape`: several parameters that lie side by side."""
+        offset = next(offset for p, offset in self._spans if p is first)
+        size = torch.Size(shape).numel()
+        return self.data[offset : offset + size].view(shape), self.grad[offset : offset + size].view(shape)
+
+    def zero_grad(self) -> None:
+        self.grad.zero_()
+
+    @torch.no_grad()
+    def step(self, max_norm: float | None) -> None:
+        """Clip `grad` to `max_norm` and take one step. Destroys `grad`."""
+        group = self.optimizer.param_groups[0]
+        excess = None
+        if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
+            excess = torch.linalg.vector_norm(self.grad).add_(1e-6).div_(max_norm).clamp_(min=1.0)
+        self._steps += 1
+        if isinstance(self.optimizer, torch.optim.Adam):
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(
+                [self.data], [self.grad], [self._moments["exp_avg"]], [self._moments["exp_avg_sq"]], [], [self._steps],
+                lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"],
+                amsgrad=False, maximize=False, grad_scale=excess, found_inf=None,
+            )  # fmt: skip
+            return
+        if excess is not None:
+            self.grad.div_(excess)
+        square = self._moments["square_avg"]  # v ← α v + (1 - α) g²
+        square.mul_(group["alpha"]).addcmul_(self.grad, self.grad, value=1 - group["alpha"])
+        inside = isinstance(self.optimizer, RMSpropTFLike)  # θ ← θ - lr g / (√v + ε), or / √(v + ε) as TensorFlow
+        root = square.add(group["eps"]).sqrt_() if inside else square.sqrt().add_(group["eps"])
+        self.data.addcdiv_(self.grad, root, value=-group["lr"])
+
+    def _view(self, vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
+        return vector[offset : offset + p.numel()].view(p.shape)
+
+    def _show(self) -> None:
+        """Put our moments where torch's optimizer keeps its own."""
+        if not self._steps.item():
+            return
+        for p, offset in self._spans:
+            steps: Any = int(self._steps.item()) if isinstance(self.optimizer, RMSpropTFLike) else self._steps.clone()
+            moments = {name: self._view(moment, p, offset) for name, moment in self._moments.items()}
+            self.optimizer.state[p] = {"step": steps, **moments}
+
+    def _absorb(self) -> None:
+        """Take over what torch's optimizer was given by `load_state_dict`."""
+        self._steps.zero_()
+        for p, offset in self._spans:
+            given = self.optimizer.state.get(p)
+            for name, moment in self._moments.items():
+                self._view(moment, p, offset).copy_(given[name] if given else torch.full_like(p, self._fresh))
+            if given:
+                self._steps.fill_(float(given["step"]))
+        self._show()
+
+
+class PlainOptimizer:
+    """The same two methods for any other optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def attach(self) -> None:
+        pass
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self, max_norm: float | None) -> None:
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], max_norm)
+        self.optimizer.step()
+
+
+def flatten(optimizer: torch.optim.Optimizer) -> FlatOptimizer | PlainOptimizer:
+    """The fastest of the two that can."""
+    return FlatOptimizer(optimizer) if can_flatten(optimizer) else PlainOptimizer(optimizer)
+
+
+_MOMENTS: dict[type, tuple[str, ...]] = {
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.RMSprop: ("square_avg",),
+    RMSpropTFLike: ("square_avg",),
+}

@@ -1,0 +1,130 @@
+"""Given the same rollout, weights and permutation, an update gives the weights that SB3's gives, to 1e-5."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3 as sb3
+import torch
+from fake_env import FakeEnv, trainer
+from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+
+from kit.envs.sb3 import TensorVecEnv
+
+STEPS, WORLDS = 16, 4
+SHAPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "relu": {"policy_kwargs": {"activation_fn": torch.nn.ReLU, "net_arch": [32]}},
+    "three": {"policy_kwargs": {"net_arch": [24, 16, 8]}},
+    "uneven": {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [32, 32]}}},
+    "elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU}},
+    "coefficients": {"ent_coef": 0.01, "vf_coef": 0.7, "max_grad_norm": 0.05, "normalize_advantage": True},
+}
+PPO_SHAPES = {
+    "value clip": {"clip_range_vf": 0.1},
+    "ragged": {"batch_size": 24},
+    "raw": {"normalize_advantage": False, "clip_range": 0.05},
+    "kl": {"target_kl": 0.02, "learning_rate": 3e-3},
+}
+A2C_SHAPES = {
+    "tf": {"policy_kwargs": {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}},
+    "adam": {"use_rms_prop": False},
+    "other": {"policy_kwargs": {"optimizer_class": torch.optim.SGD}},
+}
+
+
+def pair(algo: str, action_space: spaces.Space | None = None, **kwargs: Any) -> tuple[Any, Any]:
+    """Ours and SB3's, of equal weights, after ours has collected one rollout, which both hold."""
+    ours_class = type(trainer(algo))
+    stock_class = getattr(sb3, algo)
+    common: dict[str, Any] = {"n_steps": STEPS, "seed": 3, "device": "cpu", **kwargs}
+    ours = ours_class("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS, action_space=action_space)), **common)
+    stock = stock_class("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS, action_space=action_space)), **common)
+    quiet = Logger(folder=None, output_formats=[])
+    for model in (ours, stock):
+        model.set_logger(quiet)
+    _, callback = ours._setup_learn(STEPS * WORLDS)
+    ours.collect_rollouts(ours.env, callback, ours.rollout_buffer, STEPS)
+    ours._compute_returns()
+    ours._log_now = True
+    with torch.no_grad():  # weights that have moved since the rollout, so that ratios differ from 1
+        for p in ours.policy.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    stock.policy.load_state_dict(ours.policy.state_dict())
+    theirs, rollout = stock.rollout_buffer, ours.rollout_buffer
+    for name in ("values", "log_probs", "advantages", "returns", "rewards"):
+        getattr(theirs, name)[:] = getattr(rollout, name).numpy()
+    theirs.observations[:] = rollout.obs.numpy()
+    theirs.actions[:] = rollout.actions.reshape(STEPS, WORLDS, -1).numpy()
+    theirs.full = True
+    return ours, stock
+
+
+def same_permutations(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SB3 numbers a rollout's rows world by world, we step by step."""
+    draws = [np.random.default_rng(i).permutation(STEPS * WORLDS) for i in range(10)]
+    theirs, mine = iter(draws), iter([torch.from_numpy(draw % STEPS * WORLDS + draw // STEPS) for draw in draws])
+    monkeypatch.setattr(np.random, "permutation", lambda n: next(theirs))
+    monkeypatch.setattr(ours, "_permutation", lambda n: next(mine))
+
+
+def assert_same(ours: Any, stock: Any) -> None:
+    mine, theirs = ours.policy.state_dict(), stock.policy.state_dict()
+    for name, value in theirs.items():
+        torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("kwargs", [*SHAPES.values(), *PPO_SHAPES.values()], ids=[*SHAPES, *PPO_SHAPES])
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+def test_ppo(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, stock = pair("PPO", **{"batch_size": 16, "n_epochs": 3, **kwargs})
+    before = {name: value.clone() for name, value in ours.policy.state_dict().items()}
+    same_permutations(ours, monkeypatch)
+    stacks = not ({"uneven", "elu"} & {name for name, value in SHAPES.items() if value is kwargs})
+    assert (ours._stacked is not None) == stacks
+    ours.train()
+    figures = dict(ours.logger.name_to_value)
+    stock.logger.name_to_value.clear()
+    stock.train()
+    assert_same(ours, stock)
+    assert any(not torch.equal(before[name], value) for name, value in ours.policy.state_dict().items())
+    assert figures.keys() == stock.logger.name_to_value.keys()
+    for name, value in stock.logger.name_to_value.items():
+        assert figures[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize("kwargs", [*SHAPES.values(), *A2C_SHAPES.values()], ids=[*SHAPES, *A2C_SHAPES])
+def test_a2c(kwargs: dict[str, Any]) -> None:
+    ours, stock = pair("A2C", **kwargs)
+    for _ in range(3):
+        ours.train()
+        figures = dict(ours.logger.name_to_value)
+        stock.logger.name_to_value.clear()
+        stock.train()
+    assert_same(ours, stock)
+    assert figures.keys() == stock.logger.name_to_value.keys()
+    for name, value in stock.logger.name_to_value.items():
+        assert figures[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=repr)
+def test_other_actions(space: spaces.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, stock = pair("PPO", space, batch_size=16, n_epochs=2)
+    same_permutations(ours, monkeypatch)
+    ours.train()
+    stock.train()
+    assert_same(ours, stock)
+
+
+def test_a_rollouts_values_and_log_probabilities_are_the_policys() -> None:
+    """The stacked path works them out afterwards, from the noise."""
+    ours, _ = pair("PPO")
+    clean = type(ours)("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), n_steps=STEPS, seed=3, device="cpu")
+    rollout, policy = ours.rollout_buffer, clean.policy  # `ours` has moved since; `clean` has its first weights
+    batch = rollout.batch()
+    with torch.no_grad():
+        values, log_prob, _ = policy.evaluate_actions(batch.obs, batch.actions)
+    torch.testing.assert_close(batch.values, values.flatten(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(batch.log_probs, log_prob, rtol=0, atol=1e-5)
