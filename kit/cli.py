@@ -49,7 +49,8 @@ def _train(options: argparse.Namespace) -> int:
 
     base = RunConfig.load(options.config) if options.config else RunConfig()
     with _Bar() as bar:
-        run = train(base.replace(**_given(options)), on_progress=bar)
+        config = base.replace(**_given(options))
+        run = train(config, start_from=options.start_from, trust=options.trust, on_progress=bar)
     return _ending(run)
 
 
@@ -59,7 +60,7 @@ def _resume(options: argparse.Namespace) -> int:
     changes = _given(options)
     runs_dir = changes.pop("runs_dir", "runs")
     with _Bar() as bar:
-        run = resume(options.run, runs_dir=runs_dir, on_progress=bar, trust=options.trust, **changes)
+        run = resume(options.run, runs_dir=runs_dir, on_progress=bar, **changes)
     return _ending(run)
 
 
@@ -157,11 +158,12 @@ def _parser() -> argparse.ArgumentParser:
 
     train = add("train", "start a run and train it here until it is done", _train, False)
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")
+    train.add_argument("--start-from", metavar="MODEL.zip", help="a Stable-Baselines3 zip to begin with")
+    train.add_argument("--trust", action="store_true", help="open that zip, which can run code")
     _add_fields(train, [f.name for f in dataclasses.fields(RunConfig)])
 
     resume = add("resume", "go on with a run", _resume, False)
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
-    resume.add_argument("--trust", action="store_true", help="allow an SB3 zip, which can run code on load")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
     runs = add("runs", "list runs", _runs, True)

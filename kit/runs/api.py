@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
-from kit.runs import directory, status
+from kit.runs import directory, importing, status
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -17,17 +18,27 @@ if TYPE_CHECKING:
 Progress = Callable[[dict[str, Any]], None]
 
 
-def train(config: RunConfig | None = None, *, on_progress: Progress | None = None, **fields: Any) -> Run:
+def train(
+    config: RunConfig | None = None,
+    *,
+    start_from: str | Path | None = None,
+    trust: bool = False,
+    on_progress: Progress | None = None,
+    **fields: Any,
+) -> Run:
     """Train in the foreground until done, stopped or failed; `fields` are RunConfig's. Look at the run's `status()`.
 
-    Raises `UserError` for a request that cannot be met; nothing is created then.
+    `start_from` is a Stable-Baselines3 zip whose policy the run begins with; opening one can run code, so it needs
+    `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created then.
     """
-    return _foreground(_create(config, fields), on_progress)
+    return _foreground(_create(config, fields, start_from, trust), on_progress)
 
 
-def launch(config: RunConfig | None = None, **fields: Any) -> Run:
-    """Start a training process of its own and return at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    return _background(_create(config, fields))
+def launch(
+    config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
+) -> Run:
+    """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
+    return _background(_create(config, fields, start_from, trust))
 
 
 def resume(
@@ -35,7 +46,6 @@ def resume(
     *,
     runs_dir: str = "runs",
     background: bool = False,
-    trust: bool = False,
     on_progress: Progress | None = None,
     **changes: Any,
 ) -> Run:
@@ -44,12 +54,25 @@ def resume(
 
     From a store, the run is first copied into `runs_dir`. Raises `UserError`.
     """
-    run = _locate(path_or_url, runs_dir)
+    run, moved = _locate(path_or_url, runs_dir, changes.get("store"))
+    changes = {**moved, **changes}
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
         _change(run, changes)
     return _background(run) if background else _foreground(run, on_progress)
+
+
+class StoredRuns(list[dict[str, Any]]):
+    """What a store says of its runs, the most recently updated first."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return list(self)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self)
 
 
 class RunList(list[Run]):
@@ -66,8 +89,17 @@ class RunList(list[Run]):
         return pd.DataFrame(self.to_dicts())
 
 
-def list_runs(where: str | Path = "runs") -> RunList:
-    """The runs in a folder; empty if there is no such folder."""
+def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
+    """The runs in a folder (none if there is no such folder) or in a store."""
+    if _is_url(where):
+        from kit import stores
+
+        return StoredRuns(stores.list_runs(stores.open_store(where)))
+    return local_runs(where)
+
+
+def local_runs(where: str | Path = "runs") -> RunList:
+    """The runs in a folder; none if there is no such folder."""
     folder = Path(where).expanduser()
     found = RunList()
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -79,21 +111,32 @@ def list_runs(where: str | Path = "runs") -> RunList:
 
 def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
     """The most recently updated run that is neither finished nor at work. Raises `UserError` if there is none."""
-    for run in list_runs(runs_dir):
+    for run in local_runs(runs_dir):
         if run.status()["state"] in ("interrupted", "failed"):
             return run
     raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
-def _create(config: RunConfig | None, fields: dict[str, Any]) -> Run:
+def _create(
+    config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
+) -> Run:
     config = (config or RunConfig()).replace(**fields) if fields else config or RunConfig()
+    model = None
+    if start_from is not None:
+        config, model = importing.config_of(importing.check(start_from, trust), config)
     resolved = config.resolve()
     if resolved.store:
         from kit.stores import open_store
 
-        open_store(resolved.store)  # a store that cannot be written is said now, not after an hour
+        open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
     path = directory.create(resolved)
     status.Status.create(path, resolved.total_steps)
+    if model is not None:
+        try:
+            importing.first_checkpoint(Run(path), model)
+        except BaseException:
+            shutil.rmtree(path)
+            raise
     return Run(path)
 
 
@@ -112,17 +155,32 @@ def _background(run: Run) -> Run:
     return run
 
 
-def _locate(path_or_url: str | Path | None, runs_dir: str) -> Run:
+def _locate(path_or_url: str | Path | None, runs_dir: str, store: str | None) -> tuple[Run, dict[str, Any]]:
+    """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
     if path_or_url is None:
-        return latest_unfinished(runs_dir)
-    text = str(path_or_url)
-    if "://" in text or text.startswith(("drive:", "gdrive-link:")):
-        from kit.stores.pull import pull_url
+        try:
+            return latest_unfinished(runs_dir), {}
+        except UserError:
+            if store is None:
+                raise
+            path_or_url = store
+    if _is_url(path_or_url):
+        return _fetch(str(path_or_url), runs_dir)
+    inside = Path(runs_dir).expanduser() / path_or_url
+    return Run(inside if inside.exists() and not Path(path_or_url).exists() else path_or_url), {}
 
-        return Run(pull_url(text, Path(runs_dir)))
-    if not Path(text).exists() and (Path(runs_dir) / text).exists():
-        return Run(Path(runs_dir) / text)
-    return Run(text)
+
+def _fetch(url: str, runs_dir: str) -> tuple[Run, dict[str, Any]]:
+    from kit.stores.pull import pull_url
+
+    run = Run(pull_url(url, Path(runs_dir)))
+    if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
+        return run, {"runs_dir": runs_dir, "store": None}
+    return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
+
+
+def _is_url(where: str | Path) -> bool:
+    return "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:"))
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.runs.directory import step_of, sync_folder, write_atomic
-from kit.stores.manifest import MAX_JSON_BYTES, VERSION, Refused, check_tensors, paths_of, read_manifest
+from kit.stores.manifest import MAX_JSON_BYTES, VERSION, Refused, check_tensors, digest, paths_of, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class Checkpoint:
             manifest = read_manifest(_read(path), self.step)
         except Refused as refusal:
             raise Damaged(str(refusal)) from None
-        if manifest.get("digest") != _digest(manifest):
+        if manifest.get("digest") != digest(manifest):
             raise Damaged(f"manifest.json of {self.path.name} does not have its own SHA-256")
         return manifest
 
@@ -109,7 +109,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
     try:
         files = {name: write_file(building / name, data) for name, data in _encode(state).items()}
         manifest = {"version": VERSION, "step": step, "files": files, "shared": dict(shared or {})}
-        manifest["digest"] = _digest(manifest)
+        manifest["digest"] = digest(manifest)
         write_file(building / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
@@ -185,12 +185,6 @@ def _encode(state: State) -> dict[str, bytes]:
             files[f"{component}.safetensors"] = encode_tensors(tensors)
     files["state.json"] = json.dumps(numbers, indent=1, allow_nan=True).encode()
     return files
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of everything else in the manifest, so that damage of the manifest itself is noticed."""
-    rest = {name: value for name, value in manifest.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from kit.runs.checkpoint import Checkpoint
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from kit.trainers import Trainer
@@ -119,8 +120,10 @@ def record(
     cameras = cameras or env.cameras[:1]
     for camera in cameras:
         if camera not in env.cameras:
-            raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {', '.join(env.cameras)}.")
-    frames, done, obs = [], 0, env.reset(seed=run.config.seed + EVAL_SEED)
+            have = ", ".join(env.cameras) or "none"
+            raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
+    frames: list[np.ndarray] = []
+    done, obs = 0, env.reset(seed=run.config.seed + EVAL_SEED)
     at_most = episodes * env.episode_steps
     while done < episodes and len(frames) < at_most:
         picture = env.render(cameras, size, size)[0]

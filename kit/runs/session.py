@@ -40,8 +40,8 @@ LONG_ITERATION_S = 1.0
 PATIENCE_S = 2.0
 """After a request to stop, how long an iteration of which there is no copy may take to finish."""
 EVAL_EPISODES = 20
-DRAIN_S = 600.0
-"""How long a finished run waits for its last copy to arrive in the store before it says so and leaves."""
+FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
+"""How long a session waits for its last copy to arrive in the store before it says so and leaves."""
 
 
 class Session:
@@ -61,6 +61,7 @@ class Session:
         self._clock = SessionClock(seconds("session_limit", limit) if limit else None)
         self._copy: tuple[int, dict[str, Any]] | None = None
         self._inside = False
+        self._signalled = False
         self._longest_save_s = 0.0
         self._sync: SyncHandle | None = None
 
@@ -268,22 +269,45 @@ class Session:
         message = f"{reason}; resume goes on from step {max(self.writer.step, 0):,}"
         self.status.set(state="interrupted", phase="interrupted", step=max(self.writer.step, 0))
         self._say(message)
-        if self._sync is not None:
-            self._sync.stop(drain_s=0.0)  # the copier goes on by itself for as long as the machine lives
+        self._drain(INTERRUPTED_DRAIN_S)
         return INTERRUPTED
 
     def _finished(self) -> int:
         self.status.set(phase="saving")
         self._save_now(self._step, self._state())
         self.metrics.close()
+        if (self.config.store or "").startswith("hf://"):
+            self._film()
         self.status.set(state="finished", phase="finished", message=f"done: {self._step:,} steps")
         self.status.write()
-        if self._sync is not None:
-            self.status.set(phase="copying to the store")
-            if not self._sync.stop(drain_s=DRAIN_S):
-                self._say(f"done, but the last checkpoint has not arrived in {self.config.store}")
-            self.status.set(phase="finished")
+        if not self._drain(FINISHED_DRAIN_S):
+            self._say(
+                f"done, but step {self._step:,} has not arrived in {self.config.store} yet; it is still being tried"
+            )
         return DONE
+
+    def _film(self) -> None:
+        """The run's page on the Hub shows the robot. What is missing for that is said; the run is done all the same."""
+        from kit.runs.rollouts import record
+
+        self.status.set(phase="filming")
+        try:
+            record(self.run)
+        except UserError as error:
+            self._say(f"no video: {error}")
+
+    def _drain(self, at_most_s: float) -> bool:
+        """Wait until the last checkpoint has arrived in the store; less long if a signal says to hurry. The copier goes
+        on by itself afterwards, for as long as the machine lives."""
+        if self._sync is None:
+            return True
+        phase, end = self.status.values["phase"], time.monotonic() + at_most_s
+        self.status.set(phase="copying to the store")
+        state = self._sync.stop(drain_s=0.0)
+        while state["step"] != self.writer.step and time.monotonic() < end and not self._signalled:
+            state = self._sync.stop(drain_s=POLL_S)
+        self.status.set(phase=phase)
+        return bool(state["step"] == self.writer.step)
 
     # -- other threads ---------------------------------------------------------------------------------------------
 
@@ -306,6 +330,7 @@ class Session:
             self.status.write()
             sys.stdout.flush()
             raise SystemExit(INTERRUPTED)
+        self._signalled = True
         self.stop(name)
 
     def _watch(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from kit.runs import checkpoint
 from kit.runs.checkpoint import Checkpoint, Damaged
+from kit.stores.manifest import digest
 
 STATE = {
     "policy": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "log_std": torch.zeros(())},
@@ -94,7 +95,7 @@ def test_missing_swapped_and_added_files_are_noticed(written):
 
 def forge(written, manifest):
     """Write a manifest as somebody would who knows how it is made."""
-    manifest["digest"] = checkpoint._digest(manifest)
+    manifest["digest"] = digest(manifest)
     (written.path / "manifest.json").write_text(json.dumps(manifest))
 
 
