@@ -16,6 +16,7 @@ _WHERE = {
     "evaluate": "kit.runs.rollouts",
     "make_vec": "kit.envs",
     "verify": "kit.machine",
+    "machine": "kit.machine",
     "ui": "kit.ui",
 }
 __all__ = [*_WHERE, "__version__"]

@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
-from kit.errors import UserError
 from kit.machine import prices
 from kit.machine.info import Machine, describe, version
 from kit.machine.settings import worker_environment
 
 Progress = Callable[[float, str], None]
 """Told the fraction done, 0 to 1, and what is being measured."""
+
+class NotMeasured(RuntimeError):
+    """The probe ended without an answer; training may work all the same."""
+
 
 STARTUP_S = 5.0
 """Of a training process, before its first step."""
@@ -102,7 +105,7 @@ def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
     out, err = process.communicate(json.dumps(config.to_dict()))
     if process.returncode:
         lines = err.strip().splitlines() or [f"the probe ended with code {process.returncode}"]
-        raise UserError(f"the speed could not be measured: {lines[-1]}")
+        raise NotMeasured(f"The speed could not be measured: {lines[-1]}")
     return Speed(**json.loads(out.strip().splitlines()[-1]))
 
 

@@ -1,0 +1,151 @@
+"""The look of panels and reports: small pieces of HTML that take their colours from the page around them."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from kit.machine.speed import duration
+
+BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
+
+STATES = {
+    "starting": (BLUE, "starting"),
+    "running": (BLUE, "training"),
+    "paused": (ORANGE, "paused"),
+    "stopping": (ORANGE, "stopping"),
+    "finished": (GREEN, "finished"),
+    "interrupted": (ORANGE, "interrupted"),
+    "failed": (RED, "failed"),
+}
+
+CSS = """
+.kit{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:920px;color:inherit}
+.kit-card{border:1px solid rgba(128,128,128,.28);border-radius:10px;padding:12px 16px;margin:2px 0}
+.kit-top{display:flex;align-items:baseline;gap:10px;flex-wrap:wrap}
+.kit-state{font-weight:650;font-size:15px;display:inline-flex;align-items:center;gap:7px}
+.kit-dot{width:9px;height:9px;border-radius:50%;display:inline-block}
+.kit-name{opacity:.72;font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:12.5px}
+.kit-right{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.85}
+.kit-bar{height:8px;border-radius:4px;background:rgba(128,128,128,.2);margin:9px 0 2px;overflow:hidden}
+.kit-bar>div{height:100%;border-radius:4px;transition:width .4s}
+.kit-tiles{display:flex;gap:34px;flex-wrap:wrap;margin-top:9px}
+.kit-tile b{display:block;font-size:20px;line-height:1.25;font-weight:600;font-variant-numeric:tabular-nums}
+.kit-tile span{font-size:12px;opacity:.68}
+.kit-note{font-size:12.5px;opacity:.8;margin-top:8px}
+.kit-bad{color:#d73027;opacity:1;font-weight:550}
+.kit-good{color:#1a9850;opacity:1}
+.kit-flex{display:flex;gap:14px;flex-wrap:wrap;align-items:flex-start}
+.kit-flex figure{margin:0}
+.kit-flex figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
+.kit video{border-radius:8px;display:block;background:#0002}
+.kit-run{display:grid;grid-template-columns:250px 150px 130px 100px 90px 110px;gap:12px;align-items:center;
+  font-variant-numeric:tabular-nums;font-size:13px}
+.kit-run .kit-bar{display:block;margin:0}
+.kit-dim{opacity:.65}
+.kit table{border-collapse:collapse;font-size:13px;margin:4px 0}
+.kit th{text-align:left;font-weight:600;opacity:.75;padding:5px 14px 5px 2px;
+  border-bottom:1px solid rgba(128,128,128,.35)}
+.kit td{text-align:left;padding:5px 14px 5px 2px;border-bottom:1px solid rgba(128,128,128,.16);
+  font-variant-numeric:tabular-nums}
+"""
+
+
+def page(*parts: str) -> str:
+    """A whole output: the parts below each other, with the style they need."""
+    return f"<style>{CSS}</style><div class='kit'>{''.join(parts)}</div>"
+
+
+def wrap(*parts: str) -> str:
+    """As `page`, for pieces of a panel that has brought the style already."""
+    return f"<div class='kit'>{''.join(parts)}</div>"
+
+
+def flex(parts: Iterable[str]) -> str:
+    """Pieces beside each other, wrapping."""
+    return f"<div class='kit-flex'>{''.join(parts)}</div>"
+
+
+def card(*parts: str) -> str:
+    return f"<div class='kit-card'>{''.join(parts)}</div>"
+
+
+def head(name: str, now: dict[str, Any]) -> str:
+    """State, name, progress bar and figures of a run."""
+    colour, word = STATES.get(now["state"], (GREY, now["state"]))
+    if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
+        word = now["phase"]
+    done = min(1.0, now["step"] / max(1, now["total_steps"]))
+    top = (
+        f"<div class='kit-top'><span class='kit-state' style='color:{colour}'><span class='kit-dot' "
+        f"style='background:{colour}'></span>{html.escape(word)}</span>"
+        f"<span class='kit-name'>{html.escape(name)}</span>"
+        f"<span class='kit-right'>{now['step']:,} of {now['total_steps']:,} steps</span></div>"
+        f"<div class='kit-bar'><div style='width:{100 * done:.1f}%;background:{colour}'></div></div>"
+    )
+    tiles = "".join(f"<div class='kit-tile'><b>{value}</b><span>{what}</span></div>" for what, value in figures(now))
+    return card(top, f"<div class='kit-tiles'>{tiles}</div>", notes(now))
+
+
+def figures(now: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is worth a big number, with its unit underneath."""
+    done = f"{100 * now['step'] / max(1, now['total_steps']):.0f} %"
+    rows = [("success rate", percent(now["success_rate"]))] if now["success_rate"] is not None else []
+    if now["mean_return"] is not None:
+        rows.append(("mean return", f"{now['mean_return']:.2f}"))
+    rows.append(("of the way", done))
+    if now["steps_per_s"]:
+        rows.append(("steps per second", f"{now['steps_per_s']:,.0f}"))
+    if now["eta_s"]:
+        rows.append(("left", duration(now["eta_s"])))
+    return rows
+
+
+def notes(now: dict[str, Any]) -> str:
+    """Where the work is safe, and what the run has to say."""
+    saved, store = now["checkpoint"], now["store"]
+    lines = []
+    if saved:
+        lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
+    if store:
+        lines.append(_arrival(store))
+    if now["message"] and now["state"] not in ("running", "starting"):
+        bad = " kit-bad" if now["state"] == "failed" else ""
+        lines.append(f"<span class='{bad.strip()}'>{html.escape(now['message'])}</span>")
+    return "".join(f"<div class='kit-note'>{entry}</div>" for entry in lines)
+
+
+def _arrival(store: dict[str, Any]) -> str:
+    where = html.escape(str(store.get("url", "the store")))
+    step, state = store.get("step"), store.get("state")
+    known = step is not None and store.get("time")
+    arrived = f"Verified in {where}: step {step:,}, {ago(store['time'])}." if known else ""
+    if state == "ok":
+        return f"<span class='kit-good'>{arrived}</span>" if arrived else f"Copying to {where}."
+    if state == "failing":
+        reason = html.escape(str(store.get("error") or "no reason given"))
+        trouble = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."
+        return f"<span class='kit-bad'>{trouble}</span> {arrived}"
+    return f"{arrived} Copying newer steps." if arrived else f"Copying to {where}."
+
+
+def error(sentence: str) -> str:
+    return f"<div class='kit-note kit-bad'>{html.escape(sentence)}</div>"
+
+
+def note(sentence: str) -> str:
+    return f"<div class='kit-note'>{html.escape(sentence)}</div>"
+
+
+def percent(rate: float | None) -> str:
+    return "–" if rate is None else f"{100 * rate:.0f} %"
+
+
+def ago(moment: float) -> str:
+    """Such as "12 s ago", from unix seconds."""
+    seconds = max(0.0, time.time() - moment)
+    if seconds < 2:
+        return "just now"
+    return f"{duration(seconds)} ago" if seconds < 86_400 else f"{seconds / 86_400:.0f} days ago"
