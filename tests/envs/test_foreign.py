@@ -101,5 +101,5 @@ def test_pictures_of_envs_that_draw_themselves_come_in_the_size_asked_for():
 
 def test_an_env_whose_dependency_is_missing_is_the_users_error():
     gymnasium.register("test/Broken-v0", "no_such_module:Env")
-    with pytest.raises(UserError, match="test/Broken-v0.*no_such_module"):
+    with pytest.raises(UserError, match=r"test/Broken-v0.*no_such_module"):
         ForeignEnv("test/Broken-v0", 1)

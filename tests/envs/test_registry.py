@@ -26,18 +26,15 @@ def test_our_tasks_by_either_name_and_anybodys_by_id():
 
 
 @pytest.mark.parametrize(
-    ("name", "suggestion"), [("reech", "Reach"), ("ant", "Ant"), ("kit/Reach", "Reach"), ("HalfCheeta-v5", "HalfCheetah-v5")]
+    ("name", "suggestion"), [("reech", "Reach"), ("ant", "Ant"), ("HalfCheeta-v5", "HalfCheetah-v5")]
 )  # fmt: skip
 def test_an_unknown_name_comes_with_a_suggestion(name, suggestion):
-    if name == "kit/Reach":
-        assert make_vec(name, 1).num_envs == 1
-        return
-    with pytest.raises(UserError, match=f"env='{name}'.*did you mean.*{suggestion}"):
+    with pytest.raises(UserError, match=rf"env='{name}'.*did you mean.*{suggestion}"):
         make_vec(name, 1)
 
 
 def test_an_unlikely_name_lists_what_there_is():
-    with pytest.raises(UserError, match="Ant, .*Reach.*any registered Gymnasium id"):
+    with pytest.raises(UserError, match=r"Ant, .*Reach.*any registered Gymnasium id"):
         make_vec("qqqqqqqq", 1)
 
 
@@ -48,6 +45,7 @@ def test_impossible_numbers_of_worlds(n_envs):
 
 
 def test_importing_the_room_builds_no_task():
-    code = "import sys, kit.envs; print([m for m in ('kit.envs.reach', 'kit.envs.foreign', 'stable_baselines3') if m in sys.modules])"
+    heavy = "('kit.envs.reach', 'kit.envs.foreign', 'stable_baselines3')"
+    code = f"import sys, kit.envs; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -78,7 +78,7 @@ def test_an_unstable_world_ends_with_clean_numbers():
     saved["sim.state"][1, 2] = 1e12  # time, qpos, qvel
     env.restore(saved)
     with pytest.warns(RuntimeWarning, match="diverged"):
-        obs, reward, terminated, truncated, info = env.step(FORCES[:2])
+        _, reward, terminated, truncated, info = env.step(FORCES[:2])
     assert terminated.tolist() == [False, True] and truncated.tolist() == [False, False]
     assert info["final_obs"].tolist() == [[1, 1], [0, 0]] and reward.tolist() == [1, 0]
     assert info["success"].tolist() == [False, False]
