@@ -54,6 +54,11 @@ class Simulator(ABC):
         they are reset; None when it is known, without asking the device, that there is none."""
         return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
+    def parameter(self, name: str) -> torch.Tensor | None:
+        """The model's field `name` with a row per world (n, ...), to be written in place; None where all worlds share
+        one model, as they do in C."""
+        return None
+
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of everything that decides the future of every world, as tensors on the CPU or the device."""

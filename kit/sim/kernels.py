@@ -34,7 +34,7 @@ import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines ab
 
 __all__ = ["beside_torch", "compiling", "mjw", "wp"]
 
-_NOTICE_AFTER_S = 1.5
+_NOTICE_AFTER_S = 5.0  # loading compiled kernels takes less
 _announced: set[str] = set()
 
 

@@ -1,0 +1,253 @@
+"""MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where tests use it.
+
+What repeats bit for bit:
+ - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly.
+ - On CUDA a snapshot and its restoration are exact, but steps are not: contacts and constraint rows are listed in the
+   order in which threads find them, and sums over them round differently from run to run (about 1e-7 relative per
+   step, which chaos enlarges). `deterministic=True` makes MuJoCo Warp's atomic sums independent of order, at a price;
+   MuJoCo Warp 4.0 does not yet fix the order of contacts and constraint rows, so only worlds without contacts and
+   with at most one active constraint are then exact.
+ - Against MuJoCo in C one step agrees to float32 accuracy, not bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import torch
+
+from kit.errors import UserError
+from kit.sim.base import Simulator
+from kit.sim.capacity import Capacity, capacity
+from kit.sim.kernels import beside_torch, compiling, mjw, wp
+from kit.sim.render import Renderer
+
+_STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
+          "mocap_pos", "mocap_quat", "history", "userdata")  # fmt: skip
+"""What decides the future of a world (MuJoCo's integration state)."""
+_SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
+_AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
+_SHARED = frozenset({"nacon", "ncollision", "cdof_tri_row", "cdof_tri_col"})  # not one row per world
+_CHECK_EVERY = 32  # steps on CUDA between looks at the overflow flags
+
+_CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
+_CONSTRAINTS = mjw.OverflowType.NEFC | mjw.OverflowType.NJMAX_NNZ
+_OTHER_LIMITS = mjw.OverflowType.HFIELD | mjw.OverflowType.CONTACT_MATCH | mjw.OverflowType.TACTILE
+_WRONG_PHYSICS = int(_CONTACTS | _CONSTRAINTS | _OTHER_LIMITS)
+
+
+class WarpSim(Simulator):
+    """`n` worlds of `model` in float32 on `device`, every field the simulator's own memory.
+
+    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are the room for
+    contact and constraint data; by default sized from the model, see `capacity`. Running out raises `MemoryError`
+    naming the one to raise: on the CPU in that very step, on CUDA some dozens of steps later, because asking at once
+    would make the GPU wait; no checkpoint is written in between, for `snapshot` asks too.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        n: int,
+        device: str | torch.device = "cuda",
+        *,
+        contacts: int | None = None,
+        constraints: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        self.model, self.n, self.dtype = model, n, torch.float32
+        self.device = _usable(device)
+        default = capacity(model)
+        self.capacity = Capacity(contacts or default.contacts, constraints or default.constraints)
+        self._fields: dict[str, torch.Tensor] = {}
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._graphs: dict[int, Any] = {}
+        self._renderers: dict[tuple[Any, ...], Renderer] = {}
+        self._after_constraints = False
+        self._steps = 0
+        with beside_torch(self.device):
+            self._model = mjw.put_model(model)
+            self._model.opt.warn_overflow = 0  # we raise instead
+            if self.device.type == "cuda":  # drivers before CUDA 12.4 lack loops within graphs
+                self._model.opt.graph_conditional = wp.is_conditional_graph_supported()
+            self._model.opt.deterministic = deterministic
+            self._data = mjw.make_data(model, n, nconmax=self.capacity.contacts, njmax=self.capacity.constraints)
+        self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
+        self._overflow = self._tensor("overflow")
+        self._flags = torch.zeros_like(self._overflow, device="cpu", pin_memory=self.device.type == "cuda")
+        self._asked: torch.cuda.Event | None = None
+        self._initial = {name: value[:1].clone() for name, value in self._state.items()}
+        with compiling("the physics"):
+            self._warm_up()
+
+    def field(self, name: str) -> torch.Tensor:
+        if name not in self._fields:
+            if name in _AFTER_CONSTRAINTS and not self._after_constraints:
+                self._after_constraints = True
+                self._graphs.clear()
+                with beside_torch(self.device):
+                    mjw.rne_postconstraint(self._model, self._data)
+            self._fields[name] = self._tensor(name)
+            setattr(self, name, self._fields[name])  # from now on an ordinary attribute
+        return self._fields[name]
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """MjModel's field `name` with a row per world, (n, ...), at first all alike: write it in place before `step`.
+
+        What MuJoCo derives from it (inverse weights, subtree masses) stays as compiled.
+        """
+        if name not in self._parameters:
+            shared = getattr(self._model, name, None)
+            if not isinstance(shared, wp.array) or name not in _PER_WORLD:
+                raise AttributeError(f"'{name}' is not a field of the model that worlds may have for themselves")
+            with beside_torch(self.device):
+                own = wp.to_torch(shared)[:1].expand(self.n, *wp.to_torch(shared).shape[1:]).contiguous()
+                setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
+            self._graphs.clear()  # they hold the shared field's address
+            self._parameters[name] = own
+        return self._parameters[name]
+
+    def step(self, substeps: int = 1) -> None:
+        self._launch(substeps)
+        self._steps += 1
+        if self.device.type == "cpu":
+            self._raise_overflow(self._overflow)
+        elif self._steps % _CHECK_EVERY == 0:
+            self._look_at_overflow()
+
+    def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
+        if unknown := fields.keys() - _SETTABLE:
+            raise UserError(f"reset cannot set {sorted(unknown)}; it sets {', '.join(sorted(_SETTABLE))}.")
+        derived = {name: value for name, value in self._fields.items() if name not in self._state}
+        before = {name: value.clone() for name, value in derived.items()}
+        for name, value in self._state.items():
+            _put(mask, fields.get(name, self._initial[name]).to(value.dtype), value)
+        warmstart = self._state["qacc_warmstart"].clone()
+        self._launch(0)
+        for name, value in derived.items():
+            _put(~mask, before[name], value)
+            if name in _AFTER_CONSTRAINTS:
+                _put(mask, torch.zeros_like(value[:1]), value)
+        _put(~mask, warmstart, self._state["qacc_warmstart"])
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """The integration state, the fields in use as they are (positions of bodies and the like lag one substep
+        behind qpos, so they cannot be recomputed), and the parameters that worlds have for themselves."""
+        self._raise_overflow(self._overflow)
+        kept = {**self._state, **self._fields}
+        parameters = {f"model.{name}": value for name, value in self._parameters.items()}
+        return {name: value.clone() for name, value in {**kept, **parameters}.items()}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        if (qpos := snapshot["qpos"]).shape != self._state["qpos"].shape:
+            raise UserError(
+                f"the snapshot holds {qpos.shape[0]} worlds of {qpos.shape[1]} coordinates, this simulator {self.n} of "
+                f"{self.model.nq}; build it with the same model and number of envs."
+            )
+        for name, value in snapshot.items():
+            if name.startswith("model."):
+                self.parameter(name[6:]).copy_(value)
+        for name, value in self._state.items():
+            value.copy_(snapshot[name])
+        self._overflow.zero_()
+        self._launch(0)  # for fields that were not in use when the snapshot was taken
+        for name, value in snapshot.items():
+            if not name.startswith("model."):
+                (self._state[name] if name in self._state else self.field(name)).copy_(value)
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
+               samples: int = 1) -> torch.Tensor:  # fmt: skip
+        key = (tuple(cameras), height, width, shadows, samples)
+        if key not in self._renderers:
+            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows, samples=samples)
+        return self._renderers[key].render(self.geom_xpos, self.geom_xmat, self.cam_xpos, self.cam_xmat,
+                                           self.light_xpos, self.light_xdir)  # fmt: skip
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._renderers.clear()
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """The memory of mujoco_warp's field `name` as a torch tensor (n, ...)."""
+        array = getattr(self._data, name, None)
+        if not isinstance(array, wp.array) or name in _SHARED or array.shape[0] != self.n:
+            raise AttributeError(f"'{name}' is not an array of MjData with a row per world, so it cannot be a field")
+        if array.size == 0:  # such as act in a model whose actuators have none
+            inner = getattr(array.dtype, "_shape_", ())
+            return torch.zeros((*array.shape, *inner), dtype=self.dtype, device=self.device)
+        return wp.to_torch(array)
+
+    def _launch(self, substeps: int) -> None:
+        """`substeps` steps, or for 0 a forward pass: on CUDA one launch of a recorded graph."""
+        if self.device.type == "cpu":
+            with beside_torch(self.device):
+                self._advance(substeps)
+            return
+        if substeps not in self._graphs:
+            # recorded on Warp's own stream: torch's default stream cannot be recorded
+            with wp.ScopedDevice(wp.device_from_torch(self.device)), wp.ScopedCapture() as capture:
+                self._advance(substeps)
+            self._graphs[substeps] = capture.graph
+        with beside_torch(self.device):
+            wp.capture_launch(self._graphs[substeps])
+
+    def _advance(self, substeps: int) -> None:
+        if substeps == 0:
+            mjw.forward(self._model, self._data)
+            return
+        for _ in range(substeps):
+            mjw.step(self._model, self._data)
+        if self._after_constraints:
+            mjw.rne_postconstraint(self._model, self._data)
+
+    def _warm_up(self) -> None:
+        """Compile every kernel before a graph is recorded, and leave the initial state and what follows from it."""
+        with beside_torch(self.device):
+            self._advance(1)
+            for name, value in self._state.items():
+                value.copy_(self._initial[name].expand_as(value))
+            self._overflow.zero_()
+            self._advance(0)
+
+    def _look_at_overflow(self) -> None:
+        """Judge the flags asked for last time, which have arrived since, and ask for the present ones; no waiting."""
+        if self._asked is not None and self._asked.query():
+            self._raise_overflow(self._flags)
+        self._flags.copy_(self._overflow, non_blocking=True)
+        self._asked = torch.cuda.Event()
+        self._asked.record()
+
+    def _raise_overflow(self, flags: torch.Tensor) -> None:
+        wrong = flags & _WRONG_PHYSICS
+        if not wrong.any():
+            return
+        world, room = int(torch.nonzero(wrong)[0]), self.capacity
+        kinds = int(wrong[world])
+        if kinds & int(_CONSTRAINTS):
+            what = f"World {world} needed more than constraints={room.constraints} constraint rows"
+            raise MemoryError(f"{what}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
+        if kinds & int(_CONTACTS):
+            what = f"The {self.n} worlds needed more than contacts={room.contacts} each on average"
+            raise MemoryError(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
+        raise MemoryError(
+            f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed."
+        )
+
+
+_PER_WORLD = frozenset({
+    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "geom_friction", "geom_size", "geom_rgba",
+    "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm", "jnt_stiffness",
+})  # fmt: skip
+
+
+def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """The rows of `mask` (n,) bool of `target` (n, ...) become those of `source` (n, ...) or (1, ...)."""
+    torch.where(mask.view(-1, *[1] * (target.ndim - 1)), source, target, out=target)
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
+    return device

@@ -1,0 +1,233 @@
+"""MuJoCo Warp on its CPU device against MuJoCo in C, and against what its docstring promises."""
+
+from __future__ import annotations
+
+import mujoco
+import pytest
+import torch
+
+from kit.envs import make_task
+from kit.errors import UserError
+from kit.sim.capacity import Capacity, capacity, touching_pairs
+from kit.sim.cpu import CpuSim
+from kit.sim.warp import WarpSim
+
+BALLS = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <light pos="0 0 3" dir="0 0 -1"/>
+    <camera name="eye" pos="0 -3 1" xyaxes="1 0 0 0 0.3 1"/>
+    <geom name="floor" type="plane" size="0 0 1" rgba="0.5 0.6 0.7 1"/>
+    <body name="cart" pos="0 0 0.5"><joint name="slide" type="slide" axis="1 0 0" limited="true" range="-1 1"/>
+      <geom type="box" size="0.1 0.1 0.1" mass="1" contype="0" conaffinity="0"/><site name="tip" pos="0 0 0.2"/></body>
+    <body name="ball" pos="0 0.5 0.1"><freejoint/>
+      <geom name="ball" type="sphere" size="0.1" mass="1" rgba="1 0 0 1"/></body>
+    <body name="other" pos="0.5 0.5 0.1"><freejoint/><geom type="sphere" size="0.1" mass="1"/></body>
+  </worldbody>
+  <actuator><motor joint="slide" gear="10"/></actuator>
+  <sensor><framelinvel objtype="body" objname="ball"/></sensor>
+</mujoco>"""  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def balls() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(BALLS)
+
+
+def everywhere(sim) -> torch.Tensor:
+    return torch.ones(sim.n, dtype=torch.bool)
+
+
+def rolling(sim, seed: int = 0) -> None:
+    """Balls rolling on the floor, each world its own way."""
+    generator = torch.Generator().manual_seed(seed)
+    sim.reset(everywhere(sim), qvel=torch.randn(sim.n, sim.model.nv, generator=generator))
+    sim.ctrl.copy_(torch.rand(sim.n, sim.model.nu, generator=generator))
+
+
+def model_of(name: str) -> mujoco.MjModel:
+    if name != "G1":
+        return make_task(name).model
+    menagerie = pytest.importorskip("mujoco_menagerie")
+    try:
+        return menagerie.load("unitree_g1", "scene_mjx")
+    except menagerie._errors.MenagerieError as error:
+        pytest.skip(f"no model of the G1: {error}")
+
+
+@pytest.mark.parametrize("name", ["Reach", "Ant", "G1"])
+def test_one_step_agrees_with_mujoco_in_c(name):
+    model, n = model_of(name), 2
+    model.opt.iterations, model.opt.ls_iterations = 100, 50  # to convergence: cut short, solvers differ
+    c = CpuSim(model, n, threads=1)
+    generator = torch.Generator().manual_seed(0)
+    if model.nkey:
+        c.reset(everywhere(c), qpos=torch.tensor(model.key_qpos[:1]).repeat(n, 1))
+    low, high = torch.tensor(model.actuator_ctrlrange).T
+    span = torch.rand(n, model.nu, generator=generator, dtype=torch.float64)
+    ctrl = low + span * (high - low) if model.actuator_ctrllimited.all() else span
+    c.ctrl.copy_(ctrl)
+    c.step(40)  # into contact
+    state = {"qpos": c.qpos.clone(), "qvel": c.qvel.clone(), "ctrl": ctrl}
+    warp = WarpSim(model, n, "cpu")
+    for sim in (c, warp):
+        sim.reset(everywhere(sim), **state)
+    assert torch.allclose(warp.xpos.double(), c.xpos, atol=1e-5)
+    assert torch.allclose(warp.site_xpos.double(), c.site_xpos, atol=1e-5)
+    for sim in (c, warp):
+        sim.step()
+    assert name == "Reach" or (warp.field("nefc") > 0).all()  # the step had contacts in it
+    # accelerations are what is left of large forces; float32 has them to about 3e-3 of the unconstrained ones
+    dt, forces = model.opt.timestep, c.qacc_smooth.abs().amax(1, keepdim=True).clamp(min=1.0)
+    assert ((warp.qvel - c.qvel).abs() <= 3e-3 * dt * forces + 1e-5).all()
+    assert ((warp.qpos - c.qpos).abs() <= 3e-3 * dt * dt * forces + 1e-5).all()
+
+
+def test_tensors_are_the_simulators_own_memory(balls):
+    sim = WarpSim(balls, 3, "cpu")
+    assert sim.qpos.shape == (3, balls.nq) and sim.qpos.dtype == torch.float32
+    assert sim.xmat.shape == (3, balls.nbody, 3, 3) and sim.cfrc_ext.shape == (3, balls.nbody, 6)
+    address = sim.qpos.data_ptr()
+    assert address == sim._data.qpos.ptr and sim.ctrl.data_ptr() == sim._data.ctrl.ptr
+    before = sim.qpos.clone()
+    sim.ctrl.fill_(1.0)
+    sim.step(10)
+    assert sim.qpos.data_ptr() == address and (sim.qpos[:, 0] > before[:, 0]).all()
+    with pytest.raises(AttributeError, match="'nacon'"):
+        _ = sim.nacon
+
+
+def test_snapshot_continues_bit_for_bit(balls):
+    sim = WarpSim(balls, 2, "cpu")
+    _ = sim.xpos, sim.sensordata, sim.cfrc_ext
+    rolling(sim)
+    sim.step(20)
+    saved = sim.snapshot()
+    assert saved["xpos"].data_ptr() != sim.xpos.data_ptr()
+    futures = []
+    for target in (sim, WarpSim(balls, 2, "cpu")):  # the same simulator, and one on another machine
+        target.restore(saved)
+        assert torch.equal(target.xpos, saved["xpos"])  # lagging as it was
+        for _ in range(50):
+            target.step(2)
+        futures.append(target.snapshot())
+    assert futures[0].keys() == futures[1].keys()
+    assert all(torch.equal(futures[0][name], futures[1][name]) for name in futures[0])
+    assert not torch.equal(futures[0]["qpos"], saved["qpos"])
+    with pytest.raises(UserError, match="2 worlds of 15 coordinates, this simulator 3 of 15"):
+        WarpSim(balls, 3, "cpu").restore(saved)
+
+
+def test_reset_touches_the_masked_worlds_only(balls):
+    sims = [WarpSim(balls, 3, "cpu") for _ in range(2)]
+    for sim in sims:
+        _ = sim.xpos, sim.qacc, sim.sensordata, sim.cfrc_ext
+        rolling(sim)
+        sim.step(30)
+    disturbed, alone = sims
+    qpos = disturbed.qpos.clone()
+    qpos[:, 0] = 0.25
+    before = disturbed.snapshot()
+    disturbed.reset(torch.tensor([False, True, False]), qpos=qpos)
+    after = disturbed.snapshot()
+    for name in before:
+        assert torch.equal(after[name][[0, 2]], before[name][[0, 2]]), name
+    assert after["qpos"][1, 0] == 0.25 and after["time"][1] == 0 and (after["qvel"][1] == 0).all()
+    assert torch.isclose(after["xpos"][1, 1, 0], torch.tensor(0.25))  # what follows from it is up to date
+    assert (after["cfrc_ext"][1] == 0).all() and (before["cfrc_ext"][1] != 0).any()
+    for sim in sims:
+        sim.step(10)
+    assert torch.equal(disturbed.qpos[[0, 2]], alone.qpos[[0, 2]])  # nor is their future disturbed
+    with pytest.raises(UserError, match=r"cannot set \['xpos'\]"):
+        disturbed.reset(everywhere(disturbed), xpos=disturbed.xpos)
+
+
+def test_reset_recovers_a_world_that_blew_up(balls):
+    sim = WarpSim(balls, 2, "cpu")
+    sim.qvel[1] = float("nan")
+    sim.step()
+    assert sim.diverged().tolist() == [False, True]
+    sim.reset(sim.diverged())
+    sim.step(5)
+    assert not sim.diverged().any() and sim.qpos.isfinite().all()
+
+
+def test_running_out_of_room_is_an_error_that_names_the_limit(balls):
+    # both balls rest on the floor: 2 contacts of 4 rows, and no other
+    WarpSim(balls, 2, "cpu", contacts=2, constraints=8).step(5)
+    with pytest.raises(MemoryError, match="more than contacts=1 each on average"):
+        WarpSim(balls, 2, "cpu", contacts=1).step(5)
+    with pytest.raises(MemoryError, match="World 0 needed more than constraints=7 constraint rows"):
+        WarpSim(balls, 2, "cpu", constraints=7).step(5)
+
+
+def test_capacity_counts_what_can_touch(balls):
+    assert touching_pairs(balls) == [(0, 2), (0, 3), (2, 3)]  # floor and balls; the cart touches nothing
+    assert capacity(balls) == Capacity(contacts=3, constraints=3 * 4 + 2)  # pyramids of 4 edges; the slide's two limits
+    spec = mujoco.MjSpec.from_string(BALLS)
+    spec.add_numeric(name="max_contacts", data=[7], size=1)
+    assert capacity(spec.compile()) == Capacity(contacts=7, constraints=7 * 4 + 2)
+    ant = make_task("Ant").model
+    data, found = mujoco.MjData(ant), set()
+    for seed in range(20):
+        data.qpos[:] = torch.randn(ant.nq, generator=torch.Generator().manual_seed(seed)).numpy()
+        data.qpos[2] *= 0.3
+        mujoco.mj_forward(ant, data)
+        found |= {tuple(sorted(contact.geom.tolist())) for contact in data.contact}
+    assert len(found) > 10 and found <= set(touching_pairs(ant))
+
+
+def test_worlds_may_have_parameters_of_their_own(balls):
+    sim = WarpSim(balls, 2, "cpu")
+    body = balls.body("cart").id
+    sim.parameter("body_mass")[1, body] *= 4
+    sim.ctrl.fill_(0.5)
+    sim.step(4)
+    assert torch.isclose(sim.qvel[0, 0], 4 * sim.qvel[1, 0], rtol=1e-4)
+    saved = sim.snapshot()
+    other = WarpSim(balls, 2, "cpu")
+    other.restore(saved)
+    for each in (sim, other):
+        each.step(10)
+    assert torch.equal(sim.qpos, other.qpos)
+    with pytest.raises(AttributeError, match="'geom_type'"):
+        sim.parameter("geom_type")
+
+
+def test_both_simulators_draw_the_same_picture(balls):
+    pictures = []
+    for sim in (WarpSim(balls, 2, "cpu"), CpuSim(balls, 2, threads=1)):
+        sim.reset(everywhere(sim), qpos=torch.tensor(balls.qpos0).repeat(2, 1))
+        pictures.append(sim.render(("eye",), 24, 32, shadows=True).float())
+    assert pictures[0].shape == (2, 1, 24, 32, 3) and pictures[0].std() > 20
+    assert (pictures[0] - pictures[1]).abs().mean() < 1.0
+
+
+@pytest.mark.parametrize("name", ["Reach", "Ant"])
+def test_tasks_run_on_it_unchanged(name, monkeypatch):
+    envs = []
+    for make in (lambda model, n, *_: WarpSim(model, n, "cpu"), lambda model, n, *_: CpuSim(model, n, threads=1)):
+        monkeypatch.setattr("kit.envs.vec.make_sim", make)
+        from kit.envs.vec import TensorEnv
+
+        envs.append(TensorEnv(make_task(name), 3))
+    # the generators draw in different precision, so start both from the same state
+    state = {field: getattr(envs[1].sim, field).clone() for field in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
+    for env in envs:
+        env.sim.reset(everywhere(env.sim), **state)
+        env.task.load_state({name: value.to(env.sim.dtype) if value.is_floating_point() else value
+                             for name, value in envs[1].task.state().items()})  # fmt: skip
+    action = torch.rand(3, *envs[0].action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for _ in range(2):  # before the first touch-down, which enlarges float32's differences
+        warp, c = (env.step(action) for env in envs)
+        assert torch.allclose(warp[0], c[0], atol=1e-3)
+        assert torch.allclose(warp[1], c[1], atol=1e-3)
+        assert torch.equal(warp[2], c[2]) and torch.equal(warp[3], c[3])
+
+
+def test_a_missing_gpu_is_said_in_a_sentence(balls):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA GPU")
+    with pytest.raises(UserError, match="device='cuda' was asked for, but torch finds no CUDA GPU"):
+        WarpSim(balls, 1, "cuda")
