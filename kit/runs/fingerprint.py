@@ -52,5 +52,5 @@ def _replay(found: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[s
         return []
     first, stop = int(segments[0].stem), int(state["trainer"]["replay_written"])
     parts = [load_file(path) for path in segments]
-    keep = min(stop - first, int(state["trainer"]["replay_capacity"]))
+    keep = min(stop - first, int(state["session"]["replay_capacity"]))
     return [(name, torch.cat([part[name] for part in parts])[-keep:]) for name in sorted(parts[0])]

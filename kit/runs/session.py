@@ -188,6 +188,8 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         session = {"rows": self.metrics.rows, "last_eval": self._last_eval, "best": self._best}
+        if isinstance(self.trainer, OffPolicy):
+            session["replay_capacity"] = self.trainer.replay_capacity
         return {**self.trainer.state(), "session": session}
 
     def _eval_due(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -19,6 +20,9 @@ SMALL = {
 }
 """Networks and batches so small that a run of a thousand steps takes a second."""
 
+PRELOADED = ("kit.envs.reach", "kit.runs.session", "kit.trainers.build", "torch._dynamo", "torch.utils.tensorboard")
+"""Imported once in the parent, not in every child; the children run nothing that the parent has begun."""
+
 
 def create(runs_dir: Path, name: str, algo: str = "PPO", overrides: dict | None = None, **fields: object) -> Run:
     """A run directory of a small run, not yet trained."""
@@ -33,9 +37,8 @@ class Forked:
     """One session of `run` in a process of its own."""
 
     def __init__(self, run: Run) -> None:
-        import kit.envs.reach
-        import kit.runs.session
-        import kit.trainers.build  # noqa: F401 - imported here once, not in every child
+        for name in PRELOADED:
+            importlib.import_module(name)
 
         self.run = run
         self.pid = os.fork()
