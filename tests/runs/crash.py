@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ class Forked:
             log = os.open(self.run.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # and past pytest's own capture
             from kit.runs.session import Session
 
             code = Session(self.run.path)()

@@ -36,9 +36,8 @@ def killed_at_random(run, kills, seed, longest_s=0.4):
     done = 0
     while done < kills:
         session = Forked(run)
-        delay = moments.uniform(0, longest_s)
-        begun = time.monotonic()
-        running = session.until(lambda: time.monotonic() - begun > delay)
+        moment = time.monotonic() + moments.uniform(0, longest_s)
+        running = session.until(lambda moment=moment: time.monotonic() > moment)
         session.kill()
         session.wait()
         done += 1
@@ -168,8 +167,8 @@ def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
                 tmp_path, f"run{number}x", "SAC" if number % 100 else "PPO", total_steps=10**9, checkpoint_every="0.05s"
             )
         session = Forked(run)
-        begun, delay = time.monotonic(), moments.uniform(0.05, 0.6)
-        session.until(lambda begun=begun, delay=delay: time.monotonic() - begun > delay)
+        moment = time.monotonic() + moments.uniform(0.05, 0.6)
+        session.until(lambda moment=moment: time.monotonic() > moment)
         session.kill()
         session.wait()
         said = run.status()["checkpoint"]
