@@ -30,7 +30,7 @@ class BucketStore(Store):
         fsspec = need("fsspec", "stores")
         self.url = url
         self._scheme = url.split("://")[0].lower()
-        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+        options: dict[str, Any] = {"use_listings_cache": False}
         if self._scheme in _S3:
             need("s3fs", "stores")
             limits = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4, "mode": "standard"}}

@@ -124,10 +124,12 @@ class HubStore(Store):
     def _commit(
         self, files: Mapping[str, Path | bytes], delete: Sequence[str], message: str, parent: str | None = None
     ) -> None:
+        from huggingface_hub.errors import EntryNotFoundError
+
         add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete
         here = self._entries() if delete else {}  # deleting what is gone already would be refused
         operations = [add(self._full(path), content) for path, content in files.items()]
-        operations += [remove(self._full(path)) for path in delete if path in here]
+        operations += [remove(self._full(path)) for path in dict.fromkeys(delete) if path in here]
         if not operations:
             return
         try:
@@ -138,6 +140,8 @@ class HubStore(Store):
                     return
             if _status(error) in (409, 412) and parent is not None:
                 raise _Conflict(message) from None
+            if isinstance(error, EntryNotFoundError):  # somebody else removed it after we looked
+                raise StoreError(f"{message}: another commit came between") from None
             raise
 
     def _has(self, files: Mapping[str, Path | bytes], delete: Sequence[str]) -> bool:
@@ -151,9 +155,11 @@ class HubStore(Store):
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
+        top = self._full(prefix) if prefix else self._prefix or None
+
         def look() -> list[Any]:
             try:
-                return list(self._api.list_repo_tree(self.repo, self._full(prefix) or None, recursive=True))
+                return list(self._api.list_repo_tree(self.repo, top, recursive=True))
             except EntryNotFoundError:
                 return []
 
@@ -161,7 +167,7 @@ class HubStore(Store):
         return {entry.path[start:]: entry for entry in self._attempt(look) if isinstance(entry, RepoFile)}
 
     def _full(self, path: str) -> str:
-        return "/".join(part for part in (self._prefix, safe_path(path) if path else "") if part)
+        return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
         """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
@@ -254,9 +260,19 @@ def _set_time_limits() -> None:
     if session.timeout.read is not None:
         return
     kind, hooks = type(session), session.event_hooks
-    hooks = {"request": list(hooks["request"]), "response": [*hooks["response"], _refuse_to_sleep]}
-    timeout = float(os.environ.get("KIT_HUB_TIMEOUT_S", TIMEOUT_S))
-    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+    hooks = {"request": [*hooks["request"], _limit], "response": [*hooks["response"], _refuse_to_sleep]}
+    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=_timeout_s()))
+
+
+def _limit(request: Any) -> None:
+    """Some calls of the client say "no limit" themselves, whatever the session says; they get one all the same."""
+    limits = request.extensions.get("timeout") or {}
+    if limits.get("read") is None:
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _timeout_s())
+
+
+def _timeout_s() -> float:
+    return float(os.environ.get("KIT_HUB_TIMEOUT_S", TIMEOUT_S))
 
 
 def _refuse_to_sleep(response: Any) -> None:

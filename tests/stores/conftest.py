@@ -1,0 +1,118 @@
+"""Stores to test against: a Hub stand-in and an S3 server on loopback, both spoken to by the real clients."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_DISABLE_XET"] = "1"  # read by the client when it is imported; xet would go round a plain server
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kit.stores import Store, open_store
+from tests.stores.fabricate import make_run
+from tests.stores.hub_server import WRITE_TOKEN, HubServer
+
+BUCKET = "robots"
+KINDS = ("directory", "hub", "s3", "memory")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """A Hub of its own for each test; HF_ENDPOINT and a token that may write are set, for child processes too."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    from huggingface_hub.utils import _http
+
+    with HubServer() as server:
+        for name, value in {
+            "HF_ENDPOINT": server.endpoint,
+            "HF_TOKEN": WRITE_TOKEN,
+            "HF_HOME": str(tmp_path / "hf_home"),
+            "KIT_HUB_INTERVAL_S": "0.5",
+        }.items():
+            monkeypatch.setenv(name, value)
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+        monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "no_tokens"))
+        monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda s: None))  # the client's own pauses
+        yield server
+        _http.close_session()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server with one bucket."""
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    request = urllib.request.Request(f"http://{host}:{port}/{BUCKET}", method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A fresh s3:// URL; credentials and address are in the environment, for child processes too."""
+    pytest.importorskip("s3fs")
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return f"s3://{BUCKET}/{abs(hash(request.node.nodeid))}"
+
+
+@pytest.fixture
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store. Parametrise with `indirect=True` over KINDS, or get a directory."""
+    kind = getattr(request, "param", "directory")
+    if kind == "hub":
+        request.getfixturevalue("hub")
+        return "hf://me/runs"
+    if kind == "s3":
+        return str(request.getfixturevalue("s3"))
+    if kind == "memory":
+        pytest.importorskip("fsspec")
+        return f"memory://{tmp_path.name}/{abs(hash(request.node.nodeid))}"
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def store(store_url: str) -> Store:
+    return open_store(store_url, write=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints at 100 and 200 steps."""
+    return make_run(tmp_path / "runs")
+
+
+@pytest.fixture
+def waiter() -> Callable[..., None]:
+    """wait(condition, seconds): until it is true, without a fixed sleep; fails after `seconds`."""
+
+    def wait(condition: Callable[[], object], seconds: float = 20.0, why: str = "") -> None:
+        pause = threading.Event()
+        for _ in range(int(seconds / 0.02)):
+            if condition():
+                return
+            pause.wait(0.02)
+        pytest.fail(f"not within {seconds} s: {why or condition}")
+
+    return wait

@@ -1,0 +1,92 @@
+"""Run directories made of thin air: valid in every respect that stores look at, with no training behind them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from kit.stores.manifest import digest
+
+
+def make_run(folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 200), replay: bool = False) -> Path:
+    """A run at `folder`/`name` with a committed checkpoint per step, metrics, status, best and a video."""
+    run = folder / name
+    for part in ("checkpoints", "videos"):
+        (run / part).mkdir(parents=True)
+    config = ["version: 1", "env: Reach", "algo: PPO", "encoder: mlp", "seed: 0", "n_envs: 8", f"run_name: {name}"]
+    (run / "config.yaml").write_text("\n".join(config) + "\n")
+    (run / "provenance.json").write_text(json.dumps({"kit": "0.1.0", "python": "3.11"}))
+    (run / "videos" / "step_000000100.mp4").write_bytes(_noise(0, 3000))
+    (run / "metrics.jsonl").write_text("")
+    for step in steps:
+        add_checkpoint(run, step, replay)
+    return run
+
+
+def add_checkpoint(run: Path, step: int, replay: bool = False, state: str = "running") -> Path:
+    """Commit a checkpoint of `step`, as kit.runs does, with a row of metrics and a status."""
+    row = {"step": step, "rollout/ep_rew_mean": step / 10, "rollout/success_rate": 0.5, "train/loss": 0.1}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    shared = {}
+    if replay:
+        previous = sorted((run / "checkpoints").glob("step_*/manifest.json"))
+        shared = json.loads(previous[-1].read_bytes())["shared"] if previous else {}
+        path = f"replay/{step:012d}.safetensors"
+        data = save({"observations": _array(step, 100), "rewards": _array(step + 1, 10)})
+        (run / "replay").mkdir(exist_ok=True)
+        (run / path).write_bytes(data)
+        shared = {**shared, path: {**_entry(data), "rows": 10}}
+    folder = write_checkpoint(run / "checkpoints", step, shared)
+    set_status(run, step=step, state=state)
+    return folder
+
+
+def write_checkpoint(folder: Path, step: int, shared: dict[str, Any] | None = None) -> Path:
+    files = {
+        "policy.safetensors": save({"weight": _array(step, 5000), "bias": _array(step + 1, 7)}),
+        "optimizer.safetensors": save({"exp_avg": _array(step + 2, 900)}),
+        "state.json": json.dumps({"trainer": {"steps": step}}).encode(),
+    }
+    manifest = {"version": 1, "step": step, "files": {n: _entry(d) for n, d in files.items()}, "shared": shared or {}}
+    manifest["digest"] = digest(manifest)
+    building = folder / f".building-{step}"
+    building.mkdir(parents=True)
+    for name, data in {**files, "manifest.json": json.dumps(manifest).encode()}.items():
+        (building / name).write_bytes(data)
+    final = folder / f"step_{step:09d}"
+    building.rename(final)
+    return final
+
+
+def set_status(run: Path, **values: Any) -> None:
+    path = run / "status.json"
+    old = json.loads(path.read_text()) if path.exists() else {"version": 1, "total_steps": 1000, "success_rate": 0.5}
+    path.write_text(json.dumps({**old, "updated": 1_700_000_000.0 + values.get("step", 0), **values}))
+
+
+def content(run: Path, step: int | None = None) -> dict[str, bytes]:
+    """What a resume needs, by path: the checkpoint of `step` (default: the newest), its replay, config and metrics."""
+    folder = sorted((run / "checkpoints").glob("step_*"))[-1] if step is None else run / f"checkpoints/step_{step:09d}"
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    paths = [folder / name for name in [*manifest["files"], "manifest.json"]]
+    paths += [run / name for name in [*manifest["shared"], "config.yaml", "metrics.jsonl"]]
+    return {path.relative_to(run).as_posix(): path.read_bytes() for path in paths}
+
+
+def _array(seed: int, size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def _noise(seed: int, size: int) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
