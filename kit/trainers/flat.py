@@ -1,4 +1,5 @@
-"""All parameters of an optimizer as one vector: clipping and stepping take a handful of kernels, whatever the network.
+"""All parameters of a network as one vector: clipping, stepping and averaging take a handful of kernels whatever its
+shape.
 
 The modules' own parameters become views of the vector, and SB3's optimizer keeps views of our moments, so everything
 that reads or loads them (state_dict, SB3's save and load) still does.
@@ -16,67 +17,66 @@ Layout = Sequence[torch.Tensor | int]
 """Parameters in the order wanted; a whole number leaves so many elements unused (always zero)."""
 
 
-def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `FlatOptimizer` does what `optimizer` would: one of SB3's three, without rarer options."""
-    if len(optimizer.param_groups) != 1:
-        return False
-    group = optimizer.param_groups[0]
-    rare = ("weight_decay", "amsgrad", "maximize", "centered", "momentum", "capturable")
-    plain = not any(group.get(option) for option in rare)
-    one_kind = len({(p.device, p.dtype) for p in group["params"]}) == 1
-    return type(optimizer) in (torch.optim.Adam, torch.optim.RMSprop, RMSpropTFLike) and plain and one_kind
+class FlatVector:
+    """The parameters of `layout` as views of `data` (P,), and their gradients as views of `grad` (P,)."""
+
+    def __init__(self, layout: Layout) -> None:
+        parameters = [p for p in layout if not isinstance(p, int)]
+        size = sum(p if isinstance(p, int) else p.numel() for p in layout)
+        self.data = torch.zeros(size, device=parameters[0].device, dtype=parameters[0].dtype)
+        self.grad = torch.zeros_like(self.data)
+        self.spans: list[tuple[torch.Tensor, int]] = []
+        offset = 0
+        for p in layout:
+            if not isinstance(p, int):
+                self.spans.append((p, offset))
+            offset += p if isinstance(p, int) else p.numel()
+        self.attach()
+
+    def attach(self) -> None:
+        """Make every parameter a view of `data` (again, if something has replaced it), keeping its value."""
+        for p, offset in self.spans:
+            view = self.view(self.data, p, offset)
+            if p.data_ptr() != view.data_ptr():
+                view.copy_(p.detach())
+                p.data = view
+            if p.requires_grad and (p.grad is None or p.grad.data_ptr() != self.grad.data_ptr() + 4 * offset):
+                p.grad = self.view(self.grad, p, offset)
+
+    def zero_grad(self) -> None:
+        self.grad.zero_()
+
+    def span(self, first: torch.Tensor, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`data` and `grad` from `first` on, as views of `shape`: several parameters that lie side by side."""
+        offset = next(offset for p, offset in self.spans if p is first)
+        size = torch.Size(shape).numel()
+        return self.data[offset : offset + size].view(shape), self.grad[offset : offset + size].view(shape)
+
+    @staticmethod
+    def view(vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
+        """Where `p` lies in `vector`."""
+        return vector[offset : offset + p.numel()].view(p.shape)
 
 
-class FlatOptimizer:
-    """`optimizer`'s parameters as the vector `data` (P,), their gradients as `grad` (P,).
-
-    `step` clips the whole gradient's norm and does what the optimizer itself would have done.
-    """
+class FlatOptimizer(FlatVector):
+    """`optimizer`'s parameters as one vector. `step` does what the optimizer itself would have done."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout | None = None) -> None:
         parameters = optimizer.param_groups[0]["params"]
         layout = list(parameters) if layout is None else list(layout)
         assert {id(p) for p in layout if not isinstance(p, int)} == {id(p) for p in parameters}
-        size = sum(p if isinstance(p, int) else p.numel() for p in layout)
+        super().__init__(layout)
         self.optimizer = optimizer
-        self.data = torch.zeros(size, device=parameters[0].device, dtype=parameters[0].dtype)
-        self.grad = torch.zeros_like(self.data)
         self._fresh = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
         self._moments = {name: torch.full_like(self.data, self._fresh) for name in _MOMENTS[type(optimizer)]}
         self._steps = torch.zeros((), device=self.data.device)
-        self._spans: list[tuple[torch.nn.Parameter, int]] = []
-        offset = 0
-        for p in layout:
-            if not isinstance(p, int):
-                assert isinstance(p, torch.nn.Parameter)
-                self._spans.append((p, offset))
-            offset += p if isinstance(p, int) else p.numel()
-        self.attach()
         optimizer.register_state_dict_pre_hook(lambda _: self._show())
         optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
         self._absorb()
 
-    def attach(self) -> None:
-        """Make every parameter a view of `data` (again, if something has replaced it), keeping its value."""
-        for p, offset in self._spans:
-            view = self._view(self.data, p, offset)
-            if p.data_ptr() != view.data_ptr():
-                view.copy_(p.detach())
-                p.data = view
-            p.grad = self._view(self.grad, p, offset)
-
-    def span(self, first: torch.Tensor, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`data` and `grad` from `first` on, as views of `shape`: several parameters that lie side by side."""
-        offset = next(offset for p, offset in self._spans if p is first)
-        size = torch.Size(shape).numel()
-        return self.data[offset : offset + size].view(shape), self.grad[offset : offset + size].view(shape)
-
-    def zero_grad(self) -> None:
-        self.grad.zero_()
-
     @torch.no_grad()
-    def step(self, max_norm: float | None) -> None:
-        """Clip `grad` to `max_norm` and take one step. Destroys `grad`."""
+    def step(self, max_norm: float | None = None) -> None:
+        """Clip `grad` to `max_norm`, if that is given, and take one step. Destroys `grad`."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
@@ -98,32 +98,29 @@ class FlatOptimizer:
         root = square.add(group["eps"]).sqrt_() if inside else square.sqrt().add_(group["eps"])
         self.data.addcdiv_(self.grad, root, value=-group["lr"])
 
-    def _view(self, vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
-        return vector[offset : offset + p.numel()].view(p.shape)
-
     def _show(self) -> None:
         """Put our moments where torch's optimizer keeps its own."""
         if not self._steps.item():
             return
-        for p, offset in self._spans:
+        for p, offset in self.spans:
             steps: Any = int(self._steps.item()) if isinstance(self.optimizer, RMSpropTFLike) else self._steps.clone()
-            moments = {name: self._view(moment, p, offset) for name, moment in self._moments.items()}
+            moments = {name: self.view(moment, p, offset) for name, moment in self._moments.items()}
             self.optimizer.state[p] = {"step": steps, **moments}
 
     def _absorb(self) -> None:
         """Take over what torch's optimizer was given by `load_state_dict`."""
         self._steps.zero_()
-        for p, offset in self._spans:
+        for p, offset in self.spans:
             given = self.optimizer.state.get(p)
             for name, moment in self._moments.items():
-                self._view(moment, p, offset).copy_(given[name] if given else torch.full_like(p, self._fresh))
+                self.view(moment, p, offset).copy_(given[name] if given else torch.full_like(p, self._fresh))
             if given:
                 self._steps.fill_(float(given["step"]))
         self._show()
 
 
 class PlainOptimizer:
-    """The same two methods for any other optimizer."""
+    """The same methods for any other optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -134,14 +131,24 @@ class PlainOptimizer:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
-    def step(self, max_norm: float | None) -> None:
+    def step(self, max_norm: float | None = None) -> None:
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], max_norm)
         self.optimizer.step()
 
 
+def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `FlatOptimizer` does what `optimizer` would: one of SB3's three, without rarer options, in float32."""
+    if type(optimizer) not in _MOMENTS or len(optimizer.param_groups) != 1:
+        return False
+    group = optimizer.param_groups[0]
+    rare = ("weight_decay", "amsgrad", "maximize", "centered", "momentum", "capturable")
+    one_kind = {(p.device, p.dtype) for p in group["params"]} == {(group["params"][0].device, torch.float32)}
+    return one_kind and not any(group.get(option) for option in rare)
+
+
 def flatten(optimizer: torch.optim.Optimizer) -> FlatOptimizer | PlainOptimizer:
-    """The fastest of the two that can."""
+    """The faster of the two, where it can."""
     return FlatOptimizer(optimizer) if can_flatten(optimizer) else PlainOptimizer(optimizer)
 
 
