@@ -24,7 +24,7 @@ from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.metrics import Metrics
 from kit.runs.run import Run
 from kit.runs.status import Status
-from kit.runs.writer import Writer
+from kit.runs.writer import Segment, Writer
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +183,9 @@ class Session:
             self._save(self._step, state)
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
-        self._copy = (self._step, state or self._state()) if iteration_s > LONG_ITERATION_S else None
+        # Off-policy iterations are short, and their data is not in the copy.
+        long = iteration_s > LONG_ITERATION_S and not isinstance(self.trainer, OffPolicy)
+        self._copy = (self._step, state or self._state()) if long else None
         self._iteration_start, self._inside = time.monotonic(), True
 
     def _state(self) -> dict[str, Any]:
@@ -237,10 +239,10 @@ class Session:
         self.metrics.sync()
         replay, oldest = None, 0
         if isinstance(self.trainer, OffPolicy):
-            stop = int(state["trainer"]["replay_written"])
-            oldest = max(0, self.trainer.replay_written - self.trainer.replay_capacity)
-            replay = self.trainer.replay_rows(max(self.writer.replay_stop, oldest), stop)
+            stop = self.trainer.replay_written
             oldest = max(0, stop - self.trainer.replay_capacity)
+            start = max(self.writer.replay_stop, oldest)
+            replay = Segment(start, self.trainer.replay_rows(start, stop))
         self.writer.submit(step, state, replay, oldest)
 
     def _save_now(self, step: int, state: dict[str, Any]) -> None:
@@ -280,7 +282,8 @@ class Session:
         self.metrics.close()
         if (self.config.store or "").startswith("hf://"):
             self._film()
-        self.status.set(state="finished", phase="finished", message=f"done: {self._step:,} steps")
+        done = f"done: {self._step:,} steps"
+        self.status.set(state="finished", phase="finished", step=self._step, message=done)
         self.status.write()
         if not self._drain(FINISHED_DRAIN_S):
             self._say(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 
 KEEP_LAST = 3
 KEEP_HOURS = 24
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of off-policy data: column name -> (rows, n_envs, ...), the first one numbered `start`."""
+
+    start: int
+    rows: dict[str, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values()))) if self.rows else 0
 
 
 class Writer:
@@ -44,10 +56,8 @@ class Writer:
         """The first replay row that no segment holds yet."""
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
-    def submit(
-        self, step: int, state: State, replay: dict[str, torch.Tensor] | None = None, oldest_row: int = 0
-    ) -> None:
-        """Begin to write. `replay` holds the rows from `replay_stop` on; rows before `oldest_row` are needed no more.
+    def submit(self, step: int, state: State, replay: Segment | None = None, oldest_row: int = 0) -> None:
+        """Begin to write. `replay` holds the rows that are new; those before `oldest_row` are needed no more.
         Nothing here may be changed by the caller afterwards."""
         self.wait()
         args = (step, state, replay, oldest_row)
@@ -72,15 +82,13 @@ class Writer:
         except BaseException as failure:
             self._failure = failure
 
-    def _write(self, step: int, state: State, replay: dict[str, torch.Tensor] | None, oldest_row: int) -> None:
+    def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         segments = self._segments
         if replay is not None:
-            start = self.replay_stop
-            rows = len(next(iter(replay.values())))
-            if rows:
-                name = f"replay/{start:012d}.safetensors"
-                entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(replay))
-                segments = {**segments, name: {**entry, "rows": rows}}
+            if len(replay):
+                name = f"replay/{replay.start:012d}.safetensors"
+                entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(replay.rows))
+                segments = {**segments, name: {**entry, "rows": len(replay)}}
             segments = {n: e for n, e in segments.items() if _start(n) + e["rows"] > oldest_row}
         written = checkpoint.write(self.run_path / "checkpoints", step, state, segments)
         written.verify()
