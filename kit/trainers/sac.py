@@ -16,6 +16,7 @@ from kit.trainers.base import State, TensorTrainer
 from kit.trainers.on_policy import LazyInfos
 from kit.trainers.replay import Replay, Transitions
 from kit.trainers.rollout import tmap
+from kit.trainers.stacked_sac import StackedSAC, can_stack
 
 
 class SAC(TensorTrainer, sb3.SAC):
@@ -32,6 +33,7 @@ class SAC(TensorTrainer, sb3.SAC):
         self._sums = torch.zeros(len(FIGURES), device=self.device)
         self._summed = 0
         super()._setup_model()
+        self._stacked = StackedSAC(self) if can_stack(self) else None
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -122,6 +124,8 @@ class SAC(TensorTrainer, sb3.SAC):
         if self.ent_coef_optimizer is not None:
             optimizers.append(self.ent_coef_optimizer)
         self._update_learning_rate(optimizers)
+        if self._stacked is not None:
+            self._stacked.attach()
         for step in range(gradient_steps):
             self._poll()
             self._sums += self._gradient_step(self._draw(batch_size), polyak=step % self.target_update_interval == 0)
@@ -138,6 +142,8 @@ class SAC(TensorTrainer, sb3.SAC):
 
     def _gradient_step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
         """One step of everything; returns the row of `FIGURES`."""
+        if self._stacked is not None:
+            return self._stacked.step(batch, polyak)
         if self.use_sde:
             self.actor.reset_noise()
         actions, log_prob = self.actor.action_log_prob(cast(torch.Tensor, batch.obs))
@@ -243,7 +249,7 @@ class SAC(TensorTrainer, sb3.SAC):
         return optimizers
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_sums", "_summed"]
+        return [*super()._excluded_save_params(), "_sums", "_summed", "_stacked"]
 
 
 FIGURES = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")

@@ -1,5 +1,6 @@
 """Given the same rollout, weights and permutation, an update gives the weights that SB3's gives, to 1e-5."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from fake_env import FakeEnv, trainer
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from kit.envs.sb3 import TensorVecEnv
 
@@ -128,3 +130,53 @@ def test_a_rollouts_values_and_log_probabilities_are_the_policys() -> None:
         values, log_prob, _ = policy.evaluate_actions(batch.obs, batch.actions)
     torch.testing.assert_close(batch.values, values.flatten(), rtol=0, atol=1e-5)
     torch.testing.assert_close(batch.log_probs, log_prob, rtol=0, atol=1e-5)
+
+
+SAC_SHAPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "fixed": {"ent_coef": 0.2},
+    "tanh": {"policy_kwargs": {"activation_fn": torch.nn.Tanh, "net_arch": [32]}},
+    "three critics": {"policy_kwargs": {"n_critics": 3, "net_arch": {"pi": [16, 8], "qf": [24, 24]}}},
+    "rare target": {"target_update_interval": 2, "tau": 0.1},
+    "elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU}},
+}
+
+
+@pytest.mark.parametrize("kwargs", SAC_SHAPES.values(), ids=SAC_SHAPES)
+def test_sac(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gradient steps on the same batches with the same noise."""
+    small: dict[str, Any] = {"seed": 3, "device": "cpu", "buffer_size": 1000, **kwargs}
+    small["policy_kwargs"] = {"net_arch": [32, 32], **kwargs.get("policy_kwargs", {})}
+    ours, stock = (
+        family("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), **small) for family in (type(trainer("SAC")), sb3.SAC)
+    )
+    for model in (ours, stock):
+        model.set_logger(Logger(folder=None, output_formats=[]))
+    assert (ours._stacked is not None) == (kwargs is not SAC_SHAPES["elu"])
+    ours.learn(200)  # fills the replay, and moves the weights and Adam's moments
+    stock.set_parameters(copy.deepcopy(ours.get_parameters()))
+    if stock.log_ent_coef is not None:
+        stock.log_ent_coef.data.copy_(ours.log_ent_coef)
+    batches = [ours.replay_buffer.sample(64) for _ in range(3)]
+    mine, theirs = iter(batches), iter(batches)
+    monkeypatch.setattr(ours, "_draw", lambda size: next(mine))
+
+    def sample(size: int, env: Any) -> ReplayBufferSamples:
+        b = next(theirs)
+        rewards, dones = b.rewards.unsqueeze(1), b.terminated.float().unsqueeze(1)
+        return ReplayBufferSamples(b.obs, b.actions, b.next_obs, dones, rewards)
+
+    monkeypatch.setattr(stock.replay_buffer, "sample", sample)
+    before, stock._n_updates = ours.actor.mu.weight.clone(), ours._n_updates
+    ours._log_update()  # forget the figures of learn()
+    torch.manual_seed(0)
+    ours.train(3, 64)
+    ours._log_update()
+    torch.manual_seed(0)
+    stock.train(3, 64)
+    assert_same(ours, stock)
+    assert not torch.equal(before, ours.actor.mu.weight)
+    if stock.log_ent_coef is not None:
+        torch.testing.assert_close(ours.log_ent_coef, stock.log_ent_coef, rtol=0, atol=1e-6)
+    for name, value in stock.logger.name_to_value.items():
+        assert ours.logger.name_to_value[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
