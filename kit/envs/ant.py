@@ -8,12 +8,13 @@ import gymnasium
 import mujoco
 import numpy as np
 import torch
+from torch.linalg import vecdot
 
 from kit.envs.task import Task
 from kit.sim import Simulator
 
 HEALTHY_Z_M = (0.2, 1.0)
-HEALTHY_REWARD = 1.0
+HEALTHY_REWARD = 1
 CONTROL_COST = 0.5
 CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
@@ -44,7 +45,8 @@ class Ant(Task):
         self._torso_x_w = sim.xpos[:, TORSO, 0]
         self._torso_x_before_w = torch.zeros_like(self._torso_x_w)
         self._forces = sim.cfrc_ext.flatten(1)  # (n, 14 * 6), a view
-        self._healthy = torch.ones(sim.n, dtype=torch.bool, device=sim.device)
+        self._height_m = sim.qpos[:, 2]
+        self._dt_s = self.control_dt_s
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n
@@ -67,10 +69,12 @@ class Ant(Task):
         )
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        forward = (self._torso_x_w - self._torso_x_before_w) / self.control_dt_s
-        control = action.square().sum(1)
-        contact = self._forces.clamp(-1.0, 1.0).square().sum(1)
-        return forward + HEALTHY_REWARD * self._is_healthy() - CONTROL_COST * control - CONTACT_COST * contact
+        forward = (self._torso_x_w - self._torso_x_before_w) / self._dt_s
+        control = vecdot(action, action)
+        forces = self._forces.clamp(-1.0, 1.0)
+        contact = vecdot(forces, forces)
+        reward = forward.add(self._is_healthy(), alpha=HEALTHY_REWARD)
+        return reward.sub(control, alpha=CONTROL_COST).sub(contact, alpha=CONTACT_COST)
 
     def terminated(self) -> torch.Tensor:
         return ~self._is_healthy()
@@ -79,6 +83,5 @@ class Ant(Task):
         return {"x_position": self.sim.qpos[:, 0].clone()}
 
     def _is_healthy(self) -> torch.Tensor:
-        low, high = HEALTHY_Z_M
-        z = self.sim.qpos[:, 2]
-        return (z >= low) & (z <= high)
+        z = self._height_m
+        return z == z.clamp(*HEALTHY_Z_M)

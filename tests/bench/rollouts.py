@@ -1,0 +1,157 @@
+"""Env steps per second: bare MuJoCo, kit's TensorEnv, SB3's vector envs, EnvPool. By hand:
+
+    python tests/bench/rollouts.py            # Ant, 16 envs, as many threads as cores
+
+The contestants take turns, several short rounds each, so that a noisy machine treats them alike; what counts are the
+ratios. EnvPool is included where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import gymnasium
+import mujoco
+import numpy as np
+import torch
+
+from kit.envs import make_task, make_vec
+from kit.sim.cpu import usable_cores
+
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+Step = Callable[[], object]
+
+
+def bare(task: str, n: int, threads: int, rng: np.random.Generator) -> Step:
+    """mj_step alone: every thread steps its share of the worlds, all meet after each env step.
+
+    So that the worlds are as costly as those of an env that resets the fallen, they are put into states of such an env
+    every 20 steps."""
+    made = make_task(task)
+    model, substeps, size = made.model, made.substeps, made.action_space.shape[0]
+    states = _states(task, n, rng)
+    datas = [mujoco.MjData(model) for _ in range(n)]
+    ctrl = rng.uniform(-1, 1, (64, n, size))
+    pool = ThreadPoolExecutor(threads)
+    clock = itertools.count()
+
+    def share(worlds: range, now: int) -> None:
+        for world in worlds:
+            data = datas[world]
+            if now % 20 == 0:
+                mujoco.mj_setState(model, data, states[now // 20 % len(states), world], _STATE)
+            data.ctrl[:size] = ctrl[now % 64, world]
+            mujoco.mj_step(model, data, substeps)
+
+    def step() -> None:
+        now = next(clock)
+        list(pool.map(share, [range(i, n, threads) for i in range(threads)], [now] * threads))
+
+    return step
+
+
+def _states(task: str, n: int, rng: np.random.Generator) -> np.ndarray:
+    """(40, n, size): where `n` worlds under random actions stand, every 20 steps."""
+    env = make_vec(task, n, seed=1)
+    states = []
+    for step in range(800):
+        env.step(torch.as_tensor(rng.uniform(-1, 1, (n, *env.action_space.shape)), dtype=torch.float32))
+        if step % 20 == 0:
+            states.append(env.snapshot()["sim.state"].numpy())
+    env.close()
+    return np.stack(states)
+
+
+def tensors(task: str, n: int, threads: int, rng: np.random.Generator) -> Step:
+    env = make_vec(task, n, seed=0, threads=threads)
+    actions = [
+        torch.as_tensor(rng.uniform(-1, 1, (n, *env.action_space.shape)), dtype=torch.float32) for _ in range(64)
+    ]
+    clock = itertools.count()
+    return lambda: env.step(actions[next(clock) % 64])
+
+
+def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator) -> Step:
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    if processes:
+        kwargs = {"start_method": "forkserver"}
+        env = make_vec_env(env_id, n, seed=0, vec_env_cls=SubprocVecEnv, vec_env_kwargs=kwargs)
+    else:
+        env = make_vec_env(env_id, n, seed=0, vec_env_cls=DummyVecEnv)
+    env.reset()
+    actions = rng.uniform(-1, 1, (64, n, *env.action_space.shape)).astype(np.float32)
+    clock = itertools.count()
+    return lambda: env.step(actions[next(clock) % 64])
+
+
+def envpool(env_id: str, n: int, threads: int, rng: np.random.Generator) -> Step | None:
+    try:
+        import envpool as pool
+    except ImportError:
+        return None
+    env = pool.make_gymnasium(env_id, num_envs=n, num_threads=threads)
+    env.reset()
+    actions = rng.uniform(-1, 1, (64, n, *env.action_space.shape)).astype(np.float32)
+    clock = itertools.count()
+    return lambda: env.step(actions[next(clock) % 64])
+
+
+def measure(step: Step, seconds: float) -> float:
+    """Calls of `step` per second."""
+    calls, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        step()
+        calls += 1
+    return calls / elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="Ant", help="one of kit's tasks")
+    parser.add_argument("--envs", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each contestant's turn in a round")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    theirs = f"{args.task}-v5" if f"{args.task}-v5" in gymnasium.registry else f"kit/{args.task}-v0"
+    contestants: dict[str, Step | None] = {
+        "bare mj_step": bare(args.task, args.envs, args.threads, rng),
+        "kit TensorEnv": tensors(args.task, args.envs, args.threads, rng),
+        "SB3 DummyVecEnv": sb3(theirs, args.envs, False, rng),
+        "SB3 SubprocVecEnv (forkserver)": sb3(theirs, args.envs, True, rng),
+    }
+    if theirs.endswith("-v5"):
+        contestants["EnvPool"] = envpool(theirs, args.envs, args.threads, rng)
+    speeds: dict[str, list[float]] = {name: [] for name, step in contestants.items() if step is not None}
+    for _ in range(args.rounds):
+        for name in speeds:
+            step = contestants[name]
+            assert step is not None
+            speeds[name].append(measure(step, args.seconds) * args.envs)
+
+    base = speeds["bare mj_step"]
+    what = f"{args.task}, {args.envs} envs, {args.threads} threads, {args.rounds} rounds of {args.seconds:g} s"
+    versions = f"Python {platform.python_version()}, MuJoCo {mujoco.__version__}, torch {torch.__version__}"
+    print(f"{what}; {platform.machine()}, {versions}\n")
+    print("| | env steps/s (median) | of bare physics (median of rounds) |\n|---|---:|---:|")
+    for name in contestants:
+        if name in speeds:
+            ratio = statistics.median(a / b for a, b in zip(speeds[name], base, strict=True))
+            print(f"| {name} | {statistics.median(speeds[name]):,.0f} | {ratio:.2f} |")
+        else:
+            print(f"| {name} | not installed | |")
+
+
+if __name__ == "__main__":
+    main()
