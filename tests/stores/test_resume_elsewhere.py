@@ -1,0 +1,67 @@
+"""The machine is gone, the store is left: a run fetched from any kind of store goes on exactly."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from kit.errors import UserError
+from kit.runs.api import _locate, list_runs
+from kit.runs.fingerprint import fingerprint
+from tests.runs.crash import Forked, complete, create
+
+
+@pytest.mark.parametrize("store_url", ["directory", "hub", "s3"], indirect=True)
+def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_path, store_url, waiter):
+    algo = {"h": "A2C", "s": "SAC"}.get(store_url[0], "PPO")
+    uncut = create(tmp_path / "here", "uncut", algo)
+    assert complete(uncut) == 0, uncut.log()
+    run = create(tmp_path / "here", "run", algo, checkpoint_every=100, store=store_url)
+    session = Forked(run)
+    assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
+    session.kill(signal.SIGTERM)
+    assert session.wait() == 75, run.log()
+    last = run.latest()
+    waiter(lambda: (run.status()["store"] or {}).get("step") == last.step, 30, "the copier finishes by itself")
+    assert list_runs(store_url).to_dicts()[0]["name"] == "run"
+    shutil.rmtree(run.path)
+
+    there, moved = _locate(store_url, str(tmp_path / "there"), None)
+    assert there.latest().step == last.step and moved["store"] == store_url
+    assert complete(there) == 0, there.log()
+    assert fingerprint(there) == fingerprint(uncut)
+    assert there.status()["store"]["step"] == there.latest().step, "a finished run waits for its last copy"
+
+
+def test_no_secret_in_run_or_store(tmp_path, hub, waiter):
+    from tests.stores.hub_server import WRITE_TOKEN
+
+    run = create(tmp_path, "run", store="hf://me/runs", total_steps=200)
+    assert complete(run) == 0, run.log()
+    for path in run.path.rglob("*"):
+        if path.is_file():
+            assert WRITE_TOKEN.encode() not in path.read_bytes(), path
+
+
+def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
+    store = str(tmp_path / "store")
+    run = create(tmp_path / "here", "run", store=store, total_steps=10**9, checkpoint_every=100)
+    session = Forked(run)
+    assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
+    there, _ = _locate(store, str(tmp_path / "there"), None)
+    second = Forked(there)
+    assert second.wait() != 0
+    said = there.status()["message"]
+    assert json.loads((tmp_path / "store/run/lease.json").read_text())["owner"] in said, said
+    session.kill(signal.SIGTERM)
+    assert session.wait() == 75
+
+
+def test_a_store_that_cannot_be_written_is_said_before_anything_is_created(tmp_path):
+    from kit import train
+
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="store="):
+        train(store=str(tmp_path / "file"), runs_dir=str(tmp_path / "runs"), total_steps=100)
+    assert not (tmp_path / "runs").exists()
