@@ -7,4 +7,16 @@ from kit.machine.limits import usable_cores
 from kit.machine.monitor import GpuMonitor
 from kit.machine.speed import Speed, probe
 
-__all__ = ["Advice", "Check", "GpuMonitor", "Machine", "Report", "Speed", "advise", "describe", "probe", "usable_cores", "verify"]
+__all__ = [
+    "Advice",
+    "Check",
+    "GpuMonitor",
+    "Machine",
+    "Report",
+    "Speed",
+    "advise",
+    "describe",
+    "probe",
+    "usable_cores",
+    "verify",
+]

@@ -45,12 +45,13 @@ def _preset(machine: Machine) -> str:
 
 
 def _sentences(config: RunConfig, speed: Speed, machine: Machine) -> list[str]:
-    found = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {speed.sentence(config.total_steps, machine)}."]
+    work = f"{config.total_steps:,} steps of {speed.env} with {speed.algo}"
+    found = [f"{work} take {speed.sentence(config.total_steps, machine)}."]
     share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
     if share > 0.75:
         found.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
     elif share < 0.4:
-        found.append(f"The network takes {1 - share:.0%} of the time: a smaller one, or fewer n_epochs, would be quicker.")
+        found.append(f"The network takes {1 - share:.0%} of the time: a smaller one would be quicker.")
     else:
         found.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
     if machine.gpus and speed.device == "cpu":

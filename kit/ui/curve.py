@@ -41,7 +41,7 @@ def chart(
     x_max: float,
     y_range: tuple[float, float] | None = None,
     y_text: Callable[[float], str] = lambda value: f"{value:g}",
-    width: int = 300,
+    width: int = 284,
     height: int = 190,
 ) -> str:
     """SVG of `lines` over steps from 0 to `x_max`; `y_range` is fitted to the data unless given."""

@@ -22,7 +22,7 @@ REFRESH_S = 0.5
 
 
 class Dashboard:
-    """State, progress, learning curves and the latest video of a run, with Pause, Stop and Checkpoint now.
+    """State, progress, learning curves and the latest video of a run; Pause, Stop, Checkpoint now.
 
     >>> kit.ui.Dashboard(kit.runs()[0]).show()
 
@@ -46,7 +46,7 @@ class Dashboard:
         self.view = w.VBox([self._style, self._head, self._message, body], layout=w.Layout(overflow="visible"))
         self.view.add_class("kit-dashboard")
         self.on_end: list[Callable[[Run], None]] = []
-        """Called with the run when its process has ended, each time that happens."""
+        """Called with the run when it is finished."""
         self.on_change: list[Callable[[], None]] = []
         """Called when the run starts or ends."""
         self._watching: threading.Thread | None = None
@@ -116,15 +116,18 @@ class Dashboard:
                 time.sleep(REFRESH_S)
             if self.run is run:
                 self.say("")
-                self._finish(run, filming)
+                self._ended(run, filming)
         except Exception as error:
             self.say(f"The display stopped ({type(error).__name__}: {error}); the run does not depend on it.", bad=True)
         finally:
             filming.close()
 
-    def _finish(self, run: Run, filming: Filming) -> None:
+    def _ended(self, run: Run, filming: Filming) -> None:
+        """The process is gone. A run that is done gets its last video; one that was stopped waits for Resume."""
         for call in self.on_change:
             call()
+        if run.status()["state"] != "finished":
+            return
         if filming.wanted:
             self.say("Filming the policy…")
             filming.finish()

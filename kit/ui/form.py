@@ -17,7 +17,7 @@ GROUPS = {
 }
 """What is in sight; every other field is under "More"."""
 MORE = "More"
-EMPTY = {"run_name": "made from env, algo, seed, time", "store": "this machine only", "session_limit": "none"}
+EMPTY = {"run_name": "named by time", "store": "this machine only", "session_limit": "none"}
 """What an entry that is left empty means."""
 
 
@@ -50,8 +50,8 @@ class Form:
         w = self._w
         shared = {
             "description": field.name.replace("_", " "),
-            "style": {"description_width": "112px"},
-            "layout": w.Layout(width="294px"),
+            "style": {"description_width": "118px"},
+            "layout": w.Layout(width="260px"),
             "tooltip": field.metadata["help"],
         }
         choices = _choices(field.name)
@@ -87,7 +87,7 @@ class Form:
     def _column(self, title: str, names: tuple[str, ...]) -> Any:
         w = self._w
         heading = w.HTML(f"<b style='font:650 13px system-ui,sans-serif;opacity:.8'>{title}</b>")
-        return w.VBox([heading, *(self.entries[name] for name in names)], layout=w.Layout(margin="0 10px 0 0"))
+        return w.VBox([heading, *(self.entries[name] for name in names)], layout=w.Layout(margin="0 14px 0 0"))
 
 
 def _choices(name: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.runs.api import list_runs
+from kit.runs.api import local_runs
 from kit.runs.rollouts import evaluate, record
 from kit.runs.run import Run
 from kit.ui import players, style
@@ -29,7 +29,7 @@ def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run
     if run is not None:
         inside = Path(runs_dir) / run
         return Run(inside if inside.exists() else run)
-    for candidate in list_runs(runs_dir):
+    for candidate in local_runs(runs_dir):
         if candidate.checkpoints() or candidate.best():
             return candidate
     raise UserError(f"runs_dir={runs_dir!r} holds no run with a checkpoint; train one with 01_train first.")
@@ -51,8 +51,8 @@ class Statistics:
     def _repr_html_(self) -> str:
         heads = ("policy", "success rate", "mean return", "episode length", "episodes")
         first = "".join(f"<th>{name}</th>" for name in heads)
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row)) + "</tr>" for row in self.rows)
-        return style.page(f"<table><tr>{first}</tr>{rows}</table>")
+        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) for row in self.rows)
+        return style.page(f"<table><tr>{first}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
 
 
 def statistics(run: Run, episodes: int = 100) -> Statistics:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.runs.api import launch, list_runs
+from kit.runs.api import launch, local_runs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.dashboard import Dashboard
@@ -31,7 +31,7 @@ class TrainPanel:
         self.config = config.replace(**fields) if fields else config
         self.run: Run | None = None
         self.on_end: list[Callable[[Run], None]] = []
-        """Called with the run each time its process has ended."""
+        """Called with the run when it is finished."""
 
     def show(self) -> TrainPanel:
         """Display the panel, or train now if nobody is there to press Train. Raises `RunFailed` in that case only."""
@@ -51,7 +51,7 @@ class TrainPanel:
 
         self.dashboard = Dashboard()
         self.dashboard.on_end.append(self._ended)
-        self.dashboard.on_change.append(self._draw_train)
+        self.dashboard.on_change.append(self._changed)
         self.train_button = w.Button(
             description="Train", icon="play", button_style="primary", layout=w.Layout(width="auto", min_width="96px")
         )
@@ -69,7 +69,7 @@ class TrainPanel:
         self._edited()
 
     def _reattach(self) -> None:
-        working = [run for run in list_runs(self.config.runs_dir) if run.is_working()]
+        working = [run for run in local_runs(self.config.runs_dir) if run.is_working()]
         named = [run for run in working if run.name == self.config.run_name]
         if named or (working and self.config.run_name is None):
             self.run = (named or working)[0]
@@ -96,6 +96,13 @@ class TrainPanel:
         self.label.value = style.wrap(style.note(sentence) if valid else style.error(sentence))
         self._draw_train()
 
+    def _changed(self) -> None:
+        """The run has begun, or its process is gone: then the label may speak of the next one again."""
+        if self.dashboard.is_working:
+            self._draw_train()
+        else:
+            self._edited()
+
     def _draw_train(self) -> None:
         self.train_button.disabled = not self._valid or self.dashboard.is_working
 
@@ -111,6 +118,7 @@ class TrainPanel:
             self.dashboard.say("")
             self._tell(str(error), not isinstance(error, UserError))
             return
+        self._tell("", True)
         self.dashboard.attach(self.run)
 
     def _ended(self, run: Run) -> None:

@@ -24,7 +24,6 @@ def learning_curve(run: Run) -> Any:
     _panel(axes[-1], "Mean return", learning.returns, learning.eval_returns)
     if learning.eval_success or learning.eval_returns:
         axes[-1].legend(loc="lower right", frameon=False)
-    figure.suptitle(f"{run.config.env} with {run.config.algo}", x=0.01, ha="left", fontweight="bold", fontsize=12)
     return figure
 
 

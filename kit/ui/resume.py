@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kit.runs.api import list_runs, resume
+from kit.runs.api import local_runs, resume
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.dashboard import Dashboard
@@ -65,7 +65,7 @@ class ResumePanel:
             self._go(self.choice)
 
     def _draw(self) -> None:
-        runs = list_runs(self.runs_dir)[:SHOWN]
+        runs = local_runs(self.runs_dir)[:SHOWN]
         where = html.escape(self.runs_dir)
         text = f"No runs in {where} yet: train one with 01_train." if not runs else f"The latest runs in {where}:"
         self.table.children = [self._w.HTML(style.page(style.note(text))), *map(self._row, runs)]
@@ -118,7 +118,7 @@ def row(run: Run, now: dict[str, Any]) -> str:
 
 def print_table(runs_dir: str) -> None:
     """The same list as plain text."""
-    for run in list_runs(runs_dir)[:SHOWN]:
+    for run in local_runs(runs_dir)[:SHOWN]:
         now = run.status()
         bar = round(20 * min(1.0, now["step"] / max(1, now["total_steps"])))
         share = 100 * now["step"] // max(1, now["total_steps"])

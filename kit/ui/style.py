@@ -38,8 +38,8 @@ CSS = """
 .kit-bad{color:#d73027;opacity:1;font-weight:550}
 .kit-good{color:#1a9850;opacity:1}
 .kit-flex{display:flex;gap:14px;flex-wrap:wrap;align-items:flex-start}
-.kit-flex figure{margin:0}
-.kit-flex figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
+.kit figure{margin:0}
+.kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
 .kit video{border-radius:8px;display:block;background:#0002}
 .kit-run{display:grid;grid-template-columns:250px 150px 130px 100px 90px 110px;gap:12px;align-items:center;
   font-variant-numeric:tabular-nums;font-size:13px}
@@ -91,7 +91,7 @@ def head(name: str, now: dict[str, Any]) -> str:
 
 def figures(now: dict[str, Any]) -> list[tuple[str, str]]:
     """What is worth a big number, with its unit underneath."""
-    done = f"{100 * now['step'] / max(1, now['total_steps']):.0f} %"
+    done = f"{min(100, 100 * now['step'] / max(1, now['total_steps'])):.0f} %"
     rows = [("success rate", percent(now["success_rate"]))] if now["success_rate"] is not None else []
     if now["mean_return"] is not None:
         rows.append(("mean return", f"{now['mean_return']:.2f}"))
@@ -111,9 +111,9 @@ def notes(now: dict[str, Any]) -> str:
         lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
     if store:
         lines.append(_arrival(store))
-    if now["message"] and now["state"] not in ("running", "starting"):
-        bad = " kit-bad" if now["state"] == "failed" else ""
-        lines.append(f"<span class='{bad.strip()}'>{html.escape(now['message'])}</span>")
+    if now["message"] and now["state"] in ("interrupted", "failed", "stopping"):
+        bad = "kit-bad" if now["state"] == "failed" else ""
+        lines.append(f"<span class='{bad}'>{html.escape(now['message'])}</span>")
     return "".join(f"<div class='kit-note'>{entry}</div>" for entry in lines)
 
 
