@@ -7,7 +7,6 @@ beforehand.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from kit.errors import UserError
+from kit.machine.limits import usable_cores
 from kit.sim.base import INPUTS, Simulator
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from kit.sim.render import Renderer
 
 Copies = list[tuple[np.ndarray, np.ndarray]]  # (destination, source)
-
-
-def usable_cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:

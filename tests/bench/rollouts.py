@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from kit.envs import make_task, make_vec
-from kit.sim.cpu import usable_cores
+from kit.machine.limits import usable_cores
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 Step = Callable[[], object]
