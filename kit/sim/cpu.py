@@ -176,8 +176,7 @@ class CpuSim(Simulator):
         for data, copies, row in zip(self._data, self._all, state, strict=True):
             mujoco.mj_resetData(self.model, data)
             mujoco.mj_setState(self.model, data, row, _STATE)
-            mujoco.mj_forward(self.model, data)  # overwrites the solver's warm start ...
-            mujoco.mj_setState(self.model, data, row, _STATE)  # ... which decides the last bits of the next step
+            mujoco.mj_forward(self.model, data)
             for here, there in copies:
                 np.copyto(here, there)
         for name, value in snapshot.items():
