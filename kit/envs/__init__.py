@@ -19,6 +19,8 @@ __all__ = ["Task", "TensorEnv", "check", "make_task", "make_vec", "names"]
 
 _TASKS = {
     "Ant": "kit.envs.ant:Ant",
+    "G1Joystick": "kit.envs.joystick_robots:G1Joystick",
+    "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
     "Reach": "kit.envs.reach:Reach",
 }
 """Task name -> module:class; the module is imported when the task is made."""

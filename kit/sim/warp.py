@@ -236,8 +236,9 @@ class WarpSim(Simulator):
 
 
 _PER_WORLD = frozenset({
-    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "geom_friction", "geom_size", "geom_rgba",
-    "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm", "jnt_stiffness",
+    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "pair_friction", "geom_friction", "geom_size",
+    "geom_rgba", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
+    "jnt_stiffness",
 })  # fmt: skip
 
 

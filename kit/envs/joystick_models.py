@@ -1,0 +1,139 @@
+"""Unitree's G1 and Go1 from the MuJoCo Menagerie, edited for walking: flat ground, contacts at the feet only, sensors.
+
+The Menagerie's package downloads a robot on first use and keeps it; `MENAGERIE_ROOT` names a folder to read instead.
+"""
+
+from __future__ import annotations
+
+import mujoco
+
+from kit.errors import UserError, need
+from kit.sim.studio import studio
+
+CAMERAS = ("view", "side", "front")
+"""They follow the robot: from ahead at an angle, from its right, from ahead."""
+SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
+"""Names of sites on every robot."""
+
+_GEOM, _SITE = mujoco.mjtObj.mjOBJ_GEOM, mujoco.mjtObj.mjOBJ_SITE
+_FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA_FOUND,
+                                                mujoco.mjtConDataField.mjCONDATA_FORCE))  # fmt: skip
+_NET_FORCE = 3  # of a contact sensor's ways to report several contacts: their sum
+
+
+def g1_model() -> mujoco.MjModel:
+    """A humanoid with 29 joints, 33 kg, standing with its knees bent (key frame "home"); physics at 250 Hz.
+
+    Beside the feet on the floor, the feet may hit each other and the shins, and the hands the thighs.
+    """
+    spec = _fetch("unitree_g1", "scene_mjx")
+    spec.delete(spec.geom("floor"))  # and all contact pairs with it
+    for pair in list(spec.pairs):
+        spec.delete(pair)
+    _dress(spec, base="pelvis", distance_m=2.6, height_m=0.75)
+    sides = ("left", "right")
+    feet = [f"{side}_foot_box_collision" for side in sides]
+    for foot in feet:
+        _stand_on_floor(spec, foot, friction=0.6)
+    crossed = [(feet[0], feet[1]), (feet[0], "right_shin_collision"), (feet[1], "left_shin_collision")]
+    touching = [(f"{side}_hand_collision", f"{side}_thigh_collision") for side in sides]
+    for one, two in crossed + touching:
+        spec.add_pair(geomname1=one, geomname2=two, condim=1)
+    _add_sensors(spec, base="imu_in_pelvis", torso="imu_in_torso", feet=[f"{side}_foot" for side in sides], soles=feet)
+    for number, pair in enumerate(crossed):
+        _add_contact_sensor(spec, f"crossed{number}", *pair)
+    for number, pair in enumerate(touching):
+        _add_contact_sensor(spec, f"touching{number}", *pair)
+    for key in list(spec.keys):
+        if key.name != "knees_bent":
+            spec.delete(key)
+    spec.key("knees_bent").name = "home"
+    return spec.compile()
+
+
+def go1_model() -> mujoco.MjModel:
+    """A quadruped with 12 joints, 13 kg, on its feet (key frame "home"); physics at 250 Hz."""
+    spec = _fetch("unitree_go1", "go1")
+    spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
+    spec.option.iterations, spec.option.ls_iterations = 5, 8
+    for geom in spec.geoms:
+        geom.contype = geom.conaffinity = 0
+    for actuator in spec.actuators:  # gains of a real Go1's walking controllers
+        actuator.set_to_position(kp=35.0)
+        spec.joint(actuator.target).damping = [0.5, 0, 0]
+    spec.material("dark").rgba = [0.32, 0.33, 0.35, 1]
+    feet = ["FR", "FL", "RR", "RL"]
+    _dress(spec, base="trunk", distance_m=1.5, height_m=0.25)
+    for foot in feet:
+        _stand_on_floor(spec, foot, friction=0.6)
+    _add_sensors(spec, base="imu", torso="imu", feet=feet, soles=feet)
+    return spec.compile()
+
+
+def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
+    menagerie = need("mujoco_menagerie", "all")
+    try:
+        spec = menagerie.get(robot).spec(entry)
+    except (menagerie.MenagerieError, OSError) as error:
+        raise UserError(
+            f"the model of {robot} could not be fetched ({error}); connect to the internet once, or set MENAGERIE_ROOT "
+            "to a folder that holds it."
+        ) from error
+    for sensor in list(spec.sensors):
+        spec.delete(sensor)
+    for camera in list(spec.cameras):
+        spec.delete(camera)
+    return spec
+
+
+def _dress(spec: mujoco.MjSpec, base: str, distance_m: float, height_m: float) -> None:
+    """Lights, the ground, and cameras at a distance that look at a point `height_m` above it."""
+    studio(spec)
+    spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts by explicit pairs only
+    track = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
+    body = spec.body(base)
+    above = height_m - body.pos[2]
+    s = 0.7071 * distance_m
+    for name, place, axes in (
+        ("view", (s, -s, above + 0.15 * distance_m), (0.7071, 0.7071, 0, -0.106, 0.106, 0.989)),
+        ("side", (0, -distance_m, above), (1, 0, 0, 0, 0, 1)),
+        ("front", (distance_m, 0, above), (0, 1, 0, 0, 0, 1)),
+    ):
+        camera = body.add_camera(name=name, mode=track, pos=place, fovy=45)
+        camera.alt.type, camera.alt.xyaxes = mujoco.mjtOrientation.mjORIENTATION_XYAXES, axes
+
+
+def _stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:
+    spec.add_pair(name=f"{geom}_floor", geomname1=geom, geomname2="floor", condim=3,
+                  friction=[friction, friction, 0.005, 0.0001, 0.0001])  # fmt: skip
+
+
+def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], soles: list[str]) -> None:
+    """Sites and sensors by the same names on every robot. `base`, `torso` and `feet` are its sites, `soles` geoms."""
+    for name, original in {
+        SITE_BASE: base,
+        SITE_TORSO: torso,
+        **{FEET.format(i): f for i, f in enumerate(feet)},
+    }.items():
+        site = spec.site(original)
+        site.parent.add_site(name=name, pos=site.pos, quat=site.quat, group=5)
+    kinds = mujoco.mjtSensor
+    for name, kind, place in (
+        ("linvel_b", kinds.mjSENS_VELOCIMETER, SITE_BASE),  # m/s, in the base's frame
+        ("gyro_b", kinds.mjSENS_GYRO, SITE_BASE),  # rad/s, in the base's frame
+        ("linvel_w", kinds.mjSENS_FRAMELINVEL, SITE_BASE),
+        ("angvel_w", kinds.mjSENS_FRAMEANGVEL, SITE_BASE),
+        ("torso_angvel_w", kinds.mjSENS_FRAMEANGVEL, SITE_TORSO),
+        ("torso_up_w", kinds.mjSENS_FRAMEZAXIS, SITE_TORSO),
+        *((f"foot{i}_linvel_w", kinds.mjSENS_FRAMELINVEL, FEET.format(i)) for i in range(len(feet))),
+    ):
+        spec.add_sensor(name=name, type=kind, objtype=_SITE, objname=place)
+    for i, sole in enumerate(soles):
+        _add_contact_sensor(spec, f"foot{i}_contact", sole, "floor", force=True)
+
+
+def _add_contact_sensor(spec: mujoco.MjSpec, name: str, geom: str, other: str, force: bool = False) -> None:
+    """Number of contacts between two geoms, followed, with `force`, by their net force (3,) in newtons."""
+    spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=geom, reftype=_GEOM,
+                    refname=other, intprm=[_FOUND | (_FORCE if force else 0), _NET_FORCE, 1])  # fmt: skip

@@ -1,0 +1,142 @@
+"""Reward terms of the joystick tasks, each (n,), as MuJoCo Playground documents them; their weights are the task's.
+
+Suffixes: _w world frame, _b the base's own frame. SI units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from kit.envs.joystick import Joystick
+    from kit.envs.joystick_robots import G1Joystick
+
+TRACKING_SIGMA = 0.25
+"""Squared velocity error at which a tracking reward has fallen to 1/e, (m/s)² or (rad/s)²."""
+PHASE_SIGMA = 0.01
+"""Squared foot height error at which `feet_phase` has fallen to 1/e, m²."""
+
+
+def tracking_lin_vel(task: Joystick) -> torch.Tensor:
+    error = (task.command[:, :2] - task.sensor("linvel_b")[:, :2]).square().sum(1)
+    return torch.exp(-error / TRACKING_SIGMA)
+
+
+def tracking_ang_vel(task: Joystick) -> torch.Tensor:
+    return torch.exp(-(task.command[:, 2] - task.sensor("gyro_b")[:, 2]).square() / TRACKING_SIGMA)
+
+
+def lin_vel_z(task: Joystick) -> torch.Tensor:
+    return task.sensor("linvel_w")[:, 2].square()
+
+
+def ang_vel_xy(task: Joystick) -> torch.Tensor:
+    return task.sensor("torso_angvel_w")[:, :2].square().sum(1)
+
+
+def orientation(task: Joystick) -> torch.Tensor:
+    """Squared sine of the torso's tilt."""
+    return task.sensor("torso_up_w")[:, :2].square().sum(1)
+
+
+def termination(task: Joystick) -> torch.Tensor:
+    return task.terminated().to(task.joints.dtype)
+
+
+def stand_still(task: Joystick) -> torch.Tensor:
+    return (task.joints - task.home).abs().sum(1) * ~task.moving
+
+
+def pose(task: Joystick) -> torch.Tensor:
+    return (task.joints - task.home).square().sum(1)
+
+
+def pose_kept(task: Joystick) -> torch.Tensor:
+    """The quadruped's: 1 at home; the knees, every third joint, may bend more freely."""
+    hips_and_knees = (task.joints - task.home).square().unflatten(1, (-1, 3))  # (n, legs, 3)
+    return torch.exp(-(hips_and_knees[..., :2].sum((1, 2)) + 0.1 * hips_and_knees[..., 2].sum(1)))
+
+
+def dof_pos_limits(task: Joystick) -> torch.Tensor:
+    below, above = task.soft_low - task.joints, task.joints - task.soft_high
+    return (below.clamp(min=0.0) + above.clamp(min=0.0)).sum(1)
+
+
+def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
+    """Rolling the hips is free while the command asks for steps to the left."""
+    deviation = (task.joints - task.home).abs()
+    sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
+    return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
+
+
+def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
+    return (task.joints - task.home)[:, task.knee].abs().sum(1)
+
+
+def torques(task: Joystick) -> torch.Tensor:
+    force = task.sim.actuator_force
+    return force.norm(dim=1) + force.abs().sum(1)
+
+
+def energy(task: Joystick) -> torch.Tensor:
+    return (task.sim.qvel[:, 6:].abs() * task.sim.actuator_force.abs()).sum(1)
+
+
+def action_rate(task: Joystick) -> torch.Tensor:
+    return (task.action - task.previous_action).square().sum(1)
+
+
+def feet_air_time(task: Joystick) -> torch.Tensor:
+    """Long steps, paid when a foot comes down: seconds above the least, up to the most that is paid."""
+    least, most = task.air_time_s
+    return ((task.air_time - least) * task.first_contact).clamp(max=most - least).sum(1)
+
+
+def feet_air_time_moving(task: Joystick) -> torch.Tensor:
+    """The quadruped's: nothing for steps nobody asked for."""
+    return feet_air_time(task) * task.moving
+
+
+def feet_slip(task: Joystick) -> torch.Tensor:
+    speed_squared = task.feet_velocity_w[..., :2].square().sum(2)
+    return (speed_squared * task.contact).sum(1) * task.moving
+
+
+def feet_slip_base(task: Joystick) -> torch.Tensor:
+    """The humanoid's: the base's speed, counted once for every foot on the ground."""
+    return task.sensor("linvel_w")[:, :2].norm(dim=1) * task.contact.sum(1)
+
+
+def feet_clearance(task: Joystick) -> torch.Tensor:
+    root_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
+    return ((task.feet_z_w - task.swing_height_m).abs() * root_speed).sum(1)
+
+
+def feet_height(task: Joystick) -> torch.Tensor:
+    error = task.swing_peak / task.swing_height_m - 1.0
+    return (error.square() * task.first_contact).sum(1) * task.moving
+
+
+def feet_phase(task: Joystick) -> torch.Tensor:
+    """The feet rise and fall with the gait's clock, whenever the robot moves or should."""
+    error = (task.feet_z_w - swing(task.phase, task.swing_height_m)).square().sum(1)
+    drifting = (task.sensor("linvel_w")[:, :2].norm(dim=1) > 0.1) | (task.sensor("angvel_w")[:, 2].abs() > 0.1)
+    return torch.exp(-error / PHASE_SIGMA) * (drifting | task.moving)
+
+
+def contact_force(task: Joystick) -> torch.Tensor:
+    """Newtons by which a foot's load exceeds what it should bear."""
+    return (task.feet_force.norm(dim=2) - task.most_foot_force_n).clamp(min=0.0).sum(1)
+
+
+def collision(task: G1Joystick) -> torch.Tensor:
+    return task.hands_on_thighs().to(task.joints.dtype)
+
+
+def swing(phase: torch.Tensor, height_m: float) -> torch.Tensor:
+    """Height of a foot at `phase` (...,) in [-π, π): up along a smooth curve in the first half, down in the second."""
+    x = phase / torch.pi + 1.0  # 0 ... 2
+    x = torch.where(x <= 1.0, x, 2.0 - x)
+    return height_m * (x**3 + 3 * x**2 * (1 - x))

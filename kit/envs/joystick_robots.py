@@ -1,0 +1,132 @@
+"""The robots that follow a joystick: Unitree's G1, a humanoid, and Go1, a quadruped."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+
+from kit.envs import joystick_rewards as r
+from kit.envs.joystick import Joystick, Rewards
+from kit.envs.joystick_models import g1_model, go1_model
+from kit.sim import Simulator
+
+
+class G1Joystick(Joystick):
+    """A humanoid with 29 joints walks as the joystick says. Falls, and feet that hit each other or a shin, end it."""
+
+    name = "G1Joystick"
+    rewards: ClassVar[Rewards] = {
+        "tracking_lin_vel": (1.0, r.tracking_lin_vel),
+        "tracking_ang_vel": (0.75, r.tracking_ang_vel),
+        "ang_vel_xy": (-0.15, r.ang_vel_xy),
+        "orientation": (-2.0, r.orientation),
+        "feet_air_time": (2.0, r.feet_air_time),
+        "feet_slip": (-0.25, r.feet_slip_base),
+        "feet_phase": (1.0, r.feet_phase),
+        "stand_still": (-1.0, r.stand_still),
+        "termination": (-100.0, r.termination),
+        "collision": (-0.1, r.collision),
+        "contact_force": (-0.01, r.contact_force),
+        "joint_deviation_knee": (-0.1, r.joint_deviation_knee),
+        "joint_deviation_hip": (-0.25, r.joint_deviation_hip),
+        "dof_pos_limits": (-1.0, r.dof_pos_limits),
+        "pose": (-0.1, r.pose),
+    }
+    swing_height_m = 0.15
+    air_time_s = (0.2, 0.5)
+    most_foot_force_n = 500.0
+    push_speed = (0.1, 2.0)
+    start_joint_scale = (0.5, 1.5)
+    joint_friction_scale = (0.5, 2.0)
+    clocked = True
+
+    most_speed = (1.0, 0.5, 1.0)
+    """Forward and left, m/s; turning, rad/s."""
+    stand_probability = 0.1
+    command_s = 10.0
+
+    def __init__(self) -> None:
+        super().__init__(g1_model())
+
+    def bind(self, sim: Simulator) -> None:
+        super().bind(sim)
+
+        def joints(part: str) -> list[int]:
+            return [int(self.model.joint(f"{side}_{part}_joint").qposadr[0]) - 7 for side in ("left", "right")]
+
+        self.hip_roll, self.hip_yaw, self.knee = joints("hip_roll"), joints("hip_yaw"), joints("knee")
+        self._most_speed = self.constant(self.most_speed)
+
+    def first_command(self) -> torch.Tensor:
+        n = self.sim.n
+        stand = self.uniform((n, 1), 0.0, 1.0) < self.stand_probability
+        return (self.uniform((n, 3), -1.0, 1.0) * self._most_speed).masked_fill_(stand, 0.0)
+
+    def next_command(self) -> torch.Tensor:
+        return self.first_command()
+
+    def command_duration(self) -> torch.Tensor:
+        return torch.full_like(self._command_left, self.command_s)
+
+    def terminated(self) -> torch.Tensor:
+        return super().terminated() | self.touching("crossed0", "crossed1", "crossed2")
+
+    def hands_on_thighs(self) -> torch.Tensor:
+        return self.touching("touching0", "touching1")
+
+
+class Go1Joystick(Joystick):
+    """A quadruped with 12 joints trots as the joystick says."""
+
+    name = "Go1Joystick"
+    rewards: ClassVar[Rewards] = {
+        "tracking_lin_vel": (1.0, r.tracking_lin_vel),
+        "tracking_ang_vel": (0.5, r.tracking_ang_vel),
+        "lin_vel_z": (-0.5, r.lin_vel_z),
+        "ang_vel_xy": (-0.05, r.ang_vel_xy),
+        "orientation": (-5.0, r.orientation),
+        "dof_pos_limits": (-1.0, r.dof_pos_limits),
+        "pose": (0.5, r.pose_kept),
+        "termination": (-1.0, r.termination),
+        "stand_still": (-1.0, r.stand_still),
+        "torques": (-0.0002, r.torques),
+        "action_rate": (-0.01, r.action_rate),
+        "energy": (-0.001, r.energy),
+        "feet_clearance": (-2.0, r.feet_clearance),
+        "feet_height": (-0.2, r.feet_height),
+        "feet_slip": (-0.1, r.feet_slip),
+        "feet_air_time": (0.1, r.feet_air_time_moving),
+    }
+    least_reward = 0.0
+    swing_height_m = 0.1
+    air_time_s = (0.1, math.inf)
+    push_speed = (0.1, 1.0)
+    joint_friction_scale = (0.9, 1.1)
+
+    most_speed = (1.5, 0.8, 1.2)
+    move_probability = (0.9, 0.25, 0.5)
+    """Chance that a new command's part is not zero."""
+    change_probability = 0.5
+    """Chance that a part changes when the command does."""
+    mean_command_s = 5.0
+
+    def __init__(self) -> None:
+        super().__init__(go1_model())
+
+    def bind(self, sim: Simulator) -> None:
+        super().bind(sim)
+        self._most_speed, self._move_probability = self.constant(self.most_speed), self.constant(self.move_probability)
+
+    def first_command(self) -> torch.Tensor:
+        return self.uniform((self.sim.n, 3), -1.0, 1.0) * self._most_speed
+
+    def next_command(self) -> torch.Tensor:
+        shape = (self.sim.n, 3)
+        move = self.uniform(shape, 0.0, 1.0) < self._move_probability
+        change = self.uniform(shape, 0.0, 1.0) < self.change_probability
+        return torch.where(change, self.first_command() * move, self.command)
+
+    def command_duration(self) -> torch.Tensor:
+        return -self.mean_command_s * torch.log1p(-self.uniform((self.sim.n,), 0.0, 1.0))  # exponential

@@ -1,0 +1,224 @@
+"""The joystick tasks: what ends an episode, what is paid, what is random, and that nothing is forgotten."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kit.envs import joystick_rewards as r
+from kit.envs import make_task
+from kit.envs.joystick import CONTROL_DT_S, Joystick
+from kit.envs.joystick_worlds import GROUND_FRICTION, MASS_SCALE, PAYLOAD_KG
+from kit.envs.vec import TensorEnv
+from kit.errors import UserError
+from kit.sim.capacity import touching_pairs
+from kit.sim.warp import WarpSim
+
+ROBOTS = {"G1Joystick": (29, 103), "Go1Joystick": (12, 48)}
+
+
+def make_joystick(name: str) -> Joystick:
+    try:
+        task = make_task(name)
+    except UserError as error:
+        pytest.skip(f"no model of the robot: {error}")
+    assert isinstance(task, Joystick)
+    return task
+
+
+@pytest.fixture(params=ROBOTS)
+def env(request) -> TensorEnv:
+    return TensorEnv(make_joystick(request.param), 4, threads=1)
+
+
+@pytest.fixture
+def go1() -> TensorEnv:
+    return TensorEnv(make_joystick("Go1Joystick"), 4, threads=1)
+
+
+@pytest.fixture
+def g1() -> TensorEnv:
+    return TensorEnv(make_joystick("G1Joystick"), 4, threads=1)
+
+
+def random_actions(env: TensorEnv, steps: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(env.num_envs, *env.action_space.shape, generator=generator) * 2 - 1 for _ in range(steps)]
+
+
+def stand(env: TensorEnv, qpos: torch.Tensor | None = None) -> torch.Tensor:
+    """Put every robot into its home pose, or into `qpos`, at rest; returns what it is in now."""
+    home = env.task._home_qpos.repeat(env.num_envs, 1)
+    env.sim.reset(torch.ones(env.num_envs, dtype=torch.bool), qpos=home if qpos is None else qpos)
+    return home
+
+
+def test_robots_are_as_documented(env):
+    joints, width = ROBOTS[env.task.name]
+    assert env.action_space.shape == (joints,) and env.observation_space.shape == (width,)
+    assert env.control_dt_s == pytest.approx(0.02)
+    model = env.task.model
+    assert touching_pairs(model) == []  # contacts by explicit pairs only
+    ground = [i for i in range(model.npair) if "floor" in (model.geom(model.pair_geom1[i]).name,
+                                                           model.geom(model.pair_geom2[i]).name)]  # fmt: skip
+    assert len(ground) == env.task._feet and env.task.cameras[0] == "view"
+    assert env.reset(seed=0).shape == (4, width)
+
+
+def test_steps_are_finite_and_go_on_after_a_fall(env):
+    env.reset(seed=0)
+    ended = torch.zeros(4, dtype=torch.bool)
+    for action in random_actions(env, 150):
+        obs, reward, terminated, truncated, info = env.step(action)
+        assert obs.isfinite().all() and reward.isfinite().all()
+        assert (reward >= env.task.least_reward).all()
+        assert not (terminated & truncated).any() and info["velocity_error"].shape == (4,)
+        ended |= terminated
+    assert ended.any() or env.task.name == "Go1Joystick"
+
+
+def test_a_robot_on_its_back_has_fallen(env):
+    qpos = stand(env)
+    qpos[1, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # half a turn about x
+    stand(env, qpos)
+    assert env.task.terminated().tolist() == [False, True, False, False]
+    assert r.termination(env.task).tolist() == [0, 1, 0, 0]
+
+
+def test_crossed_feet_end_the_humanoids_episode(g1):
+    qpos = stand(g1)
+    for side, sign in (("left", -1), ("right", 1)):
+        qpos[2, g1.task.model.joint(f"{side}_hip_roll_joint").qposadr[0]] = 0.25 * sign
+    stand(g1, qpos)
+    assert g1.task.terminated().tolist() == [False, False, True, False]
+
+
+def test_tracking_is_paid_in_full_when_the_command_is_followed(env):
+    stand(env)
+    task = env.task
+    task.command.copy_(torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, 1.0]]))
+    e = math.exp(-0.25 / 0.25)  # an error of 0.5 m/s
+    assert torch.allclose(r.tracking_lin_vel(task), torch.tensor([1, e, e, 1], dtype=torch.float64), atol=1e-6)
+    turning = torch.tensor([1, 1, 1, math.exp(-4)], dtype=torch.float64)
+    assert torch.allclose(r.tracking_ang_vel(task), turning, atol=1e-6)
+    assert task.moving.tolist() == [False, True, True, True]
+    assert torch.allclose(task.info()["velocity_error"], torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64), atol=1e-6)
+
+
+def test_costs_by_hand(go1):
+    qpos = stand(go1)
+    qpos[1, 7:] += 0.1
+    stand(go1, qpos)
+    task = go1.task
+    task.command.zero_()
+    task.command[2, 0] = 1.0
+    assert torch.allclose(r.stand_still(task), torch.tensor([0, 1.2, 0, 0], dtype=torch.float64))
+    assert torch.allclose(r.pose(task), torch.tensor([0, 0.12, 0, 0], dtype=torch.float64))
+    assert r.pose_kept(task)[1] == pytest.approx(math.exp(-(8 * 0.01 + 4 * 0.001)))
+    task.action.fill_(0.5)
+    task.previous_action.fill_(0.25)
+    assert torch.allclose(r.action_rate(task), torch.full((4,), 12 / 16, dtype=torch.float64))
+    qpos[:, 7] = task.model.jnt_range[1, 1]  # at its hard limit: 2.5 % of the range beyond the soft one
+    stand(go1, qpos)
+    assert r.dof_pos_limits(task)[0] == pytest.approx(0.025 * (0.863 * 2), rel=1e-6)
+
+
+def test_swing_curve():
+    phase = torch.tensor([-1.0, -0.5, 0.0, 0.5, 0.999999]) * math.pi
+    assert torch.allclose(r.swing(phase, 0.15), 0.15 * torch.tensor([0.0, 0.5, 1.0, 0.5, 0.0]), atol=1e-4)
+
+
+def test_time_in_the_air_is_counted_and_paid_on_landing(go1, monkeypatch):
+    go1.reset(seed=0)
+    task = go1.task
+    task.command.fill_(0.5)
+    steps = [1, 0, 0, 0, 0, 0, 0, 1, 1]  # a foot leaves the ground for six control steps
+    seen, paid = [], []
+    task._last_contact.fill_(True)
+    task.air_time.zero_()
+    for now in steps:
+        contact = torch.full((4, 4), bool(now))
+        paid.append(float(r.feet_air_time(task)[0])) if seen else None
+        monkeypatch.setattr(type(task), "contact", property(lambda _, contact=contact: contact))
+        task.act(torch.zeros(4, 12, dtype=torch.float64))
+        seen.append(round(float(task.air_time[0, 0]) / CONTROL_DT_S))
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 1, 1]  # read before a step, in which another one passes
+
+
+def test_commands_stay_in_range_and_change(env):
+    env.reset(seed=0)
+    task = env.task
+    drawn = torch.cat([task.first_command() for _ in range(500)])
+    assert (drawn.abs() <= task.constant(task.most_speed)).all()
+    assert drawn.abs().amax(0).allclose(task.constant(task.most_speed), rtol=0.02)
+    if env.task.name == "G1Joystick":
+        assert 0.07 < (drawn == 0).all(1).double().mean() < 0.13
+    before = task.command.clone()
+    task._command_left.copy_(torch.tensor([0.01, 1.0, 1.0, 1.0]))
+    for _ in range(3):
+        env.step(random_actions(env, 1)[0] * 0)
+        task._command_left[0] = 0.01
+    assert torch.equal(task.command[1:], before[1:]) and not torch.equal(task.command[0], before[0])
+
+
+def test_a_push_changes_the_speed_of_the_whole_robot(env):
+    qpos = stand(env)
+    qpos[:, 2] += 2.0  # in the air
+    stand(env, qpos)
+    task = env.task
+    task._push_left.copy_(torch.tensor([0.01, 1.0, 1.0, 1.0]))
+    env.step(torch.zeros(4, task.model.nu))
+    pushed, others = env.sim.qvel[0, :2].norm(), env.sim.qvel[1:, :2].norm(dim=1)
+    low, high = task.push_speed
+    assert (others < 0.02).all() and low - 0.02 < pushed < high + 0.02 and pushed > 0.05
+    speed = env.sim.qvel[0, :2].clone()
+    env.step(torch.zeros(4, task.model.nu))
+    assert torch.allclose(env.sim.qvel[0, :2], speed, atol=0.02)  # one step long
+    assert 5.0 - 2 * CONTROL_DT_S <= task._push_left[0] <= 10.0
+
+
+def test_nothing_is_forgotten(env):
+    """A snapshot continues bit for bit through falls, commands, pushes and noise."""
+    env.reset(seed=1)
+    actions = random_actions(env, 90)
+    env.task._push_left.copy_(torch.tensor([0.3, 0.7, 0.9, 1.3]))
+    env.task._command_left.copy_(torch.tensor([0.9, 1.0, 0.35, 0.5]))
+    for action in actions[:30]:
+        env.step(action)
+    saved = env.snapshot()
+    other = TensorEnv(make_joystick(env.task.name), 4, seed=7, threads=1)
+    other.restore(saved)
+    for action in actions[30:]:
+        one, two = env.step(action), other.step(action)
+        assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
+        assert all(torch.equal(one[4][name], two[4][name]) for name in one[4])
+    one, two = env.snapshot(), other.snapshot()
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_worlds_differ_in_friction_and_mass_on_warp(monkeypatch):
+    monkeypatch.setattr("kit.envs.vec.make_sim", lambda model, n, *_: WarpSim(model, n, "cpu"))
+    env = TensorEnv(make_joystick("Go1Joystick"), 3)
+    task = env.task
+    friction, mass = env.sim.parameter("pair_friction"), env.sim.parameter("body_mass")
+    assert friction.shape == (3, 4, 5) and (friction[:, :, :2] == friction[:, :1, :1]).all()
+    assert len(friction[:, 0, 0].unique()) == 3
+    assert ((GROUND_FRICTION[0] <= friction[:, 0, 0]) & (friction[:, 0, 0] <= GROUND_FRICTION[1])).all()
+    compiled, torso = task.constant(task.model.body_mass), task.model.body("trunk").id
+    change = mass - compiled
+    most = (MASS_SCALE[1] - 1) * compiled + 1e-6
+    most[torso] += PAYLOAD_KG[1]
+    assert (change.abs() <= most).all() and change[:, torso].abs().max() > 0.1
+    before = friction.clone(), mass.clone()
+    task.reset(torch.tensor([False, True, False]), env._generator)
+    for old, new in zip(before, (friction, mass), strict=True):
+        assert torch.equal(old[[0, 2]], new[[0, 2]]) and not torch.equal(old[1], new[1])
+    for action in random_actions(env, 3):
+        obs, reward, *_ = env.step(action)
+        assert obs.isfinite().all() and reward.isfinite().all()
+    saved, action = env.snapshot(), random_actions(env, 1, seed=1)[0]
+    other = TensorEnv(make_joystick("Go1Joystick"), 3, seed=5)
+    other.restore(saved)
+    assert torch.equal(env.step(action)[0], other.step(action)[0])
