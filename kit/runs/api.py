@@ -180,7 +180,11 @@ def _fetch(url: str, runs_dir: str) -> tuple[Run, dict[str, Any]]:
 
 
 def _is_url(where: str | Path) -> bool:
-    return "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:"))
+    """Whether it names a store, or a run in one: a URL, or a folder that the copier has written to."""
+    if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
+        return True
+    path = Path(where).expanduser()
+    return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:
