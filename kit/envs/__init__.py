@@ -1,19 +1,23 @@
-"""Tasks as vector envs: kit's own by name, and every registered Gymnasium env by its id."""
+"""Tasks as vector envs: kit's own by name, and every registered Gymnasium env by its id.
+
+Importing this registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` does both. Names can be
+looked up without loading torch or MuJoCo.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from kit.envs.task import Task
-from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 
 if TYPE_CHECKING:
     from kit.envs.foreign import ForeignEnv
+    from kit.envs.task import Task
+    from kit.envs.vec import TensorEnv
 
 __all__ = ["Task", "TensorEnv", "check", "make_task", "make_vec", "names"]
 
@@ -52,6 +56,8 @@ def make_vec(
         raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
     check(env)
     if _task_name(env) in _TASKS:
+        from kit.envs.vec import TensorEnv
+
         return TensorEnv(make_task(_task_name(env)), n_envs, device, seed, threads)
     from kit.envs.foreign import ForeignEnv
 
@@ -82,6 +88,14 @@ def _unknown(env: str) -> str:
     close = [folded[name] for name in difflib.get_close_matches(env.lower(), folded, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(close)}?" if close else "any registered Gymnasium id works too."
     return f"env={env!r} is unknown; kit's own are {', '.join(names())}; {hint}"
+
+
+def __getattr__(name: str) -> Any:
+    """`Task` and `TensorEnv`, loaded on first use."""
+    where = {"Task": "kit.envs.task", "TensorEnv": "kit.envs.vec"}
+    if name not in where:
+        raise AttributeError(f"module 'kit.envs' has no attribute {name!r}")
+    return getattr(importlib.import_module(where[name]), name)
 
 
 for _name in _TASKS:
