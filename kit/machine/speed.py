@@ -14,16 +14,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
-from kit.machine import prices
+from kit.machine import prices, settings
 from kit.machine.info import Machine, describe, version
-from kit.machine.settings import worker_environment
 
 Progress = Callable[[float, str], None]
 """Told the fraction done, 0 to 1, and what is being measured."""
@@ -96,7 +95,7 @@ def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str
     return subprocess.Popen(
         [sys.executable, "-c", "from kit.machine import speed; speed.main()", str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=worker_environment(int(config.threads)),
+        env=settings.worker_environment(int(config.threads)),
     )  # fmt: skip
 
 
@@ -114,8 +113,10 @@ def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
 
 def _measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
     from kit.envs import make_vec
+    from kit.presets import network_threads
     from kit.trainers import make_trainer
 
+    settings.apply(config.device, network_threads(config))
     n_envs = int(config.n_envs)
     env = make_vec(config.env, n_envs, device=config.device, seed=config.seed, threads=int(config.threads))
     try:
@@ -264,17 +265,30 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _bar() -> Any:
-    from tqdm import tqdm
+def _bar() -> Iterator[Progress]:
+    """A line that is redrawn in place: in the cell's output in a notebook, else in the terminal. It goes at the end."""
+    write, last = _writer(), -1
 
-    with tqdm(total=100, bar_format="{desc:<22}{bar:30} {percentage:3.0f} %", file=sys.stdout, leave=False) as bar:
+    def progress(fraction: float, what: str) -> None:
+        nonlocal last
+        if (now := round(30 * fraction)) != last:
+            last = now
+            write(f"Measuring {what:<9} {'█' * now}{'░' * (30 - now)} {100 * fraction:3.0f} %")
 
-        def progress(fraction: float, what: str) -> None:
-            bar.set_description_str(f"Measuring {what}", refresh=False)
-            bar.n = round(100 * fraction)
-            bar.refresh() if fraction in (0.0, 1.0) else bar.update(0)
+    yield progress
+    write("")
 
-        yield progress
+
+def _writer() -> Callable[[str], None]:
+    if "ipykernel" in sys.modules:
+        from IPython.display import display
+
+        handle = display({"text/plain": ""}, raw=True, display_id=True)
+        if handle is not None:
+            return lambda text: handle.update({"text/plain": text}, raw=True)
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r{text:<60}", end="" if text else "\r", file=sys.stderr, flush=True)
 
 
 def main() -> None:

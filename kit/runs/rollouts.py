@@ -68,8 +68,8 @@ class Evaluator:
         self.env.close()
 
 
-def load_policy(config: RunConfig, found: Checkpoint) -> Trainer:
-    """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`."""
+def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
+    """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`; of None, as training begins."""
     from kit import envs
     from kit.machine import settings
     from kit.trainers import make_trainer
@@ -77,8 +77,9 @@ def load_policy(config: RunConfig, found: Checkpoint) -> Trainer:
     settings.apply("cpu", 1)
     config = config.replace(device="cpu", n_envs=1)
     trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
-    state = found.read()
-    trainer.load_policy({name: state[name] for name in ("policy", "normalizer") if name in state})
+    state = found.read() if found is not None else {}
+    if state:
+        trainer.load_policy({name: state[name] for name in ("policy", "normalizer") if name in state})
     return trainer
 
 
@@ -107,14 +108,14 @@ def record(
     path: Path | None = None,
     on_frame: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Film `episodes` with the policy of `step` into an mp4 of `size` pixels a side (cameras side by side), by default
-    `videos/step_<step>.mp4` in the run. `on_frame(done, at most)` after each frame. Needs the extra `video`."""
+    """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
+    in the run: `size` pixels a side, cameras side by side. Calls `on_frame(done, at most)`. Needs the extra `video`."""
     from kit import envs
 
     run = run if isinstance(run, Run) else Run(run)
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
-    found = run.find(step)
+    found = run.find(step) if step != 0 else None
     model = load_policy(run.config, found)
     env = envs.make_vec(run.config.env, 1, "cpu", run.config.seed + EVAL_SEED, threads=1)
     cameras = cameras or env.cameras[:1]
@@ -132,7 +133,7 @@ def record(
         done += int(terminated[0] | truncated[0])
         on_frame(len(frames), at_most)
     env.close()
-    path = path or run.path / "videos" / f"step_{found.step:09d}.mp4"
+    path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.building.mp4")
     mediapy.write_video(building, frames, fps=round(1 / env.control_dt_s), qp=20)

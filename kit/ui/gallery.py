@@ -52,7 +52,7 @@ class Statistics:
         heads = ("policy", "success rate", "mean return", "episode length", "episodes")
         first = "".join(f"<th>{name}</th>" for name in heads)
         cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) for row in self.rows)
-        return style.page(f"<table><tr>{first}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+        return style.page(f"<table class='kit-table'><tr>{first}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
 
 
 def statistics(run: Run, episodes: int = 100) -> Statistics:
@@ -85,9 +85,9 @@ def from_cameras(run: Run, cameras: Sequence[str] = (), step: int | str | None =
 
 
 def checkpoints_side_by_side(run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = ()) -> Any:
-    """Players of several checkpoints playing the same episodes, the earliest first."""
-    have = [found.step for found in run.checkpoints()]
-    chosen: Sequence[int | str] = list(steps) or spread(have, CHECKPOINTS) or ["best"]
+    """Players of the policies of `steps` playing the same episodes; by default untrained, and some checkpoints."""
+    have = {found.step for found in run.checkpoints()}
+    chosen = list(steps) or spread([0, *sorted(have)], CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     size = _size(len(chosen))
     return players.gallery([(_title(run, step), film(run, step, camera, size)) for step in chosen], size)
@@ -95,7 +95,7 @@ def checkpoints_side_by_side(run: Run, steps: Sequence[int] = (), cameras: Seque
 
 def film(run: Run, step: int | str, camera: str, size: int) -> Path:
     """A video of one policy from one camera; what was filmed before is not filmed again."""
-    number = run.find(step).step
+    number = run.find(step).step if step else 0
     path = run.path / "videos" / "views" / f"step_{number:09d}_{camera}_{size}.mp4"
     return path if path.exists() else record(run, step, (camera,), EPISODES, size, path)
 
@@ -126,9 +126,9 @@ def _cameras(run: Run) -> tuple[str, ...]:
     return tuple(cameras)
 
 
-def _title(run: Run, step: int | str) -> str:
-    share = 100 * run.find(step).step / max(1, run.config.total_steps)
-    return f"step {run.find(step).step:,}, {min(share, 100):.0f} % of the way"
+def _title(run: Run, step: int) -> str:
+    share = min(100, 100 * step / max(1, run.config.total_steps))
+    return f"step {step:,}, {share:.0f} % of the way" if step else "before training"
 
 
 def _size(count: int) -> int:

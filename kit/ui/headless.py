@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.machine.speed import duration
@@ -70,7 +71,8 @@ def follow(run: Run) -> dict[str, Any]:
 
 def line(now: dict[str, Any]) -> str:
     """A status in one line of text, such as " 40 %   40,000 steps   success 81 %   1,450 steps/s   42 s left"."""
-    parts = [f"{100 * now['step'] // max(1, now['total_steps']):3d} %", f"{now['step']:>11,} steps"]
+    share = min(100, 100 * now["step"] // max(1, now["total_steps"]))
+    parts = [f"{share:3d} %", f"{now['step']:>11,} steps"]
     if now["success_rate"] is not None:
         parts.append(f"success {100 * now['success_rate']:3.0f} %")
     elif now["mean_return"] is not None:
@@ -87,18 +89,32 @@ class Bar:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._last = ""
+        self._last: Page | None = None
 
     def show(self, name: str, now: dict[str, Any]) -> None:
         if shell_of_notebook() is None:
             return
-        from IPython.display import HTML, display
+        from IPython.display import display
 
-        page = style.page(style.head(name, now))
+        page = Page(style.page(style.head(name, now)), f"{name}: {now['state']}")
         if page == self._last:
             return
         self._last = page
         if self._handle is None:
-            self._handle = display(HTML(page), display_id=True)
+            self._handle = display(page, display_id=True)
         else:
-            self._handle.update(HTML(page))
+            self._handle.update(page)
+
+
+@dataclass(frozen=True)
+class Page:
+    """An output for notebooks, and the text that stands for it in logs."""
+
+    html: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html

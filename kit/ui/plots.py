@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +24,7 @@ def learning_curve(run: Run) -> Any:
         _panel(axes[0], "Success rate", learning.success, learning.eval_success, percent=True)
     _panel(axes[-1], "Mean return", learning.returns, learning.eval_returns)
     if learning.eval_success or learning.eval_returns:
-        axes[-1].legend(loc="lower right", frameon=False)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
     return figure
 
 
@@ -47,12 +48,16 @@ def compare(runs: Iterable[Run]) -> Any:
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:
-    """A figure that no pyplot state keeps alive, with `panels` axes beside each other over environment steps."""
+    """A figure with `panels` axes over environment steps. It shows itself in a notebook; pyplot does not hold it."""
     need("matplotlib", "notebook")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(4.6 * panels, 3.1), dpi=110, layout="constrained")
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            return png(self)
+
+    figure = Shown(figsize=(4.6 * panels, 3.1), dpi=110, layout="constrained")
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -60,6 +65,12 @@ def _figure(panels: int) -> tuple[Any, list[Any]]:
         axis.set_xlabel("environment steps")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda steps, _: short(steps)))
     return figure, axes
+
+
+def png(figure: Any) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return data.getvalue()
 
 
 def _panel(axis: Any, title: str, training: Any, evaluation: Any, percent: bool = False) -> None:

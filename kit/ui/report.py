@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import html
-import io
 from typing import Any
 
 from kit.runs.run import Run
@@ -70,8 +70,4 @@ def emphasised(run: Run) -> str:
 
 
 def _png(figure: Any) -> str:
-    import base64
-
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(plots.png(figure)).decode()

@@ -45,10 +45,10 @@ CSS = """
   font-variant-numeric:tabular-nums;font-size:13px}
 .kit-run .kit-bar{display:block;margin:0}
 .kit-dim{opacity:.65}
-.kit table{border-collapse:collapse;font-size:13px;margin:4px 0}
-.kit th{text-align:left;font-weight:600;opacity:.75;padding:5px 14px 5px 2px;
+.kit table.kit-table{border-collapse:collapse;font-size:13px;margin:4px 0}
+.kit .kit-table th{text-align:left;font-weight:600;opacity:.75;padding:5px 14px 5px 2px;
   border-bottom:1px solid rgba(128,128,128,.35)}
-.kit td{text-align:left;padding:5px 14px 5px 2px;border-bottom:1px solid rgba(128,128,128,.16);
+.kit .kit-table td{text-align:left;padding:5px 14px 5px 2px;border-bottom:1px solid rgba(128,128,128,.16);
   font-variant-numeric:tabular-nums}
 """
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.ui.lab import CHROMIUM, FLAGS, Lab
 
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

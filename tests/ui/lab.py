@@ -18,8 +18,9 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 QUIET = [
-    "--no-browser", "--allow-root", "--ServerApp.port_retries=0", "--LabApp.news_url=", "--LabApp.extension_manager=readonly",
-    "--LabApp.expose_app_in_browser=True",    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    "--no-browser", "--allow-root", "--ServerApp.port_retries=0", "--LabApp.news_url=",
+    "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
+    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
 ]  # fmt: skip
 
 
