@@ -25,8 +25,6 @@ from kit.stores.manifest import Refused, safe_path
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
-LOCK_S = 30.0
-"""A lock file older than this was left behind by a process that died."""
 LOCK_TRIES = 40
 _TEMPORARY = ".kit-"
 
@@ -34,15 +32,9 @@ _TEMPORARY = ".kit-"
 class DirectoryStore(Store):
     """Files below one folder. `url` is a path, file://path or drive:folder."""
 
-    def __init__(
-        self,
-        url: str,
-        write: bool = False,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         self.url = url
-        self._clock, self._sleep = clock, sleep
+        self._sleep = sleep
         self.root = _locate(url, write)
         if write:
             self._check_writable()
@@ -159,27 +151,27 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _locked(self, path: str) -> Iterator[None]:
-        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines)."""
+        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines). The system
+        frees the lock of a process that dies."""
+        import fcntl
+
         lock = self._inside(path).with_name(f".{Path(path).name}.lock")
-        with self._translated(path):
-            self._check_there()
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            for _ in range(LOCK_TRIES):
-                try:
-                    os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                    break
-                except FileExistsError:
-                    with contextlib.suppress(FileNotFoundError):
-                        if self._clock() - lock.stat().st_mtime > LOCK_S:
-                            lock.unlink()
-                    self._sleep(0.05)
-            else:
-                raise StoreError(f"{path} in {self.url} is being changed by another process")
-        try:
+        with contextlib.ExitStack() as stack:
+            with self._translated(path):
+                self._check_there()
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(lock.open("a"))
+                for attempt in range(LOCK_TRIES):
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if attempt == LOCK_TRIES - 1:
+                            raise StoreError(f"{path} in {self.url} is being changed by another process") from None
+                        self._sleep(0.05)
+                    except OSError:  # this mount knows no locks
+                        break
             yield
-        finally:
-            with contextlib.suppress(OSError):
-                lock.unlink()
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:

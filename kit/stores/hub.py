@@ -50,7 +50,9 @@ class HubStore(Store):
         if not match:
             raise UserError(f"store={url!r} cannot be parsed; write hf://user/repo or hf://user/repo/folder.")
         hub: Any = need("huggingface_hub", "stores")
-        hub.utils.disable_progress_bars()
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
         _set_time_limits()
         self.url, self.repo = url, f"{match[1]}/{match[2]}"
         self._prefix = safe_path(match[3].strip("/")) if match[3].strip("/") else ""

@@ -68,8 +68,9 @@ class Sync:
         should_drain: Callable[[], bool],
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        tick_s: float = TICK_S,
     ) -> None:
-        self.run_dir, self.copier = run_dir, copier
+        self.run_dir, self.copier, self._tick_s = run_dir, copier, tick_s
         self._should_drain, self._clock, self._sleep = should_drain, clock, sleep
         self.state: dict[str, Any] = {
             **{"url": url, "step": None, "time": None, "state": "behind", "error": None},
@@ -106,7 +107,7 @@ class Sync:
                 self.copier.close(release=False)
                 return 4
             self.beat()
-            self._sleep(TICK_S)
+            self._sleep(self._tick_s)
 
     def write(self) -> None:
         """.sync.json, whole; a full disk here is no reason to stop copying elsewhere."""
@@ -154,7 +155,7 @@ class Sync:
         while self._drain_since is None:
             self._notice_drain()
             self.beat()
-            self._sleep(TICK_S)
+            self._sleep(self._tick_s)
         self.write()
         return 3
 
@@ -228,7 +229,11 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
     store = open_store(url, write=True)
     try:
         lease.acquire(store, run_dir.name, owner)
-        _check_newest(store, run_dir)
+        try:
+            _check_newest(store, run_dir)
+        except UserError:
+            lease.release(store, run_dir.name, owner)
+            raise
     except StoreError as error:
         raise UserError(f"store={url!r} cannot be used ({one_line(error)}); try again later.") from None
     return SyncHandle(run_dir, url, owner)

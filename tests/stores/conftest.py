@@ -7,6 +7,7 @@ import os
 os.environ["HF_HUB_DISABLE_XET"] = "1"  # read by the client when it is imported; xet would go round a plain server
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
+import logging
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -39,7 +40,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
             monkeypatch.setenv(name, value)
         constants = huggingface_hub.constants
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
         monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "no_tokens"))
@@ -52,6 +55,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 def s3_server() -> Iterator[str]:
     """The address of an S3 server with one bucket."""
     moto = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

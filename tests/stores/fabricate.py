@@ -68,7 +68,8 @@ def write_checkpoint(folder: Path, step: int, shared: dict[str, Any] | None = No
 def set_status(run: Path, **values: Any) -> None:
     path = run / "status.json"
     old = json.loads(path.read_text()) if path.exists() else {"version": 1, "total_steps": 1000, "success_rate": 0.5}
-    path.write_text(json.dumps({**old, "updated": 1_700_000_000.0 + values.get("step", 0), **values}))
+    new = {**old, **values}
+    path.write_text(json.dumps({**new, "updated": 1_700_000_000.0 + new["step"]}))
 
 
 def content(run: Path, step: int | None = None) -> dict[str, bytes]:

@@ -30,7 +30,7 @@ LARGE = 10_000
 
 @dataclass
 class Repo:
-    """One repository: the files of its head, and one entry in `log` per commit, (message, paths added, paths removed)."""
+    """One repository: the files of its head, and in `log` (message, paths added, paths removed) per commit."""
 
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
@@ -232,7 +232,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, body: bytes, repo: str) -> Any:
         found = self._find(repo)
-        return {"id": repo, "modelId": repo, "sha": found.head, "private": found.private, "tags": [], "siblings": []}, {}
+        return {
+            "id": repo,
+            "modelId": repo,
+            "sha": found.head,
+            "private": found.private,
+            "tags": [],
+            "siblings": [],
+        }, {}
 
     def _tree(self, body: bytes, repo: str, path: str | None) -> Any:
         found = self._find(repo)
@@ -264,7 +271,10 @@ class _Handler(BaseHTTPRequestHandler):
         found = self._find(repo, write=True)
         answers = []
         for file in json.loads(body)["files"]:
-            name, large = file["path"], file["size"] >= LARGE or not file["path"].endswith((".json", ".yaml", ".jsonl", ".md"))
+            name, large = (
+                file["path"],
+                file["size"] >= LARGE or not file["path"].endswith((".json", ".yaml", ".jsonl", ".md")),
+            )
             answer = {"path": name, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
             if name in found.files:
                 data = found.files[name]

@@ -1,0 +1,324 @@
+"""One pass after another: what arrives, in what order, what goes, and what a store that lies does to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from kit.stores import LeaseHeld, Store, StoreError, lease, open_store, pull
+from kit.stores.copier import Copier
+from kit.stores.directory import DirectoryStore
+from kit.stores.hub import HubStore
+from tests.stores.conftest import KINDS
+from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint
+from tests.stores.hub_server import HubServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def copier(run: Path, store: Store, clock: Clock) -> Copier:
+    return Copier(run, store, "me-1", clock=clock)
+
+
+class Liar(DirectoryStore):
+    """A folder that misbehaves: drops or changes files it has accepted, or goes away in the middle of a put."""
+
+    drop: str | None = None
+    change: str | None = None
+    vanish_after: int | None = None
+    puts: list[list[str]]
+
+    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        self.puts = [*getattr(self, "puts", []), list(files)]
+        if self.vanish_after is not None:
+            DirectoryStore.put(self, dict(list(files.items())[: self.vanish_after]))
+            raise StoreError("Transport endpoint is not connected")
+        super().put(files, delete, message)
+        for path in files:
+            if self.drop and path.endswith(self.drop):
+                (self.root / path).unlink()
+            if self.change and path.endswith(self.change):
+                data = bytearray((self.root / path).read_bytes())
+                data[len(data) // 2] ^= 1
+                (self.root / path).write_bytes(data)
+
+
+@pytest.fixture
+def liar(tmp_path: Path) -> Liar:
+    return Liar(str(tmp_path / "store"), write=True)
+
+
+def latest(store: Store, name: str = "reach-1") -> int | None:
+    files = store.list(name)
+    return json.loads(store.read(f"{name}/latest.json"))["step"] if f"{name}/latest.json" in files else None
+
+
+def steps(store: Store) -> set[int]:
+    return {int(p.split("step_")[1][:9]) for p in store.list("reach-1/checkpoints") if p.endswith("manifest.json")}
+
+
+@pytest.mark.parametrize("store_url", KINDS, indirect=True)
+def test_everything_arrives_and_comes_back_identical(
+    store: Store, store_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), replay=True)
+    write_checkpoint(run / "best", 100)
+    copier = Copier(run, store, "me-1", clock=clock)
+    assert copier.run_pass()["step"] == 100
+    add_checkpoint(run, 200, replay=True)
+    copier.run_pass()
+    result = copier.run_pass(final=True)
+    copier.close()
+    assert result == {"step": 200, "time": clock.now, "pending": False, "problem": None}
+    assert latest(store) == 200
+    back = pull(open_store(store_url), None, tmp_path / "elsewhere")
+    assert content(back) == content(run)
+    assert (back / "best/step_000000100/manifest.json").exists()
+    assert (back / "videos/step_000000100.mp4").read_bytes() == (run / "videos/step_000000100.mp4").read_bytes()
+
+
+def test_only_new_replay_is_copied(tmp_path: Path, liar: Liar) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), replay=True)
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    add_checkpoint(run, 200, replay=True)
+    liar.puts = []
+    copier.run_pass()
+    sent = {path.partition("/")[2] for files in liar.puts for path in files}
+    assert "replay/000000000200.safetensors" in sent and "replay/000000000100.safetensors" not in sent
+
+
+def test_a_new_session_copies_nothing_twice(run: Path, liar: Liar) -> None:
+    Copier(run, liar, "me-1").run_pass(final=True)
+    liar.puts = []
+    again = Copier(run, liar, "me-1")
+    assert again.run_pass()["step"] == 200
+    assert not [path for files in liar.puts for path in files if "checkpoints" in path]
+
+
+def test_old_checkpoints_go_when_their_successors_are_verified(run: Path, store: Store, clock: Clock) -> None:
+    copier = Copier(run, store, "me-1", clock=clock)
+    for step in (300, 400, 500, 600):
+        copier.run_pass()
+        add_checkpoint(run, step)
+    copier.run_pass()
+    assert steps(store) == {500, 600}
+
+
+def test_replay_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path, store: Store) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), replay=True)
+    copier = Copier(run, store, "me-1")
+    copier.run_pass()
+    for step in (200, 300, 400):  # the ring is short: each checkpoint needs its own segment only
+        folder = add_checkpoint(run, step, replay=True)
+        shutil.rmtree(folder)
+        path = f"replay/{step:012d}.safetensors"
+        data = (run / path).read_bytes()
+        shared = {path: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "rows": 10}}
+        write_checkpoint(run / "checkpoints", step, shared)
+        copier.run_pass()
+        for old in sorted((run / "checkpoints").glob("step_*"))[:-1]:
+            shutil.rmtree(old)
+    assert sorted(store.list("reach-1/replay")) == [f"reach-1/replay/{s:012d}.safetensors" for s in (300, 400)]
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "manifest.json", "state.json", "latest.json", "metrics.jsonl"])
+def test_a_store_that_drops_what_it_accepted(run: Path, liar: Liar, name: str) -> None:
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    add_checkpoint(run, 300)
+    liar.drop = name
+    with pytest.raises(StoreError, match=r"accepted .* but does not have it"):
+        copier.run_pass()
+    if name not in ("latest.json", "metrics.jsonl"):
+        assert latest(liar) == 200, "the pointer moved to something unverified"
+        assert steps(liar) >= {200}, "the verified one went before its successor was verified"
+    liar.drop = None
+    assert copier.run_pass()["pending"] is False
+    assert latest(liar) == 300
+
+
+def test_a_store_that_forgets_later_is_noticed(run: Path, liar: Liar) -> None:
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    shutil.rmtree(liar.root / "reach-1/checkpoints")
+    (liar.root / "reach-1/videos/step_000000100.mp4").unlink()
+    assert copier.run_pass()["step"] == 200
+    assert steps(liar) == {200} and "reach-1/videos/step_000000100.mp4" in liar.list()
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "manifest.json"])
+def test_a_store_that_changes_a_bit(run: Path, liar: Liar, name: str) -> None:
+    liar.change = name
+    copier = Copier(run, liar, "me-1")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="is not what was written"):
+            copier.run_pass()
+        assert latest(liar) is None
+    liar.change = None
+    assert copier.run_pass()["step"] == 200 and latest(liar) == 200
+
+
+@pytest.mark.parametrize("after", range(0, 9))
+def test_a_store_that_vanishes_in_the_middle(run: Path, liar: Liar, tmp_path: Path, after: int) -> None:
+    """After any number of files: what was there stays whole, and the copy catches up when the store is back."""
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    before = content(run)
+    add_checkpoint(run, 300)
+    liar.vanish_after = after
+    with pytest.raises(StoreError, match="not connected"):
+        copier.run_pass()
+    liar.vanish_after = None
+    reader = DirectoryStore(str(liar.root))
+    back = pull(reader, None, tmp_path / "elsewhere")
+    newest = sorted((back / "checkpoints").iterdir())[-1].name
+    assert newest == "step_000000300" or {**content(back), "metrics.jsonl": b""} == {**before, "metrics.jsonl": b""}
+    assert copier.run_pass()["step"] == 300
+    assert content(pull(reader, None, tmp_path / "again")) == content(run)
+
+
+def test_a_folder_that_is_unmounted_is_not_made_again(run: Path, liar: Liar, tmp_path: Path) -> None:
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    liar.root.rename(tmp_path / "unplugged")
+    with pytest.raises(StoreError, match="not there any more"):
+        copier.run_pass()
+    assert not liar.root.exists()
+    (tmp_path / "unplugged").rename(liar.root)
+    assert copier.run_pass()["step"] == 200
+
+
+def test_a_checkpoint_damaged_on_this_machine_is_not_copied(run: Path, store: Store, copier: Copier) -> None:
+    policy = run / "checkpoints/step_000000200/policy.safetensors"
+    policy.write_bytes(policy.read_bytes()[:-1] + b"\0")
+    with pytest.raises(StoreError, match=r"policy.safetensors on this machine is damaged"):
+        copier.run_pass()
+    result = copier.run_pass()
+    assert result["step"] == 100 and "step_000000200 was not copied" in result["problem"]
+    add_checkpoint(run, 300)
+    assert copier.run_pass()["step"] == 300
+
+
+def test_training_may_retire_what_is_being_copied(run: Path, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = DirectoryStore.put
+
+    def slow(
+        store: DirectoryStore, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = ""
+    ) -> None:
+        if any("checkpoints" in path for path in files):
+            shutil.rmtree(run / "checkpoints")
+        put(store, files, delete, message)
+
+    monkeypatch.setattr(DirectoryStore, "put", slow)
+    copier = Copier(run, DirectoryStore(str(liar.root), write=True), "me-1")
+    assert copier.run_pass()["step"] == 200
+    assert not (run / ".sync-stage").exists()
+
+
+def test_half_a_line_of_metrics_stays_here(run: Path, store: Store, copier: Copier) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 201, "tra')
+    copier.run_pass()
+    assert [json.loads(line)["step"] for line in store.read("reach-1/metrics.jsonl").splitlines()] == [100, 200]
+
+
+def test_no_secret_goes_along(run: Path, store: Store, copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "very-secret-pod-key")
+    (run / "provenance.json").write_text(json.dumps({"a": "very-secret-pod-key", "b": "hf_abcdefgh12345678"}))
+    (run / "config.yaml").open("a").write("store: s3://AKIAABCDEFGHIJKL:abc/def@bucket\n")
+    copier.run_pass(final=True)
+    everything = b"".join(store.read(path, 10**8) for path in store.list())
+    for secret in (b"very-secret-pod-key", b"hf_abcdefgh12345678", b"AKIAABCDEFGHIJKL"):
+        assert secret not in everything
+
+
+def test_a_lease_lost_to_another_machine_stops_the_copying(
+    run: Path, store: Store, copier: Copier, clock: Clock
+) -> None:
+    copier.run_pass()
+    clock.now += lease.TTL_S + 1
+    lease.acquire(store, "reach-1", "rival", clock=clock)
+    clock.now += lease.TTL_S + 1  # even when theirs has expired too: the run may have moved on
+    add_checkpoint(run, 300)
+    with pytest.raises(LeaseHeld, match="rival"):
+        copier.run_pass()
+    assert steps(store) == {200}
+
+
+def test_the_lease_is_renewed_and_let_go(run: Path, store: Store, copier: Copier, clock: Clock) -> None:
+    copier.run_pass()
+    clock.now += lease.TTL_S * 0.6
+    copier.run_pass()
+    found = lease.read(store, "reach-1")[1]
+    assert found is not None and found.expires == clock.now + lease.TTL_S
+    copier.close()
+    lease.acquire(store, "reach-1", "rival", clock=clock)
+
+
+def test_a_store_ahead_of_this_machine_is_left_alone(run: Path, store: Store, copier: Copier) -> None:
+    add_checkpoint(run, 900)
+    copier.run_pass()
+    shutil.rmtree(run / "checkpoints/step_000000900")
+    with pytest.raises(StoreError, match=r"holds step 900 of reach-1, newer than step 200 here"):
+        Copier(run, store, "me-1").run_pass()
+    assert 900 in steps(store)
+
+
+@pytest.fixture
+def hub_copier(run: Path, hub: HubServer, clock: Clock) -> Iterator[Copier]:
+    yield Copier(run, HubStore("hf://me/runs", write=True, sleep=lambda s: None), "me-1", clock=clock)
+
+
+def test_one_commit_per_checkpoint_on_the_hub(run: Path, hub: HubServer, hub_copier: Copier) -> None:
+    """Ten checkpoints, each ready as soon as commits are allowed again: ten commits, and one for the lease."""
+    hub_copier.run_pass()
+    for step in range(300, 1200, 100):
+        add_checkpoint(run, step)
+        hub_copier.run_pass()
+    log = hub.repos["me/runs"].log
+    assert len(log) == 11
+    assert latest(hub_copier.store) == 1000 and steps(hub_copier.store) >= {1000, 1100}, (
+        "verified first, pointed to next"
+    )
+    hub_copier.run_pass()
+    assert latest(hub_copier.store) == 1100 and len(log) == 12
+    assert steps(hub_copier.store) == {1000, 1100}
+    hub_copier.run_pass()
+    assert len(log) == 12, "a commit without news"
+
+
+def test_a_finished_run_gets_a_page(run: Path, hub: HubServer, hub_copier: Copier) -> None:
+    pytest.importorskip("matplotlib")
+    hub_copier.run_pass(final=True)
+    files = hub.repos["me/runs"].files
+    assert "README.md" not in files, "the run is not finished"
+    set_status(run, state="finished", success_rate=0.97)
+    hub_copier.run_pass(final=True)
+    files = hub.repos["me/runs"].files
+    page = files["README.md"].decode()
+    assert page.startswith("---\nlibrary_name: kit\n") and "| success rate | 97 % |" in page and "PPO on Reach" in page
+    assert (
+        files["curve.png"].startswith(b"\x89PNG") and files["replay.mp4"] == files["reach-1/videos/step_000000100.mp4"]
+    )
+    hub.repos["me/runs"].files["README.md"] = b"my own words"
+    set_status(run, step=201)
+    hub_copier.run_pass(final=True)
+    assert hub.repos["me/runs"].files["README.md"] == b"my own words"

@@ -1,0 +1,144 @@
+"""URLs that cannot be: one sentence each. And folders in particular: Drive, mounts, links."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kit.errors import UserError
+from kit.stores import StoreError, open_store
+from kit.stores.redact import one_line, redact
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("", "empty"),
+        ("a\nb", "not one line"),
+        ("ftpx://host/x", "is not known"),
+        ("drives:runs", "is not known"),
+        ("drive:", "names no folder"),
+        ("drive:../x", "refused as a name"),
+        ("drive:runs", "drive.mount"),
+        ("/no/such/place", "does not exist"),
+        ("file:///no/such/place", "does not exist"),
+        ("hf://me", "cannot be parsed"),
+        ("hf://", "cannot be parsed"),
+        ("s3://key:secret@bucket/x", "leave them out"),
+        ("s3://", "names no bucket"),
+    ],
+)
+@pytest.mark.parametrize("write", [True, False])
+def test_one_sentence_each(url: str, words: str, write: bool) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        open_store(url, write)
+    message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message and "secret" not in message
+
+
+def test_s3_that_is_not_there_or_not_ours(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for write in (True, False):
+        with pytest.raises(UserError, match="no-such-bucket"):
+            open_store("s3://no-such-bucket/x", write)
+
+
+def test_s3_without_credentials(s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(UserError, match="redentials"):
+        open_store(s3, write=True)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_s3_server_that_does_not_answer(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(UserError, match="cannot be written"):
+        open_store(s3, write=True)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_drive_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = tmp_path / "MyDrive"
+    monkeypatch.setenv("KIT_DRIVE_ROOT", str(mount))
+    with pytest.raises(UserError, match=r"drive\.mount"):
+        open_store("drive:robots/runs", write=True)
+    mount.mkdir()
+    store = open_store("drive:robots/runs", write=True)
+    store.put({"a.json": b"{}"})
+    assert (mount / "robots/runs/a.json").read_bytes() == b"{}"
+    with pytest.raises(UserError, match="does not exist"):
+        open_store("drive:other")
+
+
+def test_a_parent_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="create or mount it first"):
+        open_store(tmp_path / "volume/store", write=True)
+    assert not (tmp_path / "volume").exists()
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        open_store(tmp_path / "file", write=True)
+
+
+def test_a_read_only_folder_says_so() -> None:
+    with pytest.raises(UserError, match=r"cannot be (written|reached)"):
+        open_store("/proc/self", write=True)
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", write=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.json").write_bytes(b"secret")
+    (tmp_path / "store/link.json").symlink_to(outside / "secret.json")
+    (tmp_path / "store/folder").symlink_to(outside)
+    os.mkfifo(tmp_path / "store/pipe.json")
+    assert store.list() == {}
+    for path in ("link.json", "folder/secret.json", "pipe.json"):
+        with pytest.raises((StoreError, UserError)):
+            store.read(path)
+    with pytest.raises(UserError, match="symlink"):
+        store.put({"folder/new.json": b"x"})
+    assert [p.name for p in outside.iterdir()] == ["secret.json"]
+
+
+def test_a_put_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "store", write=True)
+    store.put({"a.json": b"old"})
+
+    def refuse(handle: int) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(StoreError, match="not connected") as caught:
+            store.put({"a.json": b"new"})
+    assert caught.value.transient
+    assert [p.name for p in (tmp_path / "store").iterdir()] == ["a.json"] and store.read("a.json") == b"old"
+
+
+def test_secrets_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "plain-words-0001")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
+    text = (
+        "hf_abcdefghijkl AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG plain-words-0001 "
+        "Authorization: Bearer eyJabc.def.ghi https://u:pa55@host/x https://s3/x?X-Amz-Signature=abc123&v=1 ghp_abcdefghijklmnop1234 kept words"
+    )
+    clean = redact(text)
+    for secret in ("hf_abc", "AKIA", "wJal", "plain-words", "eyJ", "pa55", "abc123", "ghp_"):
+        assert secret not in clean
+    assert clean.endswith("kept words") and "https://s3/x?***&v=1" in clean
+    assert one_line(ValueError("a\nb  hf_abcdefghijkl")) == "a b ***"
+    assert len(one_line(ValueError("x" * 1000))) == 300

@@ -1,0 +1,317 @@
+"""Bringing a run back: the newest that is right, nothing that is wrong, and nothing a stranger meant to happen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import UserError
+from kit.stores import Store, lease, list_runs, open_store, pull
+from kit.stores.copier import Copier
+from kit.stores.manifest import digest
+from kit.stores.pull import pull_url
+from tests.stores.conftest import KINDS
+from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint
+
+
+def upload(run: Path, store: Store, name: str | None = None) -> None:
+    """Everything a run holds, as it lies there."""
+    files = {f"{name or run.name}/{p.relative_to(run).as_posix()}": p for p in sorted(run.rglob("*")) if p.is_file()}
+    store.put(files)
+
+
+@pytest.fixture
+def there(store_url: str) -> Store:
+    return open_store(store_url, write=True)
+
+
+@pytest.mark.parametrize("store_url", KINDS, indirect=True)
+def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
+    upload(make_run(tmp_path / "a", "old", steps=(100,)), there)
+    new = make_run(tmp_path / "a", "new", steps=(100, 700))
+    set_status(new, state="finished", success_rate=0.98)
+    upload(new, there)
+    there.put({"not-a-run/readme.txt": b"hello"})
+    assert list_runs(there) == [
+        {
+            "name": "new",
+            "state": "finished",
+            "step": 700,
+            "total_steps": 1000,
+            "success_rate": 0.98,
+            "updated": 1_700_000_700.0,
+        },
+        {
+            "name": "old",
+            "state": "interrupted",
+            "step": 100,
+            "total_steps": 1000,
+            "success_rate": 0.5,
+            "updated": 1_700_000_100.0,
+        },
+    ]
+
+
+def test_a_run_is_at_work_while_its_lease_lasts(there: Store, run: Path) -> None:
+    Copier(run, there, "me").run_pass()
+    assert [r["state"] for r in list_runs(there)] == ["running"]
+    assert [r["state"] for r in list_runs(there, clock=lambda: time.time() + lease.TTL_S + 1)] == ["interrupted"]
+    lease.release(there, run.name, "me")
+    assert [r["state"] for r in list_runs(there)] == ["interrupted"]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{", b'{"step": "x", "updated": 1e400, "state": 5}', b'{"step": NaN}', b"[" * 9000]
+)
+def test_one_odd_run_does_not_hide_the_others(there: Store, tmp_path: Path, raw: bytes) -> None:
+    upload(make_run(tmp_path / "a", "good"), there)
+    there.put({"odd/config.yaml": b"x", "odd/status.json": raw, "odd/latest.json": raw})
+    assert {r["name"] for r in list_runs(there)} == {"good", "odd"}
+
+
+def test_the_latest_unfinished_run_is_chosen(there: Store, tmp_path: Path) -> None:
+    for name, step, state in (("a", 100, "running"), ("b", 200, "interrupted"), ("c", 300, "finished")):
+        run = make_run(tmp_path / "x", name, steps=(step,))
+        set_status(run, state=state)
+        upload(run, there)
+    assert pull(there, None, tmp_path / "d1").name == "b"
+    assert pull(there, "c", tmp_path / "d1").name == "c"
+    with pytest.raises(UserError, match=r"run_name='z' is not in .*; it holds: a, b, c"):
+        pull(there, "z", tmp_path / "d1")
+
+
+def test_an_empty_store_says_so(there: Store, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no runs"):
+        pull(there, None, tmp_path / "d")
+
+
+def test_a_url_may_name_one_run(there: Store, run: Path, store_url: str, tmp_path: Path) -> None:
+    upload(run, there)
+    back = pull_url(f"{store_url}/{run.name}", tmp_path / "d")
+    assert back.name == run.name and content(back) == content(run)
+
+
+def damage(store_root: Path, how: str) -> None:
+    folder = store_root / "reach-1/checkpoints/step_000000200"
+    policy = folder / "policy.safetensors"
+    if how == "flip":
+        data = bytearray(policy.read_bytes())
+        data[-1] ^= 1
+        policy.write_bytes(data)
+    elif how == "truncate":
+        policy.write_bytes(policy.read_bytes()[:-1])
+    elif how == "missing":
+        policy.unlink()
+    elif how == "swap":
+        shutil.copy(store_root / "reach-1/checkpoints/step_000000100/policy.safetensors", policy)
+    elif how == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif how == "manifest":
+        (folder / "manifest.json").write_bytes(b"{}")
+    elif how == "other manifest":
+        shutil.copy(store_root / "reach-1/checkpoints/step_000000100/manifest.json", folder / "manifest.json")
+    elif how == "replay":
+        (store_root / "reach-1/replay/000000000200.safetensors").unlink()
+
+
+HOW = ["flip", "truncate", "missing", "swap", "no manifest", "manifest", "other manifest", "replay"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(
+    there: Store, store_url: str, tmp_path: Path, how: str
+) -> None:
+    run = make_run(tmp_path / "x", replay=True)
+    upload(run, there)
+    damage(Path(store_url), how)
+    said: list[str] = []
+    back = pull(there, None, tmp_path / "d", tell=said.append)
+    assert content(back) == content(run, 100)
+    assert not (back / "checkpoints/step_000000200").exists()
+    if how != "no manifest":  # never committed there, so nothing to report
+        assert len(said) == 1 and "step_000000200" in said[0] and "the one before is used" in said[0]
+
+
+@pytest.mark.parametrize("how", HOW[:3])
+def test_with_nothing_left_it_says_so_and_leaves_nothing(
+    there: Store, store_url: str, tmp_path: Path, how: str
+) -> None:
+    upload(make_run(tmp_path / "x", steps=(200,)), there)
+    damage(Path(store_url), how)
+    with pytest.raises(UserError, match="holds no checkpoint that can be used"):
+        pull(there, None, tmp_path / "d")
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_a_run_here_is_brought_forward(there: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", replay=True)
+    shutil.copytree(run, tmp_path / "here/reach-1")
+    add_checkpoint(run, 300, replay=True)
+    upload(run, there)
+    back = pull(there, None, tmp_path / "here")
+    assert content(back) == content(run) and content(back, 200)
+    assert not list(back.glob(".pull-*"))
+    again = {p: p.stat().st_mtime_ns for p in back.rglob("*")}
+    assert pull(there, None, tmp_path / "here") == back
+    assert {p: p.stat().st_mtime_ns for p in back.rglob("*")} == again, "nothing newer, yet something changed"
+
+
+def test_a_newer_run_here_is_left_alone(there: Store, run: Path) -> None:
+    upload(run, there)
+    add_checkpoint(run, 300)
+    before = content(run)
+    assert pull(there, None, run.parent) == run and content(run) == before
+
+
+def test_another_run_of_the_same_name_is_left_alone(there: Store, run: Path, tmp_path: Path) -> None:
+    upload(run, there)
+    other = make_run(tmp_path / "here", steps=(100,))
+    (other / "config.yaml").write_text("env: Ant\nalgo: SAC\n")
+    with pytest.raises(UserError, match="is another run than"):
+        pull(there, None, tmp_path / "here")
+    assert not (other / "checkpoints/step_000000200").exists()
+
+
+# -- strangers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "canary"
+    yield path
+    assert not path.exists(), "a stranger's code ran"
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def hostile(folder: Path, files: dict[str, bytes], shared: dict[str, Any] | None = None, **entries: Any) -> None:
+    """A checkpoint of step 200 with these files, its manifest honest about them unless `entries` say otherwise."""
+    place = folder / "reach-1/checkpoints/step_000000200"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (place / name).write_bytes(data)
+    listed = {n: {"size": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in files.items()} | entries
+    manifest = {"version": 1, "step": 200, "files": listed, "shared": shared or {}}
+    (place / "manifest.json").write_text(json.dumps({**manifest, "digest": digest(manifest)}))
+    (folder / "reach-1/config.yaml").write_text("env: Reach\n")
+
+
+def claim(size: int = 10, data: bytes = b"") -> dict[str, Any]:
+    return {"size": size, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "shared", "10 GB", "many", "pickle", "pickle in disguise",
+                                  "wrong shapes", "symlink", "folder symlink", "fifo", "yaml"])  # fmt: skip
+def test_hostile_runs_are_refused_in_a_moment(
+    there: Store, store_url: str, tmp_path: Path, canary: Path, kind: str
+) -> None:
+    root, bomb = Path(store_url), pickle.dumps(Bomb(canary))
+    good = {"state.json": b"{}"}
+    place = root / "reach-1/checkpoints/step_000000200"
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    if kind == "parent":
+        hostile(root, good, **{"../../../../evil.json": claim()})
+    elif kind == "absolute":
+        hostile(root, good, **{str(tmp_path / "evil.json"): claim()})
+    elif kind == "shared":
+        hostile(root, good, shared={"replay/../../evil.safetensors": claim()})
+    elif kind == "10 GB":
+        hostile(root, good, **{"policy.safetensors": claim(10 * 2**30)})
+    elif kind == "many":
+        hostile(root, good, **{f"{n}.json": claim(0) for n in range(20_000)})
+    elif kind == "pickle":
+        hostile(root, {"policy.pkl": bomb})
+    elif kind == "pickle in disguise":
+        hostile(root, {"policy.safetensors": bomb})
+    elif kind == "wrong shapes":
+        raw = json.dumps({"a": {"dtype": "F32", "shape": [2**30], "data_offsets": [0, 8]}}).encode()
+        hostile(root, {"policy.safetensors": len(raw).to_bytes(8, "little") + raw + b"x" * 8})
+    elif kind == "symlink":
+        hostile(root, good, **{"link.json": claim(6, b"secret")})
+        (place / "link.json").symlink_to(secret)
+    elif kind == "folder symlink":
+        hostile(root, good)
+        place.rename(tmp_path / "outside")
+        place.symlink_to(tmp_path / "outside")
+    elif kind == "fifo":
+        hostile(root, good, **{"pipe.json": claim(0)})
+        os.mkfifo(place / "pipe.json")
+    elif kind == "yaml":
+        hostile(root, good)
+        command = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{canary}']]"
+        (root / "reach-1/config.yaml").write_text(f"env: {command}\n")
+        make_run(tmp_path / "d", steps=(100,))
+    before = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        back = pull(there, None, tmp_path / "d")
+        if kind == "folder symlink":  # it is simply not seen
+            assert not list(back.glob("checkpoints/*"))
+            raise UserError("not seen")
+    assert time.monotonic() - before < 1.0
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
+    assert not list(tmp_path.rglob("evil*")) and b"secret" not in b"".join(
+        p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file()
+    )
+
+
+def test_a_store_that_sends_more_than_it_lists(
+    there: Store, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transfer is broken off at the size that was claimed."""
+    upload(run, there)
+    sent = 0
+
+    def endless(path: str) -> Iterator[bytes]:
+        nonlocal sent
+        if path.endswith("policy.safetensors"):
+            while True:
+                sent += 2**20
+                yield b"x" * 2**20
+        yield from real(path)
+
+    real = there.chunks
+    monkeypatch.setattr(there, "chunks", endless)
+    with pytest.raises(UserError):
+        pull(there, None, tmp_path / "d")
+    assert sent <= 2**22
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden", "x\0"])
+def test_run_names_from_users_are_checked_too(there: Store, run: Path, tmp_path: Path, name: str) -> None:
+    upload(run, there)
+    with pytest.raises(UserError):
+        pull(there, name, tmp_path / "d")
+
+
+def test_a_disk_without_room(there: Store, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(run, there)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="10 bytes free"):
+        pull(there, None, tmp_path / "d")
+
+
+def test_bad_extras_do_not_cost_the_run(there: Store, run: Path, store_url: str, tmp_path: Path) -> None:
+    write_checkpoint(run / "best", 100)
+    upload(run, there)
+    policy = Path(store_url) / "reach-1/best/step_000000100/policy.safetensors"
+    policy.write_bytes(policy.read_bytes()[:-1])
+    said: list[str] = []
+    back = pull(there, None, tmp_path / "d", tell=said.append)
+    assert content(back) == content(run)
+    assert said and "best" in said[0] and not list(back.glob("best/*"))

@@ -1,0 +1,335 @@
+"""The background process: when it copies, what it says, and that nothing stops it but success."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import UserError
+from kit.stores import StoreError, lease, open_store, pull, start_sync
+from kit.stores.sync import LONGEST_PAUSE_S, REFRESH_S, Sync, SyncHandle
+from kit.stores.worker import Lost, Worker
+from tests.stores.conftest import KINDS
+from tests.stores.fabricate import add_checkpoint, content, make_run, set_status
+from tests.stores.hub_server import Fault, HubServer
+
+Wait = Callable[..., None]
+
+
+class FakeCopier:
+    """Plays back `script`: a result's step, or an error, per pass; the last one again and again."""
+
+    def __init__(self, *script: int | Exception, interval_s: float = 0.0, pending: bool = False) -> None:
+        self.script, self.interval_s, self.pending = list(script), interval_s, pending
+        self.passes: list[tuple[float, bool]] = []
+        self.released: bool | None = None
+        self.clock: Callable[[], float] = lambda: 0.0
+
+    def run_pass(self, final: bool) -> dict[str, Any]:
+        self.passes.append((self.clock(), final))
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None}
+
+    def close(self, release: bool) -> None:
+        self.released = release
+
+
+class Machine:
+    """A clock that moves when somebody sleeps, and training that ends at `over`. `at` runs things at given times."""
+
+    def __init__(
+        self, run: Path, copier: FakeCopier, over: float, at: dict[float, Callable[[], object]] | None = None
+    ) -> None:
+        self.now, self.at = 0.0, dict(at or {})
+        copier.clock = lambda: self.now
+        self.states: list[str] = []
+        self.run = run
+        tick_s = max(0.25, over / 1000)
+        self.sync = Sync(run, "s3://b/p", "me", copier, lambda: self.now >= over, lambda: self.now, self.sleep, tick_s)
+        self.code = self.sync.run()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [t for t in self.at if t <= self.now]:
+            self.at.pop(when)()
+        state = read_state(self.run)
+        if not self.states or self.states[-1] != state["state"]:
+            self.states.append(state["state"])
+        assert self.now < 10 * 24 * 3600, "it never ended"
+
+
+def read_state(run: Path) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads((run / ".sync.json").read_text()))
+    return {"state": None, "step": None, "error": None, "failures": 0}
+
+
+# -- the loop, on a clock of its own ---------------------------------------------------------------------------------
+
+
+def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
+    copier = FakeCopier(200, 300)
+    machine = Machine(run, copier, over=60, at={30: lambda: add_checkpoint(run, 300)})
+    assert machine.code == 0 and copier.released is True
+    assert [final for _, final in copier.passes] == [False, False, True]
+    assert read_state(run) | {"pid": 0, "updated": 0} == {
+        **{"url": "s3://b/p", "step": 300, "time": machine.now, "state": "ok", "error": None},
+        **{"owner": "me", "failures": 0, "pid": 0, "updated": 0},
+    }
+
+
+def test_failures_are_loud_and_pauses_grow_but_never_end(run: Path) -> None:
+    copier = FakeCopier(*[StoreError("it is on fire")] * 12, 200)
+    machine = Machine(run, copier, over=3600)
+    times = [when for when, _ in copier.passes]
+    gaps = [b - a for a, b in itertools.pairwise(times)][:12]
+    tick = 3.6
+    assert all(want <= gap <= want + tick for gap, want in zip(gaps, [2, 4, 8, 16, 32, 64, 128, 256], strict=False))
+    assert max(gaps) <= LONGEST_PAUSE_S + tick
+    assert machine.states == ["failing", "ok"]
+
+
+def test_while_it_fails_the_error_can_be_read(run: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    copier = FakeCopier(StoreError("it is on fire"), 200)
+    Machine(run, copier, over=60, at={1: lambda: seen.append(read_state(run))})
+    assert seen[0]["state"] == "failing" and seen[0]["error"] == "it is on fire" and seen[0]["failures"] == 1
+
+
+def test_the_store_says_how_long_to_wait(run: Path) -> None:
+    copier = FakeCopier(StoreError("slow down", retry_after_s=1800), 200)
+    Machine(run, copier, over=7200)
+    assert copier.passes[1][0] - copier.passes[0][0] >= 1800
+
+
+def test_the_end_of_training_does_not_wait_for_the_next_try(run: Path) -> None:
+    copier = FakeCopier(StoreError("slow down", retry_after_s=1800), 200)
+    machine = Machine(run, copier, over=60)
+    assert machine.now < 62 and machine.code == 0
+
+
+def test_the_newest_wins_where_puts_are_rationed(run: Path) -> None:
+    """A checkpoint a second, a put per 90 s: about forty an hour, and the last one arrives."""
+    copier = FakeCopier(200, interval_s=90.0)
+    steps = {float(t): (lambda t=t: add_checkpoint(run, 1000 + t)) for t in range(1, 300, 5)}
+    run_pass = copier.run_pass
+
+    def follow(final: bool) -> dict[str, Any]:
+        newest = sorted((run / "checkpoints").glob("step_*"))[-1].name
+        return {**run_pass(final), "step": int(newest.removeprefix("step_"))}
+
+    copier.run_pass = follow  # type: ignore[method-assign]
+    Machine(run, copier, over=300, at=steps)
+    assert len(copier.passes) <= 300 / 90 + 2
+    assert read_state(run)["step"] == 1296
+
+
+def test_a_quiet_run_is_looked_after(run: Path) -> None:
+    copier = FakeCopier(200)
+    Machine(run, copier, over=4 * REFRESH_S)
+    assert 4 <= len(copier.passes) <= 6
+
+
+def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
+    copier = FakeCopier(200, Lost("belongs to rival since noon"))
+    machine = Machine(run, copier, over=3600, at={30: lambda: add_checkpoint(run, 300)})
+    assert machine.code == 3 and len(copier.passes) == 2 and copier.released is False
+    state = read_state(run)
+    assert state["state"] == "failing" and "rival" in state["error"] and machine.now - state["updated"] < 10
+
+
+def test_an_orphan_gives_up_in_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.stores.sync.ORPHAN_S", 1000.0)
+    machine = Machine(run, FakeCopier(StoreError("gone")), over=1000)
+    assert machine.code == 4 and 2000 < machine.now < 2100
+
+
+# -- real processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SyncHandle]]:
+    """start_sync, with short pauses; whatever was started is ended."""
+    handles: list[SyncHandle] = []
+
+    def start(*args: Any) -> SyncHandle:
+        handles.append(start_sync(*args))
+        return handles[-1]
+
+    yield start
+    for handle in handles:
+        handle._stopping.set()
+        if handle._process.poll() is None:
+            handle._process.kill()
+            handle._process.wait(10)
+
+
+@pytest.mark.parametrize("store_url", [kind for kind in KINDS if kind != "memory"], indirect=True)
+def test_the_local_folder_is_deleted_and_comes_back_identical(
+    store_url: str, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), replay=True)
+    handle = started(run, store_url)
+    waiter(lambda: handle.state()["step"] == 100, 30)
+    add_checkpoint(run, 200, replay=True)
+    waiter(lambda: handle.state()["step"] == 200, 30)
+    state = handle.stop(30)
+    assert state["state"] == "ok" and state["error"] is None and handle._process.poll() == 0
+    before = content(run)
+    shutil.rmtree(run)
+    back = pull(open_store(store_url), None, tmp_path / "runs")
+    assert back == run and content(back) == before
+    lease.acquire(open_store(store_url, write=True), run.name, "another machine")
+
+
+def test_it_ends_when_training_dies_and_everything_has_arrived(run: Path, tmp_path: Path, waiter: Wait) -> None:
+    """Training is killed outright, with a checkpoint not yet copied."""
+    store = tmp_path / "store"
+    program = f"from kit.stores import start_sync; h = start_sync({str(run)!r}, {str(store)!r}); print(h._process.pid, flush=True); import time; time.sleep(60)"  # noqa: E501
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as training:
+        assert training.stdout
+        pid = int(training.stdout.readline())
+        add_checkpoint(run, 300)
+        training.kill()
+    waiter(lambda: not _alive(pid), 30, "the copier outlives its work")
+    assert read_state(run)["state"] == "ok" and read_state(run)["step"] == 300
+    assert content(pull(open_store(str(store)), None, tmp_path / "back")) == content(run)
+
+
+def test_a_signal_makes_it_finish_not_flee(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    handle = started(run, str(tmp_path / "store"))
+    handle._stopping.set()
+    waiter(lambda: handle.state().get("pid") == handle._process.pid, 20)
+    add_checkpoint(run, 300)
+    handle._process.send_signal(signal.SIGTERM)
+    assert handle._process.wait(20) == 0
+    assert read_state(run)["step"] == 300
+
+
+def test_a_killed_copier_is_started_again(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    handle = started(run, str(tmp_path / "store"))
+    waiter(lambda: handle.state()["step"] == 200)
+    first = handle._process.pid
+    handle._process.kill()
+    waiter(lambda: handle.state()["state"] == "failing", why="nobody said so")
+    add_checkpoint(run, 300)
+    waiter(lambda: handle.state()["step"] == 300)
+    assert handle._process.pid != first
+
+
+def test_the_hub_falls_silent_and_comes_back(
+    run: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    """A request hangs: the copying process is killed, the user is told, and the copy catches up."""
+    monkeypatch.setenv("KIT_STORE_PATIENCE_S", "1.5")
+    handle = started(run, "hf://me/runs")
+    waiter(lambda: handle.state()["step"] == 200)
+    hub.fault("commit", Fault(stall=True, times=1))
+    add_checkpoint(run, 300)
+    waiter(lambda: handle.state()["state"] == "failing")
+    assert "no answer from the store" in handle.state()["error"]
+    waiter(lambda: handle.state()["step"] == 300)
+    assert handle.stop(20)["state"] == "ok"
+
+
+STRACE = shutil.which("strace")
+
+
+@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+@pytest.mark.parametrize(
+    ("inject", "words"),
+    [
+        ("fsync:error=ENOTCONN:when=4+", "Transport endpoint is not connected"),
+        ("fsync:error=EIO:when=4+", "Input/output error"),
+        ("fsync:error=ENOSPC:when=4+", "No space left on device"),
+        ("fsync:delay_enter=60000000:when=4+", "got no answer from the store"),
+    ],
+    ids=["vanishes", "breaks", "full", "hangs"],
+)
+def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, inject: str, words: str) -> None:
+    """The system itself refuses, or never answers, from the fourth fsync on."""
+    url = str(tmp_path / "store")
+    probe = subprocess.run([str(STRACE), "-f", "-o", "/dev/null", "true"], capture_output=True)
+    if probe.returncode:
+        pytest.skip("strace may not trace here")
+    worker = Worker(
+        run, url, "me", patience_s=4.0, prefix=[str(STRACE), "-f", "-o", "/dev/null", "-e", f"inject={inject}"]
+    )
+    with pytest.raises(StoreError, match=words):
+        worker.run_pass(final=False)
+    worker.close(release=False)
+    assert not list((tmp_path / "store").rglob("latest.json"))
+    healthy = Worker(run, url, "me")
+    assert healthy.run_pass(final=True)["step"] == 200
+    healthy.close(release=True)
+    assert content(pull(open_store(url), None, tmp_path / "back")) == content(run)
+
+
+def test_starting_on_anothers_run_says_who(run: Path, store_url: str) -> None:
+    store = open_store(store_url, write=True)
+    lease.acquire(store, run.name, "rival")
+    with pytest.raises(UserError, match=r"belongs to rival on .* since 20.* until 20"):
+        start_sync(run, store_url)
+
+
+def test_starting_from_nothing_over_a_run_in_the_store_is_refused(
+    run: Path, store_url: str, tmp_path: Path, started: Callable[..., SyncHandle]
+) -> None:
+    started(run, store_url).stop(20)
+    fresh = make_run(tmp_path / "elsewhere", steps=())
+    with pytest.raises(UserError, match=r"holds step 200 of run 'reach-1', and this machine nothing; run `kit resume"):
+        start_sync(fresh, store_url)
+    older = make_run(tmp_path / "older", steps=(100,))
+    with pytest.raises(UserError, match="this machine step 100"):
+        start_sync(older, store_url)
+
+
+def test_a_store_that_cannot_be_used_is_said_at_once(run: Path) -> None:
+    with pytest.raises(UserError, match="cannot be reached"):
+        start_sync(run, "/nowhere/at/all")
+    assert not (run / ".sync.json").exists()
+
+
+def test_by_hand(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    set_status(run, state="finished")
+    command = [sys.executable, "-m", "kit.stores.sync", str(run), str(tmp_path / "store")]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60).returncode == 0
+    assert (tmp_path / "store/reach-1/latest.json").exists()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_two_copiers_of_one_run_become_one(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    """A session that follows another at once replaces the copier the other left behind."""
+    first = started(run, str(tmp_path / "store"))
+    waiter(lambda: first.state().get("pid") == first._process.pid)
+    first._stopping.set()
+    second = started(run, str(tmp_path / "store"))
+    waiter(lambda: second.state().get("pid") == second._process.pid)
+    assert first._process.wait(10) == -signal.SIGKILL
+    assert second.stop(20)["state"] == "ok"
