@@ -61,7 +61,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        base = root / "sys/fs/cgroup" / (controllers and controller)
+        base = root / "sys/fs/cgroup" / controllers  # version 1 has a mount for each set of controllers
         inner = base / path.lstrip("/")
         for folder in (inner, *inner.parents):
             if folder.is_dir():

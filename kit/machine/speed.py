@@ -84,8 +84,8 @@ def probe(config: RunConfig | None = None, *, seconds: float = 8.0, fresh: bool 
     known = None if fresh else cached(config)
     if known is not None:
         return known
-    with _bar() if show else contextlib.nullcontext(lambda fraction, what: None) as progress:
-        speed = _measure(config, seconds, progress)
+    with bar() if show else contextlib.nullcontext(lambda fraction, what: None) as progress:
+        speed = measure(config, seconds, progress)
     _remember(config, speed)
     return speed
 
@@ -111,7 +111,7 @@ def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
 # -- the three readings --------------------------------------------------------------------------------------------
 
 
-def _measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
+def measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
     from kit.envs import make_vec
     from kit.presets import network_threads
     from kit.trainers import make_trainer
@@ -265,7 +265,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Progress]:
+def bar() -> Iterator[Progress]:
     """A line that is redrawn in place: in the cell's output in a notebook, else in the terminal. It goes at the end."""
     write, last = _writer(), -1
 

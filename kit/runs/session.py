@@ -297,7 +297,7 @@ class Session:
 
         self.status.set(phase="filming")
         try:
-            record(self.run)
+            record(self.run, episodes=1)
         except UserError as error:
             self._say(f"no video: {error}")
 
