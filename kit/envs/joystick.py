@@ -111,6 +111,7 @@ class Joystick(Task):
             "command": self.command, "command_left": self._command_left, "push_left": self._push_left,
             "action": self.action, "previous_action": self.previous_action, "air_time": self.air_time,
             "last_contact": self._last_contact, "peak": self._peak, "phase": self.phase, "phase_rate": self._phase_rate,
+            "noise": self._noise,
         }  # fmt: skip
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
@@ -125,6 +126,7 @@ class Joystick(Task):
         fresh = {name: torch.zeros_like(value) for name, value in self._memory.items()}
         fresh["command"], fresh["command_left"] = self.first_command(), self.command_duration()
         fresh["push_left"] = self.uniform((n,), *PUSH_EVERY_S)
+        fresh["noise"] = self.draw_noise()
         fresh["phase"][:, 1::2] = -math.pi  # half a step apart
         fresh["phase_rate"] = 2 * math.pi * self.uniform((n, 1), 1.25, 1.5)
         for name, value in self._memory.items():
@@ -132,6 +134,10 @@ class Joystick(Task):
         if self._worlds is not None:
             self._worlds.draw(mask)
         self.sim.reset(mask, qpos=qpos, qvel=qvel, ctrl=qpos[:, 7:])
+
+    def draw_noise(self) -> torch.Tensor:
+        """Of what is observed, as wide as the measured part of an observation."""
+        return self.uniform(self._noise.shape, -1.0, 1.0) * self._noise_scale
 
     def act(self, action: torch.Tensor) -> None:
         contact, peak = self.contact, self.swing_peak
@@ -143,7 +149,7 @@ class Joystick(Task):
         self.action.copy_(action)
         self._change_command()
         self._push()
-        self._noise.copy_(self.uniform(self._noise.shape, -1.0, 1.0) * self._noise_scale)
+        self._noise.copy_(self.draw_noise())
         self.sim.ctrl.copy_(self.home + ACTION_SCALE_RAD * action)
 
     def _change_command(self) -> None:
