@@ -1,0 +1,31 @@
+"""python -m tests.runs.one_save RUN_DIR: import everything, then write one checkpoint in a child. For strace."""
+
+import os
+import sys
+from pathlib import Path
+
+import safetensors.torch  # noqa: F401 - so that the child's system calls are those of the save alone
+import torch
+
+from kit.runs import checkpoint
+from kit.runs.writer import Segment, Writer
+
+STATE = {"policy": {"weight": torch.arange(50_000.0)}, "trainer": {"num_timesteps": 200}}
+
+
+def save(run_path: Path) -> int:
+    """0 if it was written, 3 if the disk refused."""
+    newest = checkpoint.committed(run_path / "checkpoints")[-1]
+    writer = Writer(run_path, newest, lambda written: None)
+    writer.submit(200, STATE, Segment(10, {"rewards": torch.ones(10, 1)}))
+    writer.wait()
+    return 3 if writer.error else 0
+
+
+if __name__ == "__main__":
+    child = os.fork()
+    if child == 0:
+        os._exit(save(Path(sys.argv[1])))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    sys.exit(code if code >= 0 else 128 - code)
