@@ -1,0 +1,92 @@
+"""`kit.verify()`: each thing that can be wrong gets one sentence and a remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from kit.machine import checks, gpu, places
+from kit.machine.gpu import Gpu
+from tests.machine.test_info import machine
+
+T4 = (Gpu("Tesla T4", 15 * 2**30, "470.1", "11.4"),)
+
+
+def only(found: Any) -> checks.Check:
+    (check,) = [check for check in found if check.state != "ok"]
+    return check
+
+
+def test_this_machine_passes() -> None:
+    report = checks.verify()
+    assert report.ok, str(report)
+    assert {check.name for check in report.checks} >= {"Python", "PyTorch", "GPU", "Physics", "CPU", "Memory", "Disk"}
+    told = json.loads(json.dumps(report.to_dict()))
+    assert told["ok"] is True
+    assert told["machine"]["cores"] >= 1
+
+
+def test_every_bad_answer_has_a_remedy_and_shows_in_text_and_html() -> None:
+    bad = checks.Check("GPU", "fail", "no <driver>.", "install it")
+    report = checks.Report(machine(), (checks.Check("Disk", "ok", "70 GB free"), bad))
+    assert not report.ok
+    assert str(report).splitlines()[0].startswith("1 thing to fix before training.")
+    assert "✗ GPU   no <driver>." in str(report)
+    assert "→ install it" in str(report)
+    assert "no &lt;driver&gt;." in report._repr_html_()
+
+
+def test_cpu_torch_on_a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    check = only(checks.check_torch(machine(gpus=T4)))
+    assert (check.name, check.state) == ("GPU", "fail")
+    assert "built for CPUs only" in check.message
+    assert "pip install" in check.remedy
+
+
+def test_torch_newer_than_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check = only(checks.check_torch(machine(gpus=T4)))
+    assert "built for CUDA 13.0, which this driver cannot run" in check.message
+    assert "newer driver" in check.remedy
+
+
+def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kernel(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    monkeypatch.setattr(torch.version, "cuda", "11.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    assert "no kernel image" in only(checks.check_torch(machine(gpus=T4))).message
+
+
+def test_no_gpu_is_no_fault_but_a_dead_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(check.state == "ok" for check in checks.check_torch(machine()))
+    monkeypatch.setattr(gpu, "card_without_driver", lambda: True)
+    assert "no driver answers" in only(checks.check_torch(machine())).message
+
+
+def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda name: {"mujoco": "4.1.0", "mujoco-warp": "4.0.2"}[name])
+    check = only(checks.check_physics(machine()))
+    assert check.state == "fail"
+    assert "mujoco-warp==4.1.*" in check.remedy
+
+
+@pytest.mark.parametrize(("free", "state"), [(10 * 2**20, "fail"), (2**30, "warn")])
+def test_little_disk(free: int, state: str) -> None:
+    assert only(checks.check_disk(machine(disk_free_bytes=free))).state == state
+
+
+def test_little_memory() -> None:
+    assert only(checks.check_memory(machine(memory_free_bytes=2**30))).state == "warn"
+
+
+def test_a_place_that_forgets_says_where_to_keep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "where", lambda: next(p for p in places.PLACES if p.name == "Google Colab"))
+    assert 'store = "drive:kit"' in only(checks.check_keeping(machine())).remedy
