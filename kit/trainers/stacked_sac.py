@@ -9,6 +9,7 @@ weights, and each row's gradient only of the critic that gave the smaller value.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from stable_baselines3 import SAC
@@ -44,8 +45,9 @@ class StackedSAC:
 
     def __init__(self, model: SAC) -> None:
         self._model = model
-        mean, log_std, kind = model.actor.mu, model.actor.log_std, activation(model.actor.latent_pi)
-        assert isinstance(mean, nn.Linear) and isinstance(log_std, nn.Linear) and kind is not None
+        mean, log_std = cast(nn.Linear, model.actor.mu), cast(nn.Linear, model.actor.log_std)
+        kind = activation(model.actor.latent_pi)
+        assert kind is not None
         actor: list[Net] = [[*([linear] for linear in linears(model.actor.latent_pi)), [mean, log_std]]]
         critics: list[Net] = [[[linear] for linear in linears(net)] for net in model.critic.q_networks]
         targets: list[Net] = [[[linear] for linear in linears(net)] for net in model.critic_target.q_networks]
