@@ -41,21 +41,19 @@ class Bench:
         return {**dataclasses.asdict(self), "update_share": self.update_share}
 
     def __str__(self) -> str:
-        rows = [("bare physics", self.physics_steps_per_s, "steps/s"), ("env", self.env_steps_per_s, "steps/s")]
+        physics = self.physics_steps_per_s
+        rows = [("bare physics", physics, "steps/s"), ("env", self.env_steps_per_s, "steps/s")]
         rows += [("PPO end to end", self.ppo_steps_per_s, "steps/s")]
         rows += [(f"pictures {PICTURE}×{PICTURE}", self.pictures_per_s, "images/s")]
         lines = [f"{self.machine}", f"{self.env}, {self.n_envs} worlds on {self.threads} threads:"]
         for what, rate, unit in rows:
             if rate is not None:
-                share = f"  {rate / self.physics_steps_per_s:.2f} of physics" if self._comparable(what) else ""
+                share = f"  {rate / physics:.2f} of physics" if physics and unit == "steps/s" else ""
                 lines.append(f"  {what:<16} {rate:>10,.0f} {unit}{share}")
         lines.append(
             f"Physics and env take {1 - self.update_share:.0%} of PPO's time, the networks {self.update_share:.0%}."
         )
         return "\n".join(lines)
-
-    def _comparable(self, what: str) -> bool:
-        return self.physics_steps_per_s is not None and what in ("env", "PPO end to end")
 
 
 def bench(env: str = "Ant", n_envs: int = 16, seconds: float = 40.0) -> Bench:

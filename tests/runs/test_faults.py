@@ -82,7 +82,7 @@ def sweep(tmp_path: Path, call: str, fault: str, codes: set[int], at: list[int] 
 @strace
 @pytest.mark.parametrize("call", CALLS)
 def test_power_lost_at_a_system_call(tmp_path, call):
-    assert sweep(tmp_path, call, "signal=KILL", {137, 0, -9, 9}, at=[1, 4]) >= 1
+    assert sweep(tmp_path, call, "signal=KILL", {137, -9}, at=[1, 4]) >= 1
 
 
 @strace
@@ -90,7 +90,7 @@ def test_power_lost_at_a_system_call(tmp_path, call):
 @pytest.mark.parametrize("fault", ["signal=KILL", "error=EIO", "error=ENOSPC"])
 @pytest.mark.parametrize("call", CALLS)
 def test_every_system_call_of_a_save_fails_once(tmp_path, call, fault):
-    swept = sweep(tmp_path, call, fault, {137, 3, 0, -9, 9, 1}, at=None)
+    swept = sweep(tmp_path, call, fault, {137, -9} if "KILL" in fault else {3}, at=None)
     print(f"{call} {fault}: {swept} moments")
 
 
