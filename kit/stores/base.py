@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import queue
 import re
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from kit.errors import UserError
 
 CHUNK = 2**20
 SMALL = 2**20
 """Bytes that `Store.read` accepts unless told otherwise."""
+
+OPEN_S = 120.0
+"""How long a store may take to be opened."""
 
 _T = TypeVar("_T")
 
@@ -124,6 +129,26 @@ class Store(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
 
+def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
+    """`call()`, given up on after `seconds`: a dead mount can hold a thread for ever. Raises `UserError` then."""
+    answer: queue.Queue[tuple[bool, Any]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            answer.put((True, call()))
+        except BaseException as error:
+            answer.put((False, error))
+
+    threading.Thread(target=run, name="store", daemon=True).start()
+    try:
+        done, value = answer.get(timeout=seconds)
+    except queue.Empty:
+        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?") from None
+    if not done:
+        raise value
+    return cast(_T, value)
+
+
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
     knows, or gdrive-link:… (read only).
@@ -132,6 +157,10 @@ def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     cannot be parsed, reached or written, and for a token that is missing or read-only.
     """
     url = os.fspath(url)
+    return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
+
+
+def _open(url: str, write: bool) -> Store:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
     scheme = match[1].lower() if match else ""
     if "@" in url.partition("://")[2].partition("/")[0]:

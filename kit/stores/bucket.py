@@ -33,7 +33,7 @@ class BucketStore(Store):
         options: dict[str, Any] = {"use_listings_cache": False}
         if self._scheme in _S3:
             need("s3fs", "stores")
-            limits = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4, "mode": "standard"}}
+            limits = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2, "mode": "standard"}}
             options["config_kwargs"] = limits
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **options)

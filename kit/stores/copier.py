@@ -31,6 +31,7 @@ from kit.stores.layout import (
     Checkpoint,
     folders_in,
     local_folders,
+    passed_over,
     read_local,
     step_of,
 )
@@ -39,6 +40,7 @@ from kit.stores.redact import redact_bytes
 
 KEEP = 2
 STAGE = ".sync-stage"
+USUAL_BYTES_PER_S = 1_000_000
 
 
 class Copier:
@@ -240,16 +242,19 @@ class Copier:
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
-    def _hold_lease(self) -> None:
-        """Renew when half of it is over. Raises `LeaseHeld` when the run has become another machine's."""
-        if self._lease is None or self._lease.expires - self._clock() < self._ttl_s / 2:
+    def _hold_lease(self, size: int = 0) -> None:
+        """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run
+        has become another machine's."""
+        moving_s = size / USUAL_BYTES_PER_S
+        if self._lease is None or self._lease.expires - self._clock() < self._ttl_s / 2 + moving_s:
             self._watch("renewing the lease", 0)
-            self._lease = lease.renew(self.store, self.name, self.owner, self._ttl_s, self._clock)
+            self._lease = lease.renew(self.store, self.name, self.owner, self._ttl_s + moving_s, self._clock)
 
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
         latest = self._read_latest()
-        for folder in folders_in(held):
+        damaged = passed_over(self.run_dir)
+        for folder in [folder for folder in folders_in(held) if step_of(folder + "/") not in damaged]:
             with contextlib.suppress(Refused, MissingFile):
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
@@ -302,6 +307,7 @@ class Copier:
             self._good.pop(path, None)
         inside = {f"{self.name}/{path}": content for path, content in files.items()}
         total = sum(map(_size, files.values()))
+        self._hold_lease(total)
         self._watch(f"writing {total:,} bytes", total)
         self.store.put(
             {**(page or {}), **inside}, [f"{self.name}/{path}" for path in delete], f"{self.name}: {message}"

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kit.stores.manifest import MAX_JSON_BYTES, Refused, paths_of, read_manifest
 
 TEXTS = ("config.yaml", "provenance.json", "metrics.jsonl", "status.json")
 LATEST = "latest.json"
+PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
 NO_LIMIT = 2**60
@@ -71,6 +73,14 @@ def step_of(path: str) -> int | None:
     """The step of the checkpoint that a path such as "checkpoints/step_000000100/policy.safetensors" belongs to."""
     match = _CHECKPOINT.match(path)
     return int(match[2]) if match else None
+
+
+def passed_over(run_dir: Path) -> set[int]:
+    """Steps whose checkpoints in the store were found damaged when this run was fetched; they do not count there."""
+    try:
+        return set(map(int, json.loads((run_dir / PASSED_OVER).read_bytes())))
+    except (OSError, ValueError, TypeError):
+        return set()
 
 
 def local_folders(run_dir: Path, kind: str = "checkpoints") -> list[str]:

@@ -8,6 +8,7 @@ run appears under its name only when it is whole.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ from kit.stores.base import MissingFile, Store, StoreError, open_store
 from kit.stores.layout import (
     LATEST,
     MAX_VIDEO_BYTES,
+    PASSED_OVER,
     VIDEO_SUFFIXES,
     Checkpoint,
     folders_in,
@@ -84,6 +86,7 @@ class _Pull:
 
     def __init__(self, store: Store, prefix: str, held: dict[str, int], tell: Tell, max_bytes: int) -> None:
         self.store, self.prefix, self.held, self.tell, self.max_bytes = store, prefix, held, tell, max_bytes
+        self.passed_over: list[int] = []
 
     def __call__(self, name: str, dest: Path) -> Path:
         run_dir = dest.expanduser() / name
@@ -101,6 +104,7 @@ class _Pull:
             self._fetch_checkpoint(building)
             self._fetch_texts(building)
             self._fetch_extras(building)
+            self._note_passed_over(building)
             building.rename(run_dir)
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
@@ -118,6 +122,7 @@ class _Pull:
             if not (run_dir / "config.yaml").is_file() or _identity(building) != _identity(run_dir):
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
             found = self._fetch_checkpoint(building, newer_than=here)
+            self._note_passed_over(run_dir)
             if found is None:
                 return run_dir
             for path in [
@@ -146,6 +151,7 @@ class _Pull:
                 return checkpoint
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
+                self.passed_over.append(step_of(folder + "/") or 0)
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
                     self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
@@ -202,6 +208,11 @@ class _Pull:
                 safe_path(path)
                 (building / "videos").mkdir(exist_ok=True)
                 self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
+
+    def _note_passed_over(self, run_dir: Path) -> None:
+        """So that the copier, later, does not take the damaged ones for a newer state of the run."""
+        if self.passed_over:
+            (run_dir / PASSED_OVER).write_text(json.dumps(self.passed_over))
 
     @contextlib.contextmanager
     def _tolerated(self, path: Path) -> Iterator[None]:

@@ -32,8 +32,8 @@ from typing import Any, Protocol
 
 from kit.errors import UserError
 from kit.stores import lease
-from kit.stores.base import Store, StoreError, open_store, write_atomic
-from kit.stores.layout import folders_in, newest_local, step_of
+from kit.stores.base import OPEN_S, Store, StoreError, open_store, within, write_atomic
+from kit.stores.layout import folders_in, newest_local, passed_over, step_of
 from kit.stores.redact import one_line
 from kit.stores.worker import Lost, Worker
 
@@ -227,6 +227,11 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)
+    within(OPEN_S, lambda: _claim(store, run_dir, owner), f"store={url!r}")
+    return SyncHandle(run_dir, url, owner)
+
+
+def _claim(store: Store, run_dir: Path, owner: str) -> None:
     try:
         lease.acquire(store, run_dir.name, owner)
         try:
@@ -235,14 +240,14 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
             lease.release(store, run_dir.name, owner)
             raise
     except StoreError as error:
-        raise UserError(f"store={url!r} cannot be used ({one_line(error)}); try again later.") from None
-    return SyncHandle(run_dir, url, owner)
+        raise UserError(f"store={store.url!r} cannot be used ({one_line(error)}); try again later.") from None
 
 
 def _check_newest(store: Store, run_dir: Path) -> None:
     start = len(run_dir.name) + 1
-    held = folders_in(path[start:] for path in store.list(run_dir.name))
-    there, here = (step_of(held[0] + "/") if held else None), newest_local(run_dir)
+    folders = folders_in(path[start:] for path in store.list(run_dir.name))
+    steps = {step_of(folder + "/") or 0 for folder in folders} - passed_over(run_dir)
+    there, here = max(steps, default=None), newest_local(run_dir)
     if there is not None and (here is None or here < there):
         own = "nothing" if here is None else f"step {here:,}"
         raise UserError(

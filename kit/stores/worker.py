@@ -23,6 +23,7 @@ from kit.stores.redact import one_line
 
 PATIENCE_S = 180.0
 """How long one request to a store may take, beside the time for its bytes. KIT_STORE_PATIENCE_S changes it."""
+STARTING_S = 60.0
 SLOWEST = 100_000
 """Bytes per second; slower than that counts as hanging."""
 
@@ -50,6 +51,7 @@ class Worker:
         self._patience_s = patience_s or float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
         self.on_wait = on_wait
         self._process: subprocess.Popen[bytes] | None = None
+        self._stuck: subprocess.Popen[bytes] | None = None
         self._lines: queue.Queue[bytes] = queue.Queue()
 
     def run_pass(self, final: bool) -> dict[str, Any]:
@@ -73,7 +75,7 @@ class Worker:
         except OSError:
             self._kill()
             raise StoreError("the copying process ended") from None
-        doing, limit_s = "starting", self._patience_s
+        doing, limit_s = "starting", max(self._patience_s, STARTING_S)
         while True:
             line = self._next_line(limit_s)
             if not line:
@@ -100,6 +102,9 @@ class Worker:
         return None
 
     def _running(self) -> subprocess.Popen[bytes]:
+        if self._stuck is not None and self._stuck.poll() is None:
+            raise StoreError("the store still does not answer; the system cannot even end the request")
+        self._stuck = None
         if self._process is None or self._process.poll() is not None:
             environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
             self._process = subprocess.Popen(
@@ -119,8 +124,10 @@ class Worker:
             return
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, 9)
-        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            self._process.wait(5)  # one that is stuck in the kernel dies when the kernel lets go of it
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:  # stuck in the kernel, on a dead mount: it dies when the mount answers
+            self._stuck = self._process
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe:

@@ -66,7 +66,7 @@ class HubServer:
         self.lock = threading.RLock()
         self.stopped = threading.Event()
         self._faults: dict[str, list[Fault]] = defaultdict(list)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.hub = self  # type: ignore[attr-defined]
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -125,6 +125,11 @@ ROUTES = [
     ("POST", r"/objects/(?P<oid>[0-9a-f]{64})/verify", "verify"),
     ("GET", r"/(?P<repo>[^/]+/[^/]+)/resolve/[^/]+/(?P<path>.+)", "resolve"),
 ]
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed in the middle is part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -273,6 +273,15 @@ def test_the_lease_is_renewed_and_let_go(run: Path, store: Store, copier: Copier
     lease.acquire(store, "reach-1", "rival", clock=clock)
 
 
+def test_a_lease_outlasts_a_large_upload(
+    run: Path, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.stores.copier.USUAL_BYTES_PER_S", 10)
+    Copier(run, store, "me-1", clock=clock).run_pass()
+    found = lease.read(store, "reach-1")[1]
+    assert found is not None and found.expires > clock.now + lease.TTL_S + 2000
+
+
 def test_a_store_ahead_of_this_machine_is_left_alone(run: Path, store: Store, copier: Copier) -> None:
     add_checkpoint(run, 900)
     copier.run_pass()

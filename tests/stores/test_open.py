@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_read_only_folder_says_so() -> None:
         open_store("/proc/self", write=True)
 
 
+def test_a_mount_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.stores.base.OPEN_S", 0.05)
+    stuck = threading.Event()
+    monkeypatch.setattr("kit.stores.directory._locate", lambda url, write: stuck.wait(20))
+    with pytest.raises(UserError, match=r"did not answer within 0 s; is it mounted"):
+        open_store(tmp_path, write=True)
+    stuck.set()
+
+
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", write=True)
     outside = tmp_path / "outside"
@@ -134,7 +144,8 @@ def test_secrets_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
     text = (
         "hf_abcdefghijkl AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG plain-words-0001 "
-        "Authorization: Bearer eyJabc.def.ghi https://u:pa55@host/x https://s3/x?X-Amz-Signature=abc123&v=1 ghp_abcdefghijklmnop1234 kept words"
+        "Authorization: Bearer eyJabc.def.ghi https://u:pa55@host/x https://s3/x?X-Amz-Signature=abc123&v=1 "
+        "ghp_abcdefghijklmnop1234 kept words"
     )
     clean = redact(text)
     for secret in ("hf_abc", "AKIA", "wJal", "plain-words", "eyJ", "pa55", "abc123", "ghp_"):
