@@ -13,6 +13,7 @@ from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, is_vecenv_wrapped
 
 from kit.errors import UserError
 from kit.trainers import Interrupted
@@ -49,29 +50,25 @@ class TensorTrainer(BaseAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()  # type: ignore[safe-super]
         self.iteration = 0
-        self._ready = False
+        self._ready = self.num_timesteps == 0
         self.normalizer = None
         self.tensor_env = None
-        self.ep_info_buffer = deque(maxlen=self._stats_window_size)
-        self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+        if self.ep_info_buffer is None:
+            self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+            self.ep_success_buffer = deque(maxlen=self._stats_window_size)
         if self._normalize:
             settings = self._normalize if isinstance(self._normalize, dict) else {}
             settings = {"gamma": self.gamma, **settings}
             self.normalizer = Normalizer(self.observation_space, self.n_envs, self.device, **settings)
         if self.env is not None:
-            try:
-                self.tensor_env = self.env.unwrapped.tensor_env  # type: ignore[attr-defined]
-            except AttributeError:
-                raise UserError(f"env={self.env} has no tensors inside; make it with kit.make_vec.") from None
+            self.tensor_env = _inside(self.env)
             self._begin()
 
     def _begin(self) -> None:
-        """Step zero: new episodes in every world."""
-        self.num_timesteps = self.iteration = self._episode_num = 0
+        """New episodes in every world."""
         self._last_obs = self.tensor_env.reset(seed=self.seed)
         if self.normalizer is not None:
             self.normalizer.begin(cast(torch.Tensor, self._last_obs))
-        self._ready = True
 
     def _setup_learn(
         self,
@@ -83,8 +80,9 @@ class TensorTrainer(BaseAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and not self._ready:
             self._begin()
+            self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
-        if reset_num_timesteps or self._ready:  # go on to this total; SB3 would go on by it
+        if reset_num_timesteps:  # up to this total, also from a loaded state; otherwise, as in SB3, so many more
             total_timesteps -= self.num_timesteps
         self._ready = False
         custom = self._custom_logger
@@ -233,6 +231,18 @@ class TensorTrainer(BaseAlgorithm):
         ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration"]
         ours += ["_normalize", "_ready", "_last_obs", "_last_episode_starts", "_last_original_obs"]
         return [*super()._excluded_save_params(), *ours]
+
+
+def _inside(env: VecEnv) -> Any:
+    """The tensor env that `env` is a view of."""
+    if is_vecenv_wrapped(env, VecNormalize):
+        raise UserError("VecNormalize around env is not seen by tensors; give the trainer normalize=True instead.")
+    if is_vecenv_wrapped(env, VecTransposeImage):
+        raise UserError(f"observation_space={env.unwrapped.observation_space} has its channels last; put them first.")
+    tensor_env = getattr(env.unwrapped, "tensor_env", None)
+    if tensor_env is None:
+        raise UserError(f"env={env} has no tensors inside; make it with kit.make_vec.")
+    return tensor_env
 
 
 def _nothing() -> None:

@@ -1,0 +1,58 @@
+"""The normaliser against SB3's VecNormalize, step for step."""
+
+import numpy as np
+import pytest
+import torch
+from fake_env import FakeEnv, trainer
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+
+from kit.envs.sb3 import TensorVecEnv
+from kit.errors import UserError
+from kit.trainers.normalize import Normalizer
+
+
+def test_equals_vec_normalize() -> None:
+    """50 steps of 4 worlds, ends of episodes included: statistics to 1e-6, scaled numbers to 1e-5."""
+    venv = VecNormalize(TensorVecEnv(FakeEnv()), gamma=0.9, clip_obs=2.0, clip_reward=1.5)
+    env = FakeEnv()
+    env.reset(seed=0)
+    venv.venv.tensor_env.reset(seed=0)
+    env.generator.manual_seed(1), venv.venv.tensor_env.generator.manual_seed(1)
+    ours = Normalizer(env.observation_space, 4, env.device, gamma=0.9, clip_obs=2.0, clip_reward=1.5)
+    obs = env.reset()
+    ours.begin(obs)
+    np.testing.assert_allclose(ours.observe(obs).numpy(), venv.reset(), atol=1e-6)
+    ends = 0
+    for _ in range(50):
+        action = torch.rand(4, 2) * 2 - 1
+        obs, reward, terminated, truncated, info = env.step(action)
+        their_obs, their_reward, done, infos = venv.step(action.numpy())
+        ours.update(obs)
+        scaled = ours.reward(reward, terminated | truncated)
+        np.testing.assert_allclose(ours.observe(obs).numpy(), their_obs, atol=1e-5)
+        np.testing.assert_allclose(scaled.numpy(), their_reward, atol=1e-5)
+        for world in np.flatnonzero(done):
+            ends += 1
+            final = ours.observe(info["final_obs"])[world].numpy()
+            np.testing.assert_allclose(final, infos[world]["terminal_observation"], atol=1e-5)
+        np.testing.assert_allclose(ours.returns.numpy(), venv.returns, atol=1e-5)
+    assert ends > 6
+    np.testing.assert_allclose(ours.obs_moments.mean.numpy(), venv.obs_rms.mean, atol=1e-6)
+    np.testing.assert_allclose(ours.obs_moments.var.numpy(), venv.obs_rms.var, atol=1e-6)
+    assert ours.return_moments.var.item() == pytest.approx(float(venv.ret_rms.var), abs=1e-6)
+    assert ours.obs_moments.count == pytest.approx(venv.obs_rms.count)
+
+
+def test_reward_only() -> None:
+    model = trainer("PPO", normalize={"norm_obs": False, "gamma": 0.5})
+    obs = torch.ones(1, 3)
+    assert model.normalizer.observe(obs) is obs
+    assert model.normalizer.gamma == 0.5
+    assert trainer("PPO", normalize=True, gamma=0.9).normalizer.gamma == 0.9
+
+
+def test_mappings_of_observations_are_refused() -> None:
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,))})
+    with pytest.raises(UserError, match="Dict"):
+        Normalizer(space, 1, torch.device("cpu"), 0.99)

@@ -1,0 +1,64 @@
+"""What people may write as overrides, and what they are told otherwise."""
+
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3.common.utils import LinearSchedule
+
+from kit.errors import UserError
+from kit.trainers import check_names
+from kit.trainers.overrides import arguments
+
+
+def test_known_names_pass_and_are_translated() -> None:
+    given = {
+        "learning_rate": "lin_3e-4",
+        "gamma": 1,
+        "n_steps": 256.0,
+        "target_kl": None,
+        "clip_range": "lin_0.2",
+        "normalize": {"norm_reward": False, "clip_obs": 5},
+        "policy_kwargs": {"net_arch": {"pi": [8], "vf": [8, 8]}, "activation_fn": "elu"},
+    }
+    kept = dict(given)
+    result = arguments("PPO", given)
+    assert given == kept
+    assert isinstance(result["learning_rate"], LinearSchedule)
+    assert result["learning_rate"](1.0) == 3e-4 and result["learning_rate"](0.5) == 1.5e-4
+    assert result["gamma"] == 1.0 and type(result["gamma"]) is float
+    assert result["n_steps"] == 256 and type(result["n_steps"]) is int
+    assert result["normalize"] == {"norm_reward": False, "clip_obs": 5.0}
+    assert result["policy_kwargs"]["activation_fn"] is torch.nn.ELU
+    assert arguments("SAC", {"train_freq": [2, "step"], "ent_coef": "auto_0.1"})["train_freq"] == (2, "step")
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides", "words"),
+    [
+        ("PPO", {"gama": 0.9}, ["gama", "0.9", "did you mean gamma"]),
+        ("PPO", {"tau": 0.1}, ["tau", "PPO"]),
+        ("SAC", {"n_epochs": 3}, ["n_epochs", "SAC"]),
+        ("PPO", {"seed": 3}, ["seed"]),
+        ("PPO", {"n_steps": 2.5}, ["n_steps", "2.5", "a whole number"]),
+        ("PPO", {"n_steps": "2048"}, ["n_steps", "'2048'", "a whole number"]),
+        ("PPO", {"gamma": True}, ["gamma", "True", "a number"]),
+        ("PPO", {"gamma": "0.9"}, ["gamma", "'0.9'", "a number"]),
+        ("PPO", {"learning_rate": "linear"}, ["learning_rate", "lin_0.0003"]),
+        ("PPO", {"normalize": "yes"}, ["normalize", "yes"]),
+        ("PPO", {"normalize": {"norm_ob": True}}, ["norm_ob", "norm_obs"]),
+        ("PPO", {"policy_kwargs": {"net_arc": [64]}}, ["net_arc", "net_arch"]),
+        ("PPO", {"policy_kwargs": [64]}, ["policy_kwargs", "[64]"]),
+        ("PPO", {"policy_kwargs": {"net_arch": "64"}}, ["net_arch", "[64, 64]"]),
+        ("PPO", {"policy_kwargs": {"net_arch": [64, -1]}}, ["net_arch", "-1"]),
+        ("PPO", {"policy_kwargs": {"net_arch": {"pi": [64], "qf": [64]}}}, ["net_arch", "pi and vf"]),
+        ("PPO", {"policy_kwargs": {"activation_fn": "gelus"}}, ["activation_fn", "gelus", "tanh"]),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_refused_in_one_sentence(algo: str, overrides: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_names(algo, overrides)
+    for word in words:
+        assert word in str(refusal.value)
+    assert "\n" not in str(refusal.value)

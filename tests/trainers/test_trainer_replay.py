@@ -1,0 +1,82 @@
+"""The replay ring, row by row."""
+
+import pytest
+import torch
+from fake_env import FakeEnv, trainer
+
+from kit.trainers.replay import Replay
+
+N = 2
+
+
+def filled(rows: int, capacity: int = 5) -> Replay:
+    """Row r holds observation r (then r + ½), action 10 r and reward 100 r in both worlds."""
+    replay = Replay(capacity, N, torch.device("cpu"))
+    for r in range(rows):
+        ones = torch.ones(N, 1)
+        replay.add(
+            ones * r, ones * 10 * r, torch.full((N,), 100.0 * r), ones * (r + 0.5), torch.tensor([False, r == 3])
+        )
+    return replay
+
+
+def test_sampling_draws_whole_transitions_of_the_latest_rows() -> None:
+    batch = filled(7).sample(500)
+    rows = batch.obs[:, 0]
+    assert set(rows.tolist()) == {2, 3, 4, 5, 6}
+    assert torch.equal(batch.actions[:, 0], rows * 10)
+    assert torch.equal(batch.rewards, rows * 100)
+    assert torch.equal(batch.next_obs[:, 0], rows + 0.5)
+    assert 0 < batch.terminated.sum() < (rows == 3).sum()
+    assert set(filled(3).sample(100).obs[:, 0].tolist()) == {0, 1, 2}
+
+
+def test_rows_are_numbered_from_the_first_ever() -> None:
+    replay = filled(7)
+    assert replay.written == 7 and len(replay) == 5
+    rows = replay.rows(3, 7)
+    assert rows["obs"][:, 0, 0].tolist() == [3, 4, 5, 6]
+    assert rows["actions"].shape == (4, N, 1)
+    rows["obs"].zero_()
+    assert replay.rows(3, 7)["obs"][0, 0, 0] == 3
+    for start, stop in ((1, 7), (3, 8), (5, 4)):
+        with pytest.raises(ValueError):
+            replay.rows(start, stop)
+
+
+@pytest.mark.parametrize("pieces", [[(0, 7)], [(2, 7)], [(0, 4), (4, 7)], [(2, 3), (3, 6), (6, 9)]])
+def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
+    """Whatever the segments' borders, and though they hold rows that are too old or, from lost work, too new."""
+    everything, original = filled(9, capacity=99), filled(7)
+    restored = Replay(5, N, torch.device("cpu"))
+    restored.written = 7
+    for start, stop in pieces:
+        restored.load(everything.rows(start, stop), start)
+    for name, value in original.rows(2, 7).items():
+        assert torch.equal(restored.rows(2, 7)[name], value)
+    for replay in (original, restored):
+        torch.manual_seed(0)
+        replay.drawn = replay.sample(50)
+    assert torch.equal(original.drawn.obs, restored.drawn.obs)
+
+
+def test_a_million_reach_transitions_fit_in_a_third_of_a_gigabyte() -> None:
+    """Reach sees 35 numbers and does 7."""
+    replay = Replay(1_000_000 // 4, 4, torch.device("cpu"))
+    obs = torch.zeros(4, 35)
+    replay.add(obs, torch.zeros(4, 7), torch.zeros(4), obs, torch.zeros(4, dtype=torch.bool))
+    size = sum(column.numel() * column.element_size() for column in replay._columns.values())
+    assert size < 0.34e9
+
+
+def test_sac_stores_what_truly_followed() -> None:
+    """At the end of an episode the next observation is the last of that episode, and only an end counts as one."""
+    model = trainer("SAC", FakeEnv(4, limit=5), learning_starts=10**6)
+    model.learn(80)
+    rows = model.replay_rows(0, model.replay_written)
+    clock, next_clock = rows["obs"][..., 2], rows["next_obs"][..., 2]
+    torch.testing.assert_close(next_clock, clock + 1 / 5)
+    assert rows["actions"].abs().max() <= 1
+    reached = rows["next_obs"][..., :2].norm(dim=-1) < 0.3
+    assert torch.equal(rows["terminated"], reached)
+    assert (next_clock > 0.99).any()
