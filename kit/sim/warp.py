@@ -1,4 +1,4 @@
-"""MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where tests use it.
+"""MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where it is tested.
 
 What repeats bit for bit:
  - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly.
@@ -179,14 +179,14 @@ class WarpSim(Simulator):
         return wp.to_torch(array)
 
     def _launch(self, substeps: int) -> None:
-        """`substeps` steps, or for 0 a forward pass: on CUDA one launch of a recorded graph."""
-        if self.device.type == "cpu":
-            with beside_torch(self.device):
-                self._advance(substeps)
-            return
+        """`substeps` steps, or for 0 a forward pass, as one launch of a recorded graph: on CUDA the GPU then waits for
+        nobody, and on the CPU it spares Python thousands of calls (50 times faster for a few worlds)."""
         if substeps not in self._graphs:
-            # recorded on Warp's own stream: torch's default stream cannot be recorded
-            with wp.ScopedDevice(wp.device_from_torch(self.device)), wp.ScopedCapture() as capture:
+            # recorded on Warp's own stream, for torch's default stream cannot be; what it needs is compiled by now
+            with (
+                wp.ScopedDevice(wp.device_from_torch(self.device)),
+                wp.ScopedCapture(force_module_load=False) as capture,
+            ):
                 self._advance(substeps)
             self._graphs[substeps] = capture.graph
         with beside_torch(self.device):
@@ -248,7 +248,10 @@ def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None
 
 
 def _usable(device: str | torch.device) -> torch.device:
+    """`device` with its number, if there is one to use."""
     device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
-    return device
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
