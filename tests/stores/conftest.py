@@ -24,6 +24,12 @@ BUCKET = "robots"
 KINDS = ("directory", "hub", "s3", "memory")
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting for the disk in this process. Child processes do wait, and strace makes that fail where it matters."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """A Hub of its own for each test; HF_ENDPOINT and a token that may write are set, for child processes too."""

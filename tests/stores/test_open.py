@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kit.errors import UserError
 from kit.stores import StoreError, open_store
+from kit.stores.directory import DirectoryStore
 from kit.stores.redact import one_line, redact
 
 
@@ -137,6 +139,18 @@ def test_a_put_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monk
             store.put({"a.json": b"new"})
     assert caught.value.transient
     assert [p.name for p in (tmp_path / "store").iterdir()] == ["a.json"] and store.read("a.json") == b"old"
+
+
+def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path) -> None:
+    waited: list[float] = []
+    store = DirectoryStore(str(tmp_path / "store"), write=True, sleep=waited.append)
+    store.put({"a.json": b"old"})
+    with (tmp_path / "store/.a.json.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="being changed by another process") as caught:
+            store.swap("a.json", b"old", b"new")
+    assert caught.value.transient and len(waited) >= 10
+    assert store.swap("a.json", b"old", b"new"), "the lock of a process that is gone holds nobody"
 
 
 def test_secrets_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
