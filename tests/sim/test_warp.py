@@ -168,6 +168,10 @@ def test_capacity_counts_what_can_touch(balls):
     spec = mujoco.MjSpec.from_string(BALLS)
     spec.add_numeric(name="max_contacts", data=[7], size=1)
     assert capacity(spec.compile()) == Capacity(contacts=7, constraints=7 * 4 + 2)
+    chain = """<mujoco><worldbody><geom type="plane" size="1 1 1"/><body><freejoint/><geom size="0.1"/>
+      <body><joint/><geom size="0.1"/><body><joint/><geom size="0.1"/></body></body></body></worldbody></mujoco>"""
+    floor, links = [(0, 1), (0, 2), (0, 3)], [(1, 3)]  # no link touches its neighbour
+    assert touching_pairs(mujoco.MjModel.from_xml_string(chain)) == floor + links
     ant = make_task("Ant").model
     data, found = mujoco.MjData(ant), set()
     for seed in range(20):
@@ -180,8 +184,9 @@ def test_capacity_counts_what_can_touch(balls):
 
 def test_worlds_may_have_parameters_of_their_own(balls):
     sim = WarpSim(balls, 2, "cpu")
-    body = balls.body("cart").id
-    sim.parameter("body_mass")[1, body] *= 4
+    sim.step(4)
+    sim.reset(everywhere(sim))
+    sim.parameter("body_mass")[1, balls.body("cart").id] *= 4
     sim.ctrl.fill_(0.5)
     sim.step(4)
     assert torch.isclose(sim.qvel[0, 0], 4 * sim.qvel[1, 0], rtol=1e-4)
