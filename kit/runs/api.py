@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,10 @@ def local_runs(where: str | Path = "runs") -> RunList:
     found = RunList()
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith(".") and (path / "config.yaml").is_file():
-            found.append(Run(path))
+            try:
+                found.append(Run(path))
+            except UserError as error:
+                warnings.warn(f"{path} is left out: {error}", stacklevel=2)
     found.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
     return found
 
@@ -184,7 +188,10 @@ def _is_url(where: str | Path) -> bool:
     if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
         return True
     path = Path(where).expanduser()
-    return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
+    try:
+        return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
+    except OSError:
+        return False  # whoever opens it says why it cannot be read
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:

@@ -74,9 +74,9 @@ def create(config: RunConfig) -> Path:
         raise ValueError("create() takes a resolved config")
     path = Path(config.runs_dir).expanduser() / config.run_name
     taken = UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
-    if path.exists():
-        raise taken
     try:
+        if path.exists():
+            raise taken
         path.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
     except OSError as error:
@@ -98,9 +98,13 @@ def create(config: RunConfig) -> Path:
 def find(path: str | Path) -> Path:
     """`path`, if it is a run directory. Raises `UserError` if not."""
     path = Path(path).expanduser()
-    if not path.exists():
+    try:
+        there, has_config = path.exists(), (path / "config.yaml").is_file()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a folder that can.") from None
+    if not there:
         raise UserError(f"{path} does not exist; `kit runs` lists the runs that do.")
-    if not (path / "config.yaml").is_file():
+    if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path
 

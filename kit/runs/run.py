@@ -27,6 +27,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = directory.find(path).absolute()
+        _ = self.config
 
     def __repr__(self) -> str:
         now = self.status()

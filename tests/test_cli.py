@@ -1,0 +1,237 @@
+"""The command line: exit codes, one-sentence errors that create nothing, JSON answers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kit import cli
+from kit.runs import directory
+from tests.runs.crash import Forked, complete, create
+
+
+def kit(capsys, *arguments):
+    """(exit code, stdout, stderr) of one command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+WRONG = {
+    "unknown env": (["train", "--env", "Raech"], "env='Raech'", "did you mean Reach"),
+    "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, A2C, SAC"),
+    "unknown preset": (["train", "--preset", "fats"], "preset='fats'", "did you mean fast"),
+    "unknown option": (["train", "--total-stepz", "5"], "--total-stepz", "--help"),
+    "unknown override": (["train", "--overrides", '{"gama": 0.9}'], "gama=0.9", "did you mean gamma"),
+    "override of a wrong type": (["train", "--overrides", '{"gamma": "big"}'], "gamma='big'", "number"),
+    "overrides that are no JSON": (["train", "--overrides", "gamma=0.9"], "overrides='gamma=0.9'", "JSON"),
+    "batch that does not divide": (
+        ["train", "--n-envs", "8", "--overrides", '{"n_steps": 100, "batch_size": 256}'],
+        "batch_size=256", "the largest below it that does is 200",
+    ),
+    "zero worlds": (["train", "--n-envs", "0"], "n_envs=0", "at least 1"),
+    "negative steps": (["train", "--total-steps", "-5"], "total_steps=-5", "at least 1"),
+    "negative n_steps": (["train", "--overrides", '{"n_steps": -1}'], "n_steps=-1", "at least 1"),
+    "no such device": (["train", "--device", "cuda:77"], "device='cuda:77'", "cpu"),
+    "no such config": (["train", "nothing.yaml"], "nothing.yaml", "does not exist"),
+    "no such run": (["resume", "nothing"], "nothing", "kit runs"),
+    "nothing to resume": (["resume"], "runs_dir='runs'", "kit train"),
+    "not a run": (["evaluate", "."], "is not a run directory", "kit runs"),
+    "unknown store": (["train", "--store", "ftpx://a/b"], "store=", ""),
+    "zip without trust": (["train", "--start-from", "model.zip"], "start_from='model.zip'", "save"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_requests_exit_2_with_one_sentence_and_create_nothing(here, capsys, case):
+    arguments, names, remedy = WRONG[case]
+    before = sorted(here.rglob("*"))
+    code, out, err = kit(capsys, *arguments)
+    assert code == 2 and out == ""
+    assert err.startswith("kit: ") and err.count("\n") == 1, err
+    assert names in err and remedy in err
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["just words", "- a\n- b\n", "env: [", "envv: Reach"])
+def test_config_files_that_are_none(here, capsys, text):
+    (here / "c.yaml").write_text(text)
+    code, _, err = kit(capsys, "train", "c.yaml")
+    assert code == 2 and err.count("\n") == 1 and not (here / "runs").exists()
+
+
+def test_existing_name_is_never_overwritten(here, capsys):
+    run = create(here / "runs", "mine")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    code, _, err = kit(capsys, "train", "--run-name", "mine", "--total-steps", "10")
+    assert code == 2 and "run_name='mine' exists" in err
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_run_of_a_newer_version(here, capsys):
+    run = create(here / "runs", "mine")
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("version: 1", "version: 9"))
+    for command in ("resume", "evaluate", "fingerprint"):
+        code, _, err = kit(capsys, command, run.path)
+        assert code == 2 and "version=9" in err and "update kit" in err
+
+
+def test_run_in_use(here, capsys):
+    run = create(here / "runs", "mine")
+    with directory.lock(run.path):
+        code, _, err = kit(capsys, "resume", run.path)
+    assert code == 2 and "is in use by" in err
+
+
+@pytest.fixture
+def nobody():
+    """A user who may write nowhere here, also where the tests run as root."""
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(mine)
+
+
+def test_no_permission(here, capsys, request):
+    run = create(here / "runs", "mine")
+    here.chmod(0o555)
+    request.getfixturevalue("nobody")
+    code, _, err = kit(capsys, "train", "--runs-dir", here / "new", "--total-steps", "10")
+    assert code == 2 and "cannot be written" in err
+    code, _, err = kit(capsys, "resume", run.path)
+    assert code == 2 and err.count("\n") == 1
+
+
+def test_runs_dir_that_is_a_file(here, capsys):
+    (here / "runs").write_text("not a folder")
+    code, _, err = kit(capsys, "train", "--total-steps", "10")
+    assert code == 2 and "runs_dir='runs' cannot be written" in err
+
+
+def test_fields_that_may_not_change_on_resume(here):
+    from kit import UserError, resume
+
+    run = create(here / "runs", "mine")
+    with pytest.raises(UserError, match=r"seed=5 differs from the run's 0; on resume only total_steps"):
+        resume(run.path, seed=5)
+
+
+def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
+    (here / "c.yaml").write_text("env: Reach\ntotal_steps: 64\noverrides: {n_steps: 16, batch_size: 16}\n")
+    code, out, _ = kit(capsys, "train", "c.yaml", "--n-envs", "2", "--run-name", "r", "--eval-every", "0")
+    assert code == 0 and "done: 64 steps" in out
+    rows = json.loads(kit(capsys, "runs", "--json")[1])
+    assert [set(row) for row in rows] == [{"name", "state", "step", "total_steps", "success_rate", "updated"}]
+    assert (rows[0]["name"], rows[0]["state"], rows[0]["step"]) == ("r", "finished", 64)
+    report = json.loads(kit(capsys, "evaluate", "runs/r", "--episodes", "3", "--json")[1])
+    assert set(report) == {"episodes", "mean_return", "std_return", "success_rate", "mean_length"}
+    assert report["episodes"] == 3
+    line = kit(capsys, "fingerprint", "runs/r")[1]
+    assert len(line.strip()) == 64 and int(line, 16)
+    assert kit(capsys, "resume", "runs/r", "--total-steps", "128")[0] == 0
+    assert json.loads(kit(capsys, "runs", "--json")[1])[0]["step"] == 128
+
+
+def test_an_interrupted_command_exits_75(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "kit",
+        "train",
+        "--total-steps",
+        "1000000000",
+        "--run-name",
+        "r",
+        "--eval-every",
+        "0",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    from kit import Run
+
+    while not (tmp_path / "runs/r/config.yaml").exists():
+        assert process.poll() is None, process.stdout.read()
+    Run(tmp_path / "runs/r").wait(60, until=lambda now: now["step"] > 0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 75, out
+    assert "resume goes on from step" in out
+
+
+def test_help_everywhere(capsys):
+    for command in ("verify", "train", "resume", "runs", "evaluate", "video", "fingerprint", "bench"):
+        code, out, _ = kit(capsys, command, "--help")
+        assert code == 0 and "usage: kit" in out
+    assert kit(capsys)[0] == 2
+
+
+def test_worker_outlives_its_starter_and_can_be_found_again(tmp_path):
+    """`kit.launch` in one process, a new handle in another: what a restarted kernel does."""
+    code = f"import kit; kit.launch(total_steps=10**9, run_name='r', runs_dir={str(tmp_path)!r}, eval_every=0)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+    from kit import Run
+
+    run = Run(tmp_path / "r")
+    run.wait(60, until=lambda now: now["step"] > 0)
+    assert run.status()["state"] == "running"
+    run.stop()
+    assert run.wait(30)["state"] == "interrupted"
+    assert run.latest() is not None
+
+
+def test_start_from_a_zip_needs_trust_and_predicts_the_same(here, capsys):
+    run = create(here / "runs", "first", total_steps=64)
+    assert complete(run) == 0
+    model = run.policy()
+    model.save(here / "model.zip")
+    code, _, err = kit(capsys, "train", "--start-from", "model.zip", "--total-steps", "64")
+    assert code == 2 and "trust" in err
+    code, _, err = kit(
+        capsys,
+        "train",
+        "--start-from",
+        "model.zip",
+        "--trust",
+        "--total-steps",
+        "64",
+        "--run-name",
+        "second",
+        "--eval-every",
+        "0",
+    )
+    assert code == 0, err
+    import torch
+
+    from kit import Run
+
+    first = model.policy.state_dict()
+    start = Run(here / "runs/second").find(0).read()["policy"]
+    assert all(torch.equal(first[name], start[name]) for name in first)
+
+
+def test_saved_model_loads_in_plain_sb3_and_predicts_the_same(tmp_path):
+    import numpy as np
+    import stable_baselines3
+
+    for algo in ("PPO", "A2C", "SAC"):
+        run = create(tmp_path, algo, algo, total_steps=128)
+        assert Forked(run).wait() == 0
+        ours = run.policy()
+        ours.save(tmp_path / f"{algo}.zip")
+        plain = getattr(stable_baselines3, algo).load(tmp_path / f"{algo}.zip")
+        assert type(plain).__module__.startswith("stable_baselines3")
+        obs = np.random.default_rng(0).normal(size=(5, *ours.observation_space.shape)).astype(np.float32)
+        np.testing.assert_array_equal(
+            plain.predict(obs, deterministic=True)[0], ours.predict(obs, deterministic=True)[0]
+        )
