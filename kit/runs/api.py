@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -170,8 +171,9 @@ def _locate(path_or_url: str | Path | None, runs_dir: str, store: str | None) ->
             path_or_url = store
     if _is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir)
+    path = Path(path_or_url).expanduser()
     inside = Path(runs_dir).expanduser() / path_or_url
-    return Run(inside if inside.exists() and not Path(path_or_url).exists() else path_or_url), {}
+    return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
 
 
 def _fetch(url: str, runs_dir: str) -> tuple[Run, dict[str, Any]]:
