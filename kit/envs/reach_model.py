@@ -129,7 +129,7 @@ def goal_bank(size: int = 1024) -> np.ndarray:
         mujoco.mj_kinematics(model, data)
         position_w = data.site_xpos[hand].copy()
         forward, sideways, up = position_w - (0.0, rest_w[1], TABLE_TOP_M)
-        in_front = forward > 1.0 and abs(sideways) < 0.6 and 0.05 < up < 1.1
+        in_front = forward > 1.0 and abs(sideways) < 0.6 and 0.05 < up < 0.85
         if not in_front or np.linalg.norm(position_w - rest_w) < 0.3:
             continue
         mujoco.mj_fwdPosition(model, data)
