@@ -1,0 +1,47 @@
+"""How many worlds fit: the arithmetic with a made-up card, and one real probe."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.machine.fit import Fit, fit, in_a_child
+
+GB, MB = 10**9, 10**6
+
+
+def card(total: int, fixed: int, world: int):
+    """A card on which `n` worlds take fixed + n * world bytes."""
+    return lambda config, n: (fixed + n * world, total)
+
+
+@pytest.mark.parametrize(
+    ("total", "fixed", "world", "n_envs"),
+    [
+        (16 * GB, 1 * GB, 12 * MB, 1024),  # 12.6 GB / 12 MB = 1050, down to a multiple of 64
+        (16 * GB, 1 * GB, 1 * MB, 8192),  # 12,600 would fit; more than 8,192 is not asked for
+        (2 * GB, 1 * GB, 10 * MB, 64),
+    ],
+)
+def test_the_largest_multiple_of_64_within_the_margin(total, fixed, world, n_envs):
+    found = fit(RunConfig(), card(total, fixed, world))
+    assert found == Fit(n_envs, world, fixed, total)
+    assert found.fixed_bytes + found.n_envs * found.world_bytes <= 0.85 * total
+
+
+def test_it_reads_as_a_sentence():
+    assert str(Fit(1024, 12 * MB, GB, 16 * GB)) == "1,024 worlds: 13.3 of 16.0 GB, 12.0 MB each"
+
+
+def test_a_full_card_is_said():
+    with pytest.raises(UserError, match=r"64 worlds of Reach .* 2\.0 GB, of which 1\.5 GB are taken"):
+        fit(RunConfig(), card(2 * GB, int(1.5 * GB), 10 * MB))
+
+
+def test_a_real_probe_reports_memory_and_failure():
+    config = RunConfig(env="Reach", algo="PPO", device="cpu", overrides={"n_steps": 8, "batch_size": 64}).resolve()
+    used, memory = in_a_child(config, 4)
+    assert 10**8 < used < memory
+    with pytest.raises(UserError, match=r"probe with 4 worlds of Nonsense failed \(.+\); set n_envs yourself"):
+        in_a_child(config.replace(env="Nonsense"), 4)
