@@ -6,7 +6,7 @@ from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
 from kit.ui.players import video
 from kit.ui.plots import compare, learning_curve
-from kit.ui.report import report
+from kit.ui.result import report
 from kit.ui.resume import ResumePanel
 
 __all__ = [

@@ -13,6 +13,7 @@ from typing import Any
 from kit.machine.settings import worker_environment
 from kit.runs.run import Run
 
+EPISODES = 2
 EVERY_S = 60.0
 """Time between the end of one filming and the start of the next, while the run trains."""
 
@@ -62,6 +63,7 @@ class Filming:
 
     def _start(self, low_priority: bool) -> None:
         command = [sys.executable, "-m", "kit", "video", str(self._run.path), "--step", str(self._step())]
+        command += ["--episodes", str(EPISODES)]
         if low_priority and os.name == "posix":
             command = ["nice", "-n", "19", *command]
         self._process = subprocess.Popen(

@@ -51,8 +51,9 @@ class Statistics:
     def _repr_html_(self) -> str:
         heads = ("policy", "success rate", "mean return", "episode length", "episodes")
         first = "".join(f"<th>{name}</th>" for name in heads)
-        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) for row in self.rows)
-        return style.page(f"<table class='kit-table'><tr>{first}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) for row in self.rows)
+        rest = "".join(f"<tr>{line}</tr>" for line in lines)
+        return style.page(f"<table class='kit-table'><tr>{first}</tr>{rest}</table>")
 
 
 def statistics(run: Run, episodes: int = 100) -> Statistics:
@@ -75,29 +76,33 @@ def interval(rate: float, episodes: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def from_cameras(run: Run, cameras: Sequence[str] = (), step: int | str | None = None) -> Any:
+def from_cameras(
+    run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES, step: int | str | None = None
+) -> Any:
     """Players of one policy (default: the best), each camera its own, by default the task's first few."""
     chosen = tuple(cameras) or _cameras(run)[:CAMERAS]
     found = run.find(step)
     name = "best" if step is None and run.best() is not None else found.step
     size = _size(len(chosen))
-    return players.gallery([(camera, film(run, name, camera, size)) for camera in chosen], size)
+    return players.gallery([(camera, film(run, name, camera, size, episodes)) for camera in chosen], size)
 
 
-def checkpoints_side_by_side(run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = ()) -> Any:
+def checkpoints_side_by_side(
+    run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
+) -> Any:
     """Players of the policies of `steps` playing the same episodes; by default untrained, and some checkpoints."""
     have = {found.step for found in run.checkpoints()}
     chosen = list(steps) or spread([0, *sorted(have)], CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     size = _size(len(chosen))
-    return players.gallery([(_title(run, step), film(run, step, camera, size)) for step in chosen], size)
+    return players.gallery([(_title(run, step), film(run, step, camera, size, episodes)) for step in chosen], size)
 
 
-def film(run: Run, step: int | str, camera: str, size: int) -> Path:
+def film(run: Run, step: int | str, camera: str, size: int, episodes: int = EPISODES) -> Path:
     """A video of one policy from one camera; what was filmed before is not filmed again."""
     number = run.find(step).step if step else 0
-    path = run.path / "videos" / "views" / f"step_{number:09d}_{camera}_{size}.mp4"
-    return path if path.exists() else record(run, step, (camera,), EPISODES, size, path)
+    path = run.path / "videos" / "views" / f"step_{number:09d}_{camera}_{size}_{episodes}.mp4"
+    return path if path.exists() else record(run, step, (camera,), episodes, size, path)
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:

@@ -1,0 +1,143 @@
+"""Every notebook as a person gets it, and as papermill runs it with nobody there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import RunConfig
+from kit.runs.run import Run
+
+papermill = pytest.importorskip("papermill")
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+CELL_LIMIT_S = 240
+TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
+TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
+NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps"}
+"""Parameters of the notebooks that look at runs; every other one is a field of RunConfig."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def sources(path: Path, kind: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in read(path)["cells"] if cell["cell_type"] == kind]
+
+
+def execute(name: str, folder: Path, **parameters: Any) -> str:
+    """The text of all outputs of the notebook, executed in `folder`."""
+    path = next(path for path in NOTEBOOKS if path.stem == name)
+    out = folder / f"{name}.out.ipynb"
+    papermill.execute_notebook(
+        path, out, parameters, cwd=folder, kernel_name="python3", execution_timeout=CELL_LIMIT_S, progress_bar=False
+    )
+    outputs = [output for cell in read(out)["cells"] for output in cell.get("outputs", [])]
+    return json.dumps(outputs)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Path) -> tuple[Run, str]:
+    """The run that 01_train leaves, and what its notebook shows."""
+    shown = execute("01_train", workplace, **TINY, run_name="tiny", overrides=TINY_PPO)
+    return Run(workplace / "runs" / "tiny"), shown
+
+
+def test_there_are_the_four_first_notebooks() -> None:
+    assert [path.stem for path in NOTEBOOKS][:4] == ["00_setup", "01_train", "02_resume", "03_visualize"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_form(path: Path) -> None:
+    notebook = read(path)
+    cells = notebook["cells"]
+    title = "".join(cells[0]["source"])
+    assert cells[0]["cell_type"] == "markdown"
+    assert title.startswith("# ")
+    assert f"https://colab.research.google.com/github/kit-rl/kit/blob/main/notebooks/{path.name})" in title
+    assert len({cell["id"] for cell in cells}) == len(cells), "ids are unique"
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "nothing is saved"
+    assert 'find_spec("kit")' in "".join(code[0]["source"]), "the first cell installs when needed"
+    tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(tagged) == 1
+    for cell in code:
+        if cell is not tagged[0]:
+            assert len(cell["source"]) <= 7, f"{cell['id']} is longer than a glance"
+    assert path.read_text() == json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "plain JSON, stable in git"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_parameters_are_plain_and_named_as_in_a_config(path: Path) -> None:
+    parameters = papermill.inspect_notebook(path)
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    assert parameters
+    assert set(parameters) - NOT_OF_CONFIG <= fields
+    if path.stem == "01_train":
+        assert set(parameters) == fields - {"threads"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(sources(path, "markdown"))):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_setup_says_what_this_machine_can_do(workplace: Path) -> None:
+    shown = execute("00_setup", workplace)
+    for text in ("Ready to train.", "training, end to end", "100,000 steps of Reach with PPO take about"):
+        assert text in shown
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_train_ends_with_success_rate_curve_and_video(trained: tuple[Run, str]) -> None:
+    run, shown = trained
+    assert run.status()["state"] == "finished"
+    assert run.config.overrides["n_steps"] == 64
+    assert re.search(r"Reach with PPO: \d+ % success after 1,024 steps", shown)
+    assert "data:image/png;base64" in shown
+    assert "data:video/mp4;base64" in shown
+    assert run.checkpoints() and run.videos
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, str], workplace: Path) -> None:
+    shown = execute("03_visualize", workplace, episodes=4, film_episodes=1, cameras=["front"], steps=[0])
+    assert "success rate" in shown
+    assert "before training" in shown
+    assert shown.count("data:video/mp4;base64") == 2
+    assert shown.count("image/png") == 2
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
+    config = {**TINY, "runs_dir": str(workplace / "cut"), "total_steps": 10**6, "checkpoint_every": 256}
+    from kit import launch
+
+    run = launch(RunConfig(run_name="cut", overrides=TINY_PPO, **config))  # type: ignore[arg-type]
+    run.wait(120, until=lambda now: now["checkpoint"] is not None)
+    run.stop()
+    stopped_at = run.wait(60)["step"]
+    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 512)
+    assert "interrupted" in shown, "the list comes first"
+    assert Run(run.path).status()["state"] == "finished"
+    assert Run(run.path).status()["step"] >= stopped_at + 512
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_wrong_parameter_ends_the_notebook_with_one_sentence(workplace: Path) -> None:
+    with pytest.raises(papermill.PapermillExecutionError, match=r"algo='PPPO' is unknown"):
+        execute("01_train", workplace, algo="PPPO", runs_dir="none")
+    assert not (workplace / "none").exists()

@@ -1,0 +1,55 @@
+"""Run directories without a training: what a run looks like from outside at some moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kit.config import RunConfig
+from kit.runs import directory
+from kit.runs.run import Run
+from kit.runs.status import EMPTY
+
+
+def make_run(
+    folder: Path, name: str = "arm", rows: int = 6, config: dict[str, Any] | None = None, **status: Any
+) -> Run:
+    """A run of 1,000 steps with `rows` updates and an evaluation every second one."""
+    fields = {"total_steps": 1000, "n_envs": 2, "device": "cpu", "threads": 1, "eval_every": 200, **(config or {})}
+    path = directory.create(RunConfig(run_name=name, runs_dir=str(folder), **fields))
+    lines = []
+    for i in range(1, rows + 1):
+        step = 100 * i
+        lines.append({"step": step, "rollout/success_rate": i / 10, "rollout/ep_rew_mean": float(i), "time/fps": 50.0})
+        if i % 2 == 0:
+            lines.append({"step": step, "eval/success_rate": i / 6, "eval/mean_return": i + 0.5})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {"state": "finished", "phase": "finished", "step": 100 * rows, "total_steps": 1000, "success_rate": 0.97}
+    set_status(path, **{**known, "mean_return": 4.25, **status})
+    return Run(path)
+
+
+def set_status(path: Path, **values: Any) -> None:
+    now = {**EMPTY, **directory.read_json(path / "status.json", {}), **values, "updated": time.time()}
+    directory.write_atomic(path / "status.json", json.dumps(now))
+
+
+@contextlib.contextmanager
+def at_work(run: Run, state: str = "running") -> Iterator[None]:
+    """While the block runs, a process holds the run, as far as anybody can see."""
+    with directory.lock(run.path):
+        set_status(run.path, state=state, phase="training", steps_per_s=120.0, eta_s=42.0)
+        yield
+        set_status(run.path, state="finished", phase="finished", steps_per_s=None, eta_s=None)
+
+
+def wait_for(condition: Any, timeout_s: float = 20) -> None:
+    """Until `condition()` holds: what background threads show arrives a moment later."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)

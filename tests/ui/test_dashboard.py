@@ -1,0 +1,122 @@
+"""The dashboard on fabricated runs: what it says in each state, and its buttons."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.runs import control
+from kit.ui import dashboard as dashboard_module
+from kit.ui import style
+from kit.ui.dashboard import Dashboard, curves
+from kit.ui.filming import Filming
+from tests.ui.fabricate import at_work, make_run, set_status, wait_for
+
+pytest.importorskip("ipywidgets")
+
+STORE = {"url": "hf://me/runs", "step": 500, "time": time.time(), "state": "ok", "error": None}
+
+
+def test_a_run_at_work(tmp_path: Path) -> None:
+    run = make_run(tmp_path, checkpoint={"step": 500, "time": time.time() - 30})
+    with at_work(run):
+        board = Dashboard(run)
+        wait_for(lambda: "120" in board._head.value)
+        for text in ("training", "97 %", "4.25", "60 %", "42 s", "Saved on this machine: step 500, 30 s ago."):
+            assert text in board._head.value
+        wait_for(lambda: board._curves.value.count("<svg") == 2)
+        assert [button.disabled for button in board.buttons] == [False, False, False]
+    board.wait(20)
+    assert "finished" in board._head.value
+    assert [button.disabled for button in board.buttons] == [True, True, True]
+
+
+def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with at_work(run):
+        board = Dashboard(run)
+        wait_for(lambda: not board.stop_button.disabled)
+        begun = time.perf_counter()
+        board.pause_button.click()
+        assert time.perf_counter() - begun < 0.1
+        wait_for(lambda: any((run.path / "control").iterdir()))
+        assert control.take(run.path) == ["pause"]
+        set_status(run.path, state="paused")
+        wait_for(lambda: board.pause_button.description == "Resume" and not board.pause_button.disabled)
+        board.pause_button.click()
+        wait_for(lambda: any((run.path / "control").iterdir()))
+        assert control.take(run.path) == ["unpause"]
+        board.save_button.click()
+        wait_for(lambda: any((run.path / "control").iterdir()))
+        assert control.take(run.path) == ["checkpoint"]
+        set_status(run.path, checkpoint={"step": 600, "time": time.time() + 1})
+        wait_for(lambda: "Saved step 600" in board._message.value)
+    board.wait(20)
+
+
+def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, state="interrupted", message="stopped on request; resume goes on from step 600")
+    board = Dashboard(run)
+    board.wait(20)
+    assert "resume goes on from step 600" in board._head.value
+    assert (board.pause_button.description, board.pause_button.disabled) == ("Resume", False)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no room <left>")
+
+    monkeypatch.setattr(dashboard_module, "resume", refuse)
+    board.pause_button.click()
+    wait_for(lambda: "no room &lt;left&gt;" in board._message.value)
+    wait_for(lambda: not board.pause_button.disabled)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "Verified in hf://me/runs: step 500"),
+        ({"state": "failing", "error": "401 <x>"}, "Not copied to hf://me/runs: 401 &lt;x&gt;. Training goes on"),
+        ({"state": "behind"}, "Copying newer steps"),
+        ({"state": "behind", "step": None, "time": None}, "Copying to hf://me/runs."),
+    ],
+)
+def test_the_store_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    run = make_run(tmp_path, store={**STORE, **change})
+    assert said in style.head(run.name, run.status())
+
+
+def test_a_failure_is_red_and_escaped(tmp_path: Path) -> None:
+    run = make_run(tmp_path, state="failed", message="ValueError: <b>")
+    page = style.head(run.name, run.status())
+    assert "kit-bad" in page
+    assert "&lt;b&gt;" in page
+
+
+def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
+    rows = [{"step": 100, "rollout/ep_rew_mean": 1.0}]
+    assert curves(rows, 1000).count("<svg") == 1
+    assert json.dumps(curves([], 1000)).count("no data yet") == 2
+
+
+def test_filming_wants_what_no_video_shows(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    filming = Filming(run)
+    assert not filming.wanted, "there is no policy yet"
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    assert filming.wanted
+    (run.path / "videos" / "step_000000600.mp4").write_bytes(b"")
+    assert not filming.wanted
+    assert filming.latest is not None and filming.latest.name == "step_000000600.mp4"
+
+
+def test_a_filming_that_fails_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    filming = Filming(run)
+    filming.finish()
+    assert filming.error.startswith("No video: ")

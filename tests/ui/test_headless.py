@@ -1,0 +1,56 @@
+"""With nobody there: who decides, what is shown, what is raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kit.ui import headless
+from tests.ui.fabricate import make_run, set_status
+
+
+@pytest.mark.parametrize(("asks", "nobody"), [(True, False), (False, True)])
+def test_a_front_end_with_a_person_lets_a_cell_ask(asks: bool, nobody: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KIT_HEADLESS", raising=False)
+    shell = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=asks))
+    monkeypatch.setattr(headless, "shell_of_notebook", lambda: shell)
+    assert headless.nobody_there() is nobody
+
+
+def test_a_script_has_nobody_and_the_environment_overrules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KIT_HEADLESS", raising=False)
+    assert headless.nobody_there()
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+    assert not headless.nobody_there()
+    monkeypatch.setenv("KIT_HEADLESS", "1")
+    assert headless.nobody_there()
+
+
+def test_follow_tells_each_tenth_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, steps_per_s=50.0)
+    assert headless.follow(run)["state"] == "finished"
+    assert capsys.readouterr().out.splitlines() == [" 60 %           600 steps   success  97 %        50 steps/s"]
+
+
+def test_follow_raises_what_failed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, state="failed", message="OSError: the disk is full")
+    run.log_path.write_text("Traceback\nOSError: the disk is full\n")
+    with pytest.raises(headless.RunFailed, match="the disk is full") as raised:
+        headless.follow(run)
+    assert "Traceback" in str(raised.value)
+
+
+def test_follow_says_how_an_interrupted_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, state="interrupted", message="stopped; resume goes on from step 600")
+    headless.follow(run)
+    assert "resume goes on from step 600" in capsys.readouterr().out
+
+
+def test_a_line_never_passes_100_percent(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    set_status(run.path, step=1024, success_rate=None)
+    line = headless.line(run.status())
+    assert line.startswith("100 %")
+    assert "return     4.25" in line

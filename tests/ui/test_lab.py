@@ -1,0 +1,120 @@
+"""A person at work: 01_train and 02_resume in a real JupyterLab, in a real browser, with real trainings."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from kit.runs.api import local_runs
+from kit.runs.run import Run
+from tests.ui.fabricate import wait_for
+from tests.ui.lab import Lab, Notebook
+
+pytestmark = pytest.mark.timeout(400)
+STEPS = 400_000
+"""Far more than can be done while the test looks; each test stops its run."""
+
+
+@pytest.fixture
+def train(page: Any, lab: Lab, request: pytest.FixtureRequest) -> Any:
+    """A copy of 01_train of the test's own, open and run."""
+    name = f"{request.node.name}.ipynb"
+    shutil.copy(lab.folder / "01_train.ipynb", lab.folder / name)
+    notebook = Notebook(page, lab, name).open()
+    notebook.run_all()
+    notebook.see(".kit-train-panel")
+    yield notebook
+    for run in local_runs(lab.folder / "runs"):
+        if run.is_working():
+            run.stop()
+            run.wait(60)
+
+
+def press(notebook: Notebook, what: str) -> None:
+    notebook.page.locator(f".kit-{what}-button").first.click(timeout=60_000)
+
+
+def type_in(notebook: Notebook, field: str, text: str) -> None:
+    notebook.page.locator(f".kit-field-{field} input").first.fill(text)
+
+
+def begin(notebook: Notebook, name: str) -> Run:
+    type_in(notebook, "total_steps", str(STEPS))
+    type_in(notebook, "run_name", name)
+    type_in(notebook, "checkpoint_every", str(STEPS))
+    press(notebook, "train")
+    notebook.see(".kit-head", "training", 120)
+    return Run(notebook.lab.folder / "runs" / name)
+
+
+def test_train_pause_save_stop_and_resume_by_buttons(train: Notebook) -> None:
+    train.see(".kit-label", "on this machine", 120)
+    type_in(train, "total_steps", "many")
+    train.see(".kit-label .kit-bad", "total_steps='many'")
+    run = begin(train, "pressed")
+    train.see(".kit-curves svg circle", timeout_s=120)
+
+    press(train, "pause")
+    train.see(".kit-head", "paused")
+    stands_at = run.status()["step"]
+    press(train, "pause")
+    train.see(".kit-head", "training")
+    wait_for(lambda: run.status()["step"] > stands_at, 60)
+
+    assert not run.checkpoints()
+    press(train, "save")
+    train.see(".kit-message", "Saved step")
+    assert run.checkpoints()
+
+    press(train, "stop")
+    train.see(".kit-head", "resume goes on from step")
+    assert run.status()["state"] == "interrupted"
+    stopped_at = run.status()["checkpoint"]["step"]
+    press(train, "pause")  # it reads Resume now
+    wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at, 120)
+
+
+def test_a_reloaded_page_and_a_restarted_kernel_find_their_run(train: Notebook) -> None:
+    run = begin(train, "kept")
+    train.command("docmanager:save")
+    train.page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')")
+    train.page.reload()
+    train.see(".kit-head", "training")
+    press(train, "pause")
+    train.see(".kit-head", "paused")
+    press(train, "pause")
+    train.see(".kit-head", "training")
+
+    train.command("kernelmenu:restart")
+    train.see(".jp-Dialog-button.jp-mod-warn").click()
+    train.idle()
+    assert run.is_working(), "training is a process of its own"
+    train.run_all()
+    train.see(".kit-label", "kept is at work already", 120)
+    train.see(".kit-head", "training")
+    press(train, "stop")
+    train.see(".kit-head", "interrupted")
+
+
+def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook) -> None:
+    type_in(train, "total_steps", "4096")
+    type_in(train, "run_name", "short")
+    press(train, "train")
+    train.see(".jp-OutputArea-output", "Reach with PPO:", 180)
+    train.see(".jp-OutputArea-output .kit video")
+    train.command("docmanager:save")
+    wait_for(lambda: "data:video/mp4" in (train.lab.folder / train.name).read_text(), 30)
+
+
+def test_resume_panel_goes_on_with_the_chosen_run(train: Notebook) -> None:
+    run = begin(train, "left")
+    press(train, "stop")
+    train.see(".kit-head", "interrupted")
+    resume = Notebook(train.page, train.lab, "02_resume.ipynb").open()
+    resume.run_all()
+    resume.see(".kit-resume-panel .kit-run", "left")
+    resume.see(".kit-resume-button").click()
+    resume.see(".kit-head", "training", 120)
+    wait_for(run.is_working)

@@ -1,0 +1,134 @@
+"""The training panel without a browser: the widgets' own values and clicks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.machine import speed
+from kit.machine.speed import Speed
+from kit.ui import panel as panel_module
+from kit.ui.form import Form
+from kit.ui.headless import RunFailed
+from kit.ui.panel import TrainPanel
+from tests.ui.fabricate import at_work, make_run, wait_for
+
+pytest.importorskip("ipywidgets")
+
+
+@pytest.fixture(autouse=True)
+def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+    known = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1000.0)
+    monkeypatch.setattr(speed, "cached", lambda config: known)
+
+
+@pytest.fixture
+def panel(tmp_path: Path) -> Iterator[TrainPanel]:
+    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000)).show()
+    yield shown
+    shown.estimator.cancel()
+
+
+def test_form_gives_back_what_it_was_given() -> None:
+    config = RunConfig(env="Ant", n_envs=4, store="drive:kit", overrides={"gamma": 0.98}, session_limit="11h30m")
+    form = Form(config, lambda: None)
+    assert form.read() == config
+    other = RunConfig(env="Ant-v5", algo="SAC", overrides={"learning_rate": 1e-3})
+    form.write(other)
+    assert form.read() == other
+
+
+def test_every_field_of_a_config_can_be_edited() -> None:
+    assert set(Form(RunConfig(), lambda: None).entries) == set(RunConfig().to_dict())
+
+
+@pytest.mark.parametrize(("typed", "steps"), [("1e5", 100_000), ("100_000", 100_000), ("100,000", 100_000), (" 5 ", 5)])
+def test_numbers_may_be_typed_as_people_type_them(typed: str, steps: int) -> None:
+    form = Form(RunConfig(), lambda: None)
+    form.entries["total_steps"].value = typed
+    assert form.read().total_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "sentence"),
+    [
+        ("total_steps", "0", "total_steps=0 must be"),
+        ("n_envs", "-3", "n_envs=-3 must be"),
+        ("checkpoint_every", "soon", "checkpoint_every=&#x27;soon&#x27; is not a time"),
+        ("overrides", "{gamma: 1}", "is not JSON"),
+        ("run_name", "../up", "cannot name a folder"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(panel: TrainPanel, field: str, typed: str, sentence: str) -> None:
+    before = panel.form.entries[field].value
+    panel.form.entries[field].value = typed
+    assert sentence in panel.label.value
+    assert panel.train_button.disabled
+    panel.form.entries[field].value = before
+    assert not panel.train_button.disabled
+
+
+def test_the_label_estimates_and_names_what_only_the_task_knows(panel: TrainPanel) -> None:
+    wait_for(lambda: "About 2 min on this machine (1,000 steps/s)" in panel.label.value)
+    panel.form.entries["overrides"].value = '{"n_steps": 100, "batch_size": 77}'
+    wait_for(lambda: "batch_size=77 does not divide" in panel.label.value)
+    assert panel.train_button.disabled
+
+
+def test_train_launches_what_the_form_says(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunConfig] = []
+
+    def launch(config: RunConfig) -> Any:
+        asked.append(config)
+        return make_run(tmp_path, "made", config={"total_steps": 500})
+
+    ended: list[str] = []
+    monkeypatch.setattr(panel_module, "launch", launch)
+    panel.on_end.append(lambda run: ended.append(run.name))
+    panel.form.entries["total_steps"].value = "500"
+    panel.train_button.click()
+    wait_for(lambda: bool(ended))
+    assert [config.total_steps for config in asked] == [500]
+    assert ended == ["made"]
+    assert panel.run is not None and panel.run.name == "made"
+
+
+def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: RunConfig) -> Any:
+        raise UserError("run_name='arm' exists in runs; resume it or choose another name.")
+
+    monkeypatch.setattr(panel_module, "launch", refuse)
+    panel.train_button.click()
+    wait_for(lambda: "exists in runs" in panel.label.value)
+
+
+def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "busy")
+    make_run(tmp_path, "done")
+    with at_work(run):
+        panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+        assert panel.run is not None and panel.run.name == "busy"
+        assert "busy is at work already" in panel.label.value
+        wait_for(lambda: "training" in panel.dashboard._head.value)
+        assert panel.train_button.disabled
+    wait_for(lambda: not panel.train_button.disabled)
+    panel.dashboard.wait(20)
+    panel.estimator.cancel()
+
+
+def test_with_nobody_there_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_HEADLESS", "1")
+    monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "ok"))
+    panel = TrainPanel(runs_dir=str(tmp_path)).show()
+    assert panel.run is not None and panel.run.status()["state"] == "finished"
+    monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "bad", state="failed", message="no"))
+    with pytest.raises(RunFailed, match="bad failed: no"):
+        TrainPanel(runs_dir=str(tmp_path)).show()

@@ -1,0 +1,161 @@
+"""Lists, reports, figures and players: what stays in a notebook."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import UserError
+from kit.runs.run import Run
+from kit.ui import gallery, players, plots, result, resume, style
+from kit.ui.resume import ResumePanel
+from tests.ui.fabricate import at_work, make_run, wait_for
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+
+
+def test_figures_show_themselves(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path, name) for name in ("one", "two")]
+    figure = plots.learning_curve(runs[0])
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["Success rate", "Mean return"]
+    assert figure._repr_png_().startswith(PNG)
+    both = plots.compare(runs)
+    assert [text.get_text() for text in both.axes[-1].get_legend().get_texts()] == ["one", "two"]
+    assert both._repr_png_().startswith(PNG)
+    assert len(plots.learning_curve(make_run(tmp_path, "empty", rows=0)).axes) == 1
+
+
+def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path)
+    (run.path / "videos" / "step_000000600.mp4").write_bytes(b"film")
+    shown = result.Result(run)
+    assert repr(shown) == "Reach with PPO: 97 % success after 600 steps (finished)."
+    page = shown._repr_html_()
+    assert "data:image/png;base64,iVBOR" in page
+    assert "data:video/mp4;base64,ZmlsbQ==" in page
+    assert "the policy of step 600" in page
+    assert "a mean return of 4.25" in result.sentence(make_run(tmp_path, "ant", success_rate=None))
+    assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
+
+
+def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
+    path = tmp_path / "step_000040000.mp4"
+    path.write_bytes(b"film")
+    assert players.caption(path) == "the policy of step 40,000"
+    assert "&lt;x&gt;" in players.tag(path, "<x>")
+
+
+def test_find_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "arm")
+    with pytest.raises(UserError, match="no run with a checkpoint"):
+        gallery.find_run(None, str(tmp_path))
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    make_run(tmp_path, "newer-but-empty")
+    for chosen in (None, "arm", run.path, run):
+        assert gallery.find_run(chosen, str(tmp_path)).path == run.path
+    with pytest.raises(UserError, match="does not exist"):
+        gallery.find_run("leg", str(tmp_path))
+
+
+def test_statistics_ask_for_the_best_and_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def evaluate(run: Run, episodes: int, step: int | str) -> dict[str, Any]:
+        asked.append(step)
+        return {"episodes": episodes, "mean_return": 4.0, "std_return": 1.0, "success_rate": 0.95, "mean_length": 30.0}
+
+    monkeypatch.setattr(gallery, "evaluate", evaluate)
+    monkeypatch.setattr(Run, "latest", lambda self: self.checkpoints()[-1])
+    run = make_run(tmp_path)
+    for folder in ("checkpoints/step_000000600", "best/step_000000400"):
+        (run.path / folder).mkdir(parents=True)
+    text = str(gallery.statistics(run, 100))
+    assert asked == ["best", 600]
+    assert "best, step 400  95.0 %  (89 to 98)  4.00 ± 1.00  30.0 steps  100" in text
+
+
+def test_interval_and_spread_by_hand() -> None:
+    low, high = gallery.interval(0.95, 100)
+    assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's interval, from the literature's formula
+    assert gallery.interval(1.0, 20)[1] == 1.0
+    assert gallery.spread([0, 1, 2, 3, 4, 5, 6], 4) == [0, 2, 4, 6]
+    assert gallery.spread([3], 4) == [3]
+
+
+def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filmed: list[tuple[Any, ...]] = []
+
+    def record(run: Run, step: int, cameras: tuple[str, ...], episodes: int, size: int, path: Path) -> Path:
+        filmed.append((step, cameras, size))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"film")
+        return path
+
+    monkeypatch.setattr(gallery, "record", record)
+    run = make_run(tmp_path)
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    for _ in range(2):
+        page = gallery.checkpoints_side_by_side(run, cameras=["front"]).data
+    assert filmed == [(0, ("front",), 400), (600, ("front",), 400)]
+    assert "before training" in page
+    assert "step 600, 60 % of the way" in page
+
+
+def test_the_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
+    resume.print_table(str(tmp_path))
+    assert capsys.readouterr().out == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted\n"
+    panel = ResumePanel(runs_dir=str(tmp_path)).show()
+    _, row = panel.table.children
+    button, line = row.children
+    assert (button.description, button.disabled) == ("Resume", False)
+    assert "50 % of 1,000" in line.value
+    assert "97 % success" in line.value
+
+
+def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = make_run(tmp_path, "half", state="interrupted"), []
+
+    def going_on(choice: Any, **options: Any) -> Run:
+        asked.append((choice, options))
+        return make_run(tmp_path, "again")
+
+    monkeypatch.setattr(resume, "resume", going_on)
+    panel = ResumePanel(runs_dir=str(tmp_path), total_steps=2000).show()
+    panel.table.children[1].children[0].click()
+    wait_for(lambda: panel.run is not None)
+    assert asked == [(run.path, {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
+    panel.dashboard.wait(20)
+
+
+def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "busy")
+    with at_work(run):
+        panel = ResumePanel(runs_dir=str(tmp_path)).show()
+        button = panel.table.children[1].children[0]
+        assert button.description == "Watch"
+        button.click()
+        assert panel.run is not None and panel.run.name == "busy"
+    panel.dashboard.wait(20)
+
+
+def test_with_nobody_there_the_latest_unfinished_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_HEADLESS", "1")
+    with pytest.raises(UserError, match="no unfinished run"):
+        ResumePanel(runs_dir=str(tmp_path)).show()
+
+
+def test_ages() -> None:
+    now = time.time()
+    ages = [style.ago(now - age_s) for age_s in (0, 30, 7200, 3 * 86_400)]
+    assert ages == ["just now", "30 s ago", "2 h 00 min ago", "3 days ago"]
