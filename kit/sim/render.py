@@ -85,6 +85,7 @@ class Renderer:
         self._columns, self._fovy = self._find_cameras()
         with beside_torch(self.device), compiling("the renderer"):
             self._model = mjw.put_model(model)
+            self._geom_rgba = self._model.geom_rgba  # the model's own
             self._context = self._make_context(shadows, samples)
             self._still = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
 
@@ -115,8 +116,7 @@ class Renderer:
                 light_xdir=self._warp(light_xdir, wp.vec3, (3,)),
                 flexvert_xpos=self._still,
             )
-            if geom_rgba is not None:
-                self._model.geom_rgba = self._warp(geom_rgba, wp.vec4, (4,))
+            self._model.geom_rgba = self._geom_rgba if geom_rgba is None else self._warp(geom_rgba, wp.vec4, (4,))
             mjw.refit_bvh(self._model, scene, self._context)
             mjw.render(self._model, scene, self._context)
         bgra = self._pixels.view(torch.uint8).view(self.n, len(self.cameras), self.height, self.width, 4)

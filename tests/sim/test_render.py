@@ -72,8 +72,11 @@ def test_free_camera_sees_what_a_model_camera_in_its_place_sees(ball):
 def test_each_world_may_have_its_own_colours(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0, 0))
     colours = np.array([[[1.0, 0, 0, 1]], [[0, 1.0, 0, 1]]])
-    first, second = Renderer(ball, 2, ("eye",), 40, 40).render(**poses(*worlds), geom_rgba=colours)[:, 0, 20, 20]
+    renderer = Renderer(ball, 2, ("eye",), 40, 40)
+    first, second = renderer.render(**poses(*worlds), geom_rgba=colours)[:, 0, 20, 20]
     assert first[0] > 60 and first[1] < 20 and second[1] > 60 and second[0] < 20
+    again = renderer.render(**poses(*worlds))[:, 0, 20, 20]  # the model's: red
+    assert torch.equal(again[0], first) and torch.equal(again[1], first)
 
 
 def test_more_samples_smooth_the_edges(ball):
