@@ -98,6 +98,7 @@ def test_a_url_may_name_one_run(there: Store, run: Path, store_url: str, tmp_pat
     upload(run, there)
     back = pull_url(f"{store_url}/{run.name}", tmp_path / "d")
     assert back.name == run.name and content(back) == content(run)
+    assert list((tmp_path / "d").iterdir()) == [back], "something was left beside it"
 
 
 def damage(store_root: Path, how: str) -> None:
@@ -139,6 +140,18 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     assert not (back / "checkpoints/step_000000200").exists()
     if how != "no manifest":  # never committed there, so nothing to report
         assert len(said) == 1 and "step_000000200" in said[0] and "the one before is used" in said[0]
+
+
+def test_sizes_are_compared_before_anything_is_fetched(
+    there: Store, run: Path, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(run, there)
+    damage(Path(store_url), "truncate")
+    read: list[str] = []
+    chunks = there.chunks
+    monkeypatch.setattr(there, "chunks", lambda path: read.append(path) or chunks(path))
+    pull(there, None, tmp_path / "d", tell=lambda text: None)
+    assert [path for path in read if "step_000000200/" in path] == ["reach-1/checkpoints/step_000000200/manifest.json"]
 
 
 @pytest.mark.parametrize("how", HOW[:3])

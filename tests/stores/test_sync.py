@@ -273,6 +273,7 @@ def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, inject: st
     )
     with pytest.raises(StoreError, match=words):
         worker.run_pass(final=False)
+    assert worker._stuck is None, "the process that hangs was not killed"
     worker.close(release=False)
     assert not list((tmp_path / "store").rglob("latest.json"))
     healthy = Worker(run, url, "me")
