@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import warp as wp
 
+from kit.errors import UserError
+
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
@@ -32,10 +34,20 @@ with nullcontext() if torch.cuda.is_available() else _without_stderr():  # havin
     wp.init()
 import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
 
-__all__ = ["beside_torch", "compiling", "mjw", "wp"]
+__all__ = ["beside_torch", "compiling", "mjw", "numbered", "wp"]
 
 _NOTICE_AFTER_S = 5.0  # loading compiled kernels takes less
 _announced: set[str] = set()
+
+
+def numbered(device: str | torch.device) -> torch.device:
+    """`device` with its number ("cuda" is the current one of possibly several), if there is one to use."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
 @contextmanager

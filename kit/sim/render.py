@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from kit.errors import UserError
-from kit.sim.kernels import beside_torch, compiling, mjw, wp
+from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
 
 Poses = torch.Tensor | np.ndarray
 
@@ -77,11 +78,12 @@ class Renderer:
         shadows: bool = False,
         samples: int = 1,
     ) -> None:
-        self.model, self.n, self.device = model, n, torch.device(device)
+        self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width, "samples": samples}.items():
             if value < 1:
                 raise UserError(f"A picture's {name} is {value}; it has to be at least 1.")
+        self._drawn = False
         self._columns, self._fovy = self._find_cameras()
         with beside_torch(self.device), compiling("the renderer"):
             self._model = mjw.put_model(model)
@@ -105,7 +107,7 @@ class Renderer:
         or (n, count, 9). The poses of free cameras stand after those of the model's cameras. `geom_rgba`
         (n, ngeom, 4) gives each world its own colours. float32 tensors on the device are read in place.
         """
-        with beside_torch(self.device), compiling("the renderer"):
+        with beside_torch(self.device), nullcontext() if self._drawn else compiling("the renderer"):
             scene = SimpleNamespace(  # the part of a mujoco_warp Data that its renderer reads
                 nworld=self.n,
                 geom_xpos=self._warp(geom_xpos, wp.vec3, (3,)),
@@ -119,6 +121,7 @@ class Renderer:
             self._model.geom_rgba = self._geom_rgba if geom_rgba is None else self._warp(geom_rgba, wp.vec4, (4,))
             mjw.refit_bvh(self._model, scene, self._context)
             mjw.render(self._model, scene, self._context)
+        self._drawn = True
         bgra = self._pixels.view(torch.uint8).view(self.n, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 

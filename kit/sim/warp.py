@@ -20,7 +20,7 @@ import torch
 from kit.errors import UserError
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
-from kit.sim.kernels import beside_torch, compiling, mjw, wp
+from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
 from kit.sim.render import Renderer
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
@@ -57,7 +57,7 @@ class WarpSim(Simulator):
         deterministic: bool = False,
     ) -> None:
         self.model, self.n, self.dtype = model, n, torch.float32
-        self.device = _usable(device)
+        self.device = numbered(device)
         default = capacity(model)
         self.capacity = Capacity(contacts or default.contacts, constraints or default.constraints)
         self._fields: dict[str, torch.Tensor] = {}
@@ -243,13 +243,3 @@ _PER_WORLD = frozenset({
 def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
     """The rows of `mask` (n,) bool of `target` (n, ...) become those of `source` (n, ...) or (1, ...)."""
     torch.where(mask.view(-1, *[1] * (target.ndim - 1)), source, target, out=target)
-
-
-def _usable(device: str | torch.device) -> torch.device:
-    """`device` with its number, if there is one to use."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return device
-    if not torch.cuda.is_available():
-        raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
