@@ -115,8 +115,6 @@ def _stock(args: argparse.Namespace) -> Any:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     torch.set_num_threads(args.stock_threads)
-    if args.env not in GYMNASIUM:
-        import kit.envs
     if args.worker == "sb3-kit":
         import kit
         from kit.envs.sb3 import TensorVecEnv
@@ -125,7 +123,7 @@ def _stock(args: argparse.Namespace) -> Any:
     else:
         processes = args.worker == "sb3-subproc"
         known = gymnasium.registry
-        name = GYMNASIUM.get(args.env, args.env if args.env in known else f"kit/{args.env}-v0")
+        name = GYMNASIUM.get(args.env, args.env if args.env in known else f"kit.envs:kit/{args.env}-v0")
         maker: Any = SubprocVecEnv if processes else DummyVecEnv
         venv = make_vec_env(
             name, args.n_envs, vec_env_cls=maker, vec_env_kwargs={"start_method": "forkserver"} if processes else {}

@@ -64,7 +64,11 @@ class FakeEnv:
 
 def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trainer:
     """A small trainer on a small env."""
-    small = {"PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2}, "A2C": {}, "SAC": {"learning_starts": 40}}
+    small: dict[str, dict[str, Any]] = {
+        "PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2},
+        "A2C": {},
+        "SAC": {"learning_starts": 40, "policy_kwargs": {"net_arch": [32, 32]}, "batch_size": 64},
+    }
     env = env or FakeEnv()
     config = RunConfig(
         algo=algo, n_envs=env.num_envs, seed=seed, device="cpu", overrides={**small[algo], **overrides}, threads=1

@@ -166,16 +166,19 @@ def test_stock_save_and_load_fail_this_test(algo: str) -> None:
 
     def make() -> Any:
         env = TensorVecEnv(FakeEnv())
-        small = {"PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2}, "SAC": {"learning_starts": 40}}
+        small = {
+            "PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2},
+            "SAC": {"learning_starts": 40, "batch_size": 64},
+        }
         return getattr(sb3, algo)("MlpPolicy", env, seed=0, device="cpu", **small[algo])
 
     whole = make()
-    whole.learn(256)
+    whole.learn(192)
     half = make()
     half.learn(128)
     file = io.BytesIO()
     half.save(file)
     rest = getattr(sb3, algo).load(file, env=TensorVecEnv(FakeEnv()), device="cpu")
-    rest.learn(128, reset_num_timesteps=False)
+    rest.learn(64, reset_num_timesteps=False)
     assert rest.num_timesteps == whole.num_timesteps
     assert not equal(dict(rest.policy.state_dict()), dict(whole.policy.state_dict()))
