@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
+from kit.runs.api import StoredRuns
 from kit.runs.run import Run
 from kit.ui import gallery, players, plots, result, resume, style
 from kit.ui.resume import ResumePanel
@@ -111,10 +112,10 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
     assert "step 600, 60 % of the way" in page
 
 
-def test_the_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
-    resume.print_table(str(tmp_path))
-    assert capsys.readouterr().out == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted\n"
+    (entry,) = resume.here(str(tmp_path))
+    assert resume.line(entry) == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children
     button, line = row.children
@@ -136,6 +137,30 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
     wait_for(lambda: panel.run is not None)
     assert asked == [(run.path, {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
     panel.dashboard.wait(20)
+
+
+def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, "half", state="interrupted")
+    stored = {"state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": time.time()}
+    listed = StoredRuns([{"name": "far", **stored}, {"name": "half", **stored}])
+    monkeypatch.setattr(resume, "list_runs", lambda store: listed)
+    asked: list[Any] = []
+    monkeypatch.setattr(resume, "resume", lambda choice, **options: asked.append((choice, options)) or 1 / 0)
+    panel = ResumePanel(runs_dir=str(tmp_path), store="hf://me/runs/").show()
+    wait_for(lambda: len(panel.table.children) == 3)
+    row = panel.table.children[2]
+    assert "25 % of 40" in row.children[1].value
+    row.children[0].click()
+    wait_for(lambda: "division by zero" in panel.dashboard._message.value)
+    options = {"runs_dir": str(tmp_path), "background": True, "store": "hf://me/runs/"}
+    assert asked == [("hf://me/runs/far", options)]
+
+
+def test_a_finished_run_goes_on_only_if_asked_for_more(tmp_path: Path) -> None:
+    make_run(tmp_path, "done")
+    for more, label in ((None, "Done"), (600, "Done"), (601, "Resume")):
+        panel = ResumePanel(runs_dir=str(tmp_path), total_steps=more).show()
+        assert panel.table.children[1].children[0].description == label
 
 
 def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
