@@ -62,6 +62,40 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, algo, variant):
     assert_same_end(cut, uncut)
 
 
+@pytest.mark.parametrize("n_envs", [1, 5])
+def test_any_number_of_worlds(tmp_path, n_envs):
+    uncut, cut = (create(tmp_path, name, n_envs=n_envs, checkpoint_every=100) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    session = Forked(cut)
+    session.until(lambda: bool(cut.checkpoints()))
+    session.kill()
+    session.wait()
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+def test_gymnasium_s_own_mujoco_envs_are_exact_too(tmp_path):
+    fields = {"env": "HalfCheetah-v5", "total_steps": 4000, "eval_every": 2000}
+    uncut, cut = (create(tmp_path, name, checkpoint_every=400, **fields) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    session = Forked(cut)
+    session.until(lambda: len(cut.checkpoints()) > 1)
+    session.kill()
+    session.wait()
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+def test_an_env_that_cannot_be_snapshotted_is_reset_and_the_run_says_so(tmp_path):
+    run = create(tmp_path, "run", env="CartPole-v1", total_steps=640, checkpoint_every=64)
+    session = Forked(run)
+    session.until(lambda: bool(run.checkpoints()))
+    session.kill()
+    session.wait()
+    assert "CartPole-v1" in run.log().splitlines()[0]
+    assert complete(run) == 0, run.log()
+
+
 @pytest.mark.storm
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
 def test_thirty_kills_in_one_run(tmp_path, algo):

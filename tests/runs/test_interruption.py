@@ -1,0 +1,106 @@
+"""Signals in the middle of a save, a spot machine's notice, the session clock."""
+
+import http.server
+import signal
+import threading
+import time
+
+import pytest
+
+from kit.runs.interruption import SessionClock, SpotWatch
+from tests.runs.crash import Forked, create
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_two_signals_in_the_middle_of_a_save(tmp_path, moment):
+    """Saves follow one another without a pause, so any moment is in the middle of one."""
+    big = {"policy_kwargs": {"net_arch": [256, 256]}}
+    run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=1, overrides=big)
+    session = Forked(run)
+    assert session.until(lambda: len(run.checkpoints()) > 0 and run.status()["step"] > 100 * moment), run.log()
+    begun = time.monotonic()
+    session.kill(signal.SIGTERM)
+    session.until(lambda: run.status()["state"] == "stopping")
+    session.kill(signal.SIGTERM)
+    assert session.wait() == 75, run.log()
+    assert time.monotonic() - begun < 4
+    assert run.latest().step == run.checkpoints()[-1].step == run.status()["step"]
+
+
+class Imds(http.server.BaseHTTPRequestHandler):
+    """EC2's metadata service, version 2, as far as spot notices go."""
+
+    notice: str | None = None
+    asked = 0
+
+    def do_PUT(self):
+        assert self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(200, "a-token")
+
+    def do_GET(self):
+        assert self.path == "/latest/meta-data/spot/instance-action"
+        type(self).asked += 1
+        if self.headers["X-aws-ec2-metadata-token"] != "a-token":
+            self._answer(401, "")
+        elif self.notice is None:
+            self._answer(404, "")
+        else:
+            self._answer(200, self.notice)
+
+    def _answer(self, code, text):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def imds(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Imds)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    Imds.notice, Imds.asked = None, 0
+    yield Imds
+    server.shutdown()
+
+
+def test_a_spot_notice_ends_the_session_within_ten_seconds(tmp_path, imds):
+    run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=10**9)
+    session = Forked(run)
+    assert session.until(lambda: imds.asked > 0 and run.status()["step"] > 0), run.log()
+    begun, imds.notice = time.monotonic(), '{"action": "terminate", "time": "2026-01-01T00:00:00Z"}'
+    assert session.wait() == 75, run.log()
+    assert time.monotonic() - begun < 10
+    assert "EC2 spot notice" in run.status()["message"] and run.latest().step > 0
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://127.0.0.1:9/"])
+def test_no_notice_where_there_is_no_such_service(monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", endpoint)
+    watch = SpotWatch(pytest.fail)
+    assert watch.ask() is None
+    watch.close()
+
+
+def test_a_silent_service_stalls_nothing(tmp_path, monkeypatch):
+    """It takes the connection and never answers."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        run = create(tmp_path, "run", total_steps=640)
+        assert Forked(run).wait() == 0, run.log()
+
+
+def test_session_clock_leaves_room_to_save():
+    now = [0.0]
+    clock = SessionClock(3600.0, clock=lambda: now[0])
+    now[0] = 3539.0
+    assert not clock.is_over()
+    assert clock.is_over(longest_save_s=40.0)  # 2 × 40 s are kept
+    now[0] = 3540.0
+    assert clock.is_over()  # a minute is kept in any case
+    assert not SessionClock(None).is_over()

@@ -1,0 +1,91 @@
+"""What is kept and what is deleted, and that saving costs new data only."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from kit.runs import checkpoint
+from kit.runs.writer import KEEP_LAST, Segment, Writer
+
+STATE = {"policy": {"weight": torch.zeros(4)}}
+
+
+def save(writer, step, *args):
+    writer.submit(step, STATE, *args)
+    writer.wait()
+
+
+def steps(run_path):
+    return [c.step for c in checkpoint.committed(run_path / "checkpoints")]
+
+
+def test_the_last_few_and_one_an_hour_are_kept(tmp_path):
+    writer = Writer(tmp_path, None, lambda written: None)
+    hour = 3600 * (time.time() // 3600)
+    for step in range(8):
+        save(writer, step)
+        # steps 0 and 1 in one past hour, 2 and 3 in the next, the others in this one
+        os.utime(tmp_path / f"checkpoints/step_{step:09d}", (0, hour - 7200 + 3600 * min(step // 2, 2) + 100))
+    save(writer, 8)
+    assert steps(tmp_path) == [1, 3, 6, 7, 8]
+    assert KEEP_LAST == 3
+
+
+def test_hours_beyond_a_day_are_given_up(tmp_path):
+    writer = Writer(tmp_path, None, lambda written: None)
+    save(writer, 0)
+    os.utime(tmp_path / "checkpoints/step_000000000", (0, time.time() - 25 * 3600))
+    for step in range(1, 5):
+        save(writer, step)
+    assert 0 not in steps(tmp_path)
+
+
+def test_nothing_is_deleted_before_the_successor_is_verified(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, None, lambda written: None)
+    for step in range(KEEP_LAST):
+        save(writer, step)
+
+    def torn(self):
+        raise checkpoint.Damaged("torn on the way to the disk")
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "verify", torn)
+    writer.submit(99, STATE)
+    with pytest.raises(checkpoint.Damaged):
+        writer.wait()
+    assert set(range(KEEP_LAST)) <= set(steps(tmp_path))
+    assert writer.step == KEEP_LAST - 1
+
+
+def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
+    writer = Writer(tmp_path, None, lambda written: None)
+    rows = torch.arange(1000.0).reshape(-1, 1)
+    for step in range(1, 8):
+        start = writer.replay_stop
+        assert start == 100 * (step - 1)
+        oldest = max(0, 100 * step - 250)  # a ring of 250 rows
+        save(writer, step, Segment(start, {"rewards": rows[start : 100 * step]}), oldest)
+    names = sorted(path.name for path in (tmp_path / "replay").iterdir())
+    # checkpoint 5 is the oldest kept; it needs rows 250 to 500
+    assert names == [f"{start:012d}.safetensors" for start in (200, 300, 400, 500, 600)]
+    sizes = {path.stat().st_size for path in (tmp_path / "replay").iterdir()}
+    assert len(sizes) == 1
+    for c in checkpoint.committed(tmp_path / "checkpoints"):
+        c.verify()
+
+
+def test_a_full_disk_is_remembered_and_the_next_save_works(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, None, lambda written: None)
+    save(writer, 1)
+    real = checkpoint.write_file
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    save(writer, 2)
+    assert writer.error is not None and writer.error.errno == 28 and writer.step == 1
+    monkeypatch.setattr(checkpoint, "write_file", real)
+    save(writer, 3)
+    assert writer.error is None and steps(tmp_path) == [1, 3]
