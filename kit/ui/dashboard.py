@@ -67,8 +67,9 @@ class Dashboard:
         """Watch `run` from now on, from any thread."""
         self.run, self._drawn, self._shown_video = run, (), ""
         self.say("")
-        self._watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
-        self._watching.start()
+        watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
+        watching.start()
+        self._watching = watching
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the run has ended and everything about it is shown."""

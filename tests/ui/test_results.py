@@ -134,7 +134,7 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(resume, "resume", going_on)
     panel = ResumePanel(runs_dir=str(tmp_path), total_steps=2000).show()
     panel.table.children[1].children[0].click()
-    wait_for(lambda: panel.run is not None)
+    wait_for(lambda: panel.dashboard._watching is not None)
     assert asked == [(run.path, {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
     panel.dashboard.wait(20)
 
