@@ -92,7 +92,7 @@ class TensorEnv:
         done = out_of_time | terminated
         info = {
             "final_obs": obs,
-            "episode_return": self._return.to(self.dtype),
+            "episode_return": self._return.to(self.dtype, copy=True),
             "episode_length": self._length.clone(),
             **task.info(),
         }
