@@ -53,9 +53,12 @@ Tell = Callable[[str], None]
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
     """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
 
-    A run that says it is at work while nobody holds its lease was interrupted.
+    A run that says it is at work while nobody holds its lease was interrupted. Raises `UserError`.
     """
-    held = store.list()
+    try:
+        held = store.list()
+    except StoreError as error:
+        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
     runs = [_describe(store, name, held, clock()) for name in _names(held)]
     return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 

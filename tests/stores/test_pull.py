@@ -89,6 +89,14 @@ def test_the_latest_unfinished_run_is_chosen(there: Store, tmp_path: Path) -> No
         pull(there, "z", tmp_path / "d1")
 
 
+def test_a_store_that_went_away_is_one_sentence(there: Store, store_url: str, tmp_path: Path) -> None:
+    Path(store_url).rmdir()
+    with pytest.raises(UserError, match=r"cannot be read .*not there any more"):
+        list_runs(there)
+    with pytest.raises(UserError, match=r"cannot be read .*not there any more"):
+        pull(there, None, tmp_path / "d")
+
+
 def test_an_empty_store_says_so(there: Store, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no runs"):
         pull(there, None, tmp_path / "d")

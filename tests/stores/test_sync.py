@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from kit.errors import UserError
 from kit.stores import StoreError, lease, open_store, pull, start_sync
+from kit.stores.copier import Copier
 from kit.stores.sync import LONGEST_PAUSE_S, REFRESH_S, Sync, SyncHandle
 from kit.stores.worker import Lost, Worker
 from tests.stores.conftest import KINDS
@@ -280,6 +281,68 @@ def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, inject: st
     assert healthy.run_pass(final=True)["step"] == 200
     healthy.close(release=True)
     assert content(pull(open_store(url), None, tmp_path / "back")) == content(run)
+
+
+def killed_at(call: str, number: int, run: Path, url: str) -> bool:
+    """One pass of the copying process, killed at its `number`-th system call `call`; False if it made fewer."""
+    inject = [
+        str(STRACE),
+        "-f",
+        "-o",
+        "/dev/null",
+        "-e",
+        f"trace={call}",
+        "-e",
+        f"inject={call}:signal=KILL:when={number}",
+    ]
+    worker = Worker(run, url, "me", prefix=inject)
+    try:
+        worker.run_pass(final=True)
+        return False
+    except StoreError as error:
+        assert "died" in str(error), error
+        return True
+    finally:
+        worker.close(release=False)
+
+
+def survives_kills_at(call: str, numbers: Iterable[int], folder: Path) -> int:
+    """For each number: a store with step 100 gets step 200, and the copier is killed. What is there then is whole, no
+    older than the pointer says, and the next copier finishes. Returns how many kills there were."""
+    kills = 0
+    for number in numbers:
+        place = folder / f"{call}-{number}"
+        run, url = make_run(place, steps=(100,), replay=True), str(place / "store")
+        Copier(run, open_store(url, write=True), "me").run_pass(final=True)
+        add_checkpoint(run, 200, replay=True)
+        killed = killed_at(call, number, run, url)
+        back = pull(open_store(url), None, place / "after")
+        newest = int(sorted((back / "checkpoints").iterdir())[-1].name.removeprefix("step_"))
+        pointer = json.loads((place / "store/reach-1/latest.json").read_text())["step"]
+        assert newest >= pointer and newest in (100, 200)
+        texts = {"metrics.jsonl": b""}  # it may be ahead of the checkpoint
+        assert {**content(back, newest), **texts} == {**content(run, newest), **texts}
+        Copier(run, open_store(url, write=True), "me").run_pass(final=True)
+        assert content(pull(open_store(url), None, place / "last")) == content(run)
+        shutil.rmtree(place)
+        if not killed:
+            break
+        kills += 1
+    return kills
+
+
+@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+def test_a_copier_killed_in_the_middle(tmp_path: Path) -> None:
+    assert survives_kills_at("rename", (4, 9), tmp_path) == 2
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("call", ["rename", "fsync", "unlink", "mkdir"])
+def test_a_copier_killed_at_every_call(tmp_path: Path, call: str) -> None:
+    kills = survives_kills_at(call, range(1, 200), tmp_path)
+    print(f"{call}: killed {kills} times")
+    assert kills > 3
 
 
 def test_starting_on_anothers_run_says_who(run: Path, store_url: str) -> None:
