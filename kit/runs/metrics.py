@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    from stable_baselines3.common.logger import Logger
     from torch.utils.tensorboard.writer import SummaryWriter
 
 CLOCK = "time/"

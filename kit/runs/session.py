@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from kit.config import seconds
 from kit.errors import UserError
@@ -21,15 +21,13 @@ from kit.runs import checkpoint, control, provenance
 from kit.runs.checkpoint import Checkpoint, Damaged
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
-from kit.runs.metrics import Metrics
+from kit.runs.metrics import Metrics, row_logger
+from kit.runs.replay import OffPolicy, Segment, load_replay
 from kit.runs.run import Run
 from kit.runs.status import Status
-from kit.runs.writer import Segment, Writer
+from kit.runs.writer import Writer
 
 if TYPE_CHECKING:
-    import torch
-    from stable_baselines3.common.logger import Logger
-
     from kit.stores.sync import SyncHandle
     from kit.trainers import Trainer
 
@@ -372,34 +370,3 @@ class Session:
     def _say(self, sentence: str) -> None:
         print(sentence, flush=True)
         self.status.set(message=sentence)
-
-
-@runtime_checkable
-class OffPolicy(Protocol):
-    """A trainer whose data outlives an iteration."""
-
-    replay_capacity: int
-    replay_written: int
-
-    def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]: ...
-
-    def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
-
-
-def row_logger(metrics: Metrics) -> Logger:
-    """A Stable-Baselines3 logger whose every dump becomes one row."""
-    from stable_baselines3.common.logger import KVWriter, Logger
-
-    class Rows(KVWriter):
-        def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-            metrics.add(step, key_values)
-
-    return Logger(folder=None, output_formats=[Rows()])
-
-
-def load_replay(trainer: OffPolicy, found: Checkpoint) -> None:
-    """Put the off-policy data that `found` needs back into `trainer`, segment by segment."""
-    from safetensors.torch import load_file
-
-    for path in found.replay():
-        trainer.load_replay(load_file(path), int(path.stem))

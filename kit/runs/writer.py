@@ -5,29 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.runs import checkpoint
 from kit.runs.checkpoint import Checkpoint, State
-
-if TYPE_CHECKING:
-    import torch
+from kit.runs.replay import Segment
 
 KEEP_LAST = 3
 KEEP_HOURS = 24
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive rows of off-policy data: column name -> (rows, n_envs, ...), the first one numbered `start`."""
-
-    start: int
-    rows: dict[str, torch.Tensor]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.rows.values()))) if self.rows else 0
 
 
 class Writer:

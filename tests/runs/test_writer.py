@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kit.runs import checkpoint
-from kit.runs.writer import KEEP_LAST, Segment, Writer
+from kit.runs.replay import Segment
+from kit.runs.writer import KEEP_LAST, Writer
 
 STATE = {"policy": {"weight": torch.zeros(4)}}
 

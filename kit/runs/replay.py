@@ -1,0 +1,56 @@
+"""Off-policy data between a trainer and its checkpoints: rows, numbered from the first one the run ever saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kit.runs.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of off-policy data: column name -> (rows, n_envs, ...), the first one numbered `start`."""
+
+    start: int
+    rows: dict[str, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values()))) if self.rows else 0
+
+
+@runtime_checkable
+class OffPolicy(Protocol):
+    """A trainer whose data outlives an iteration."""
+
+    replay_capacity: int
+    replay_written: int
+
+    def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]: ...
+
+    def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
+
+
+def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
+
+
+def row_logger(metrics: Metrics) -> Logger:
+    """A Stable-Baselines3 logger whose every dump becomes one row."""
+    from stable_baselines3.common.logger import KVWriter, Logger
+
+    class Rows(KVWriter):
+        def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+            metrics.add(step, key_values)
+
+    return Logger(folder=None, output_formats=[Rows()])
+
+
+def load_replay(trainer: OffPolicy, found: Checkpoint) -> None:
+    """Put the off-policy data that `found` needs back into `trainer`, segment by segment."""
+    from safetensors.torch import load_file
+
+    for path in found.replay():
+        trainer.load_replay(load_file(path), int(path.stem))
