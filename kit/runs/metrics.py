@@ -64,6 +64,17 @@ class Metrics:
         return self._events
 
 
+def row_logger(metrics: Metrics) -> Logger:
+    """A Stable-Baselines3 logger whose every dump becomes one row."""
+    from stable_baselines3.common.logger import KVWriter, Logger
+
+    class Rows(KVWriter):
+        def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+            metrics.add(step, key_values)
+
+    return Logger(folder=None, output_formats=[Rows()])
+
+
 def read(run_path: Path) -> list[dict[str, Any]]:
     """Every whole row; a line that is being written just now is left out."""
     try:

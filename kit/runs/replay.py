@@ -37,17 +37,6 @@ class OffPolicy(Protocol):
 def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
 
 
-def row_logger(metrics: Metrics) -> Logger:
-    """A Stable-Baselines3 logger whose every dump becomes one row."""
-    from stable_baselines3.common.logger import KVWriter, Logger
-
-    class Rows(KVWriter):
-        def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-            metrics.add(step, key_values)
-
-    return Logger(folder=None, output_formats=[Rows()])
-
-
 def load_replay(trainer: OffPolicy, found: Checkpoint) -> None:
     """Put the off-policy data that `found` needs back into `trainer`, segment by segment."""
     from safetensors.torch import load_file
