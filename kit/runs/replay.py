@@ -34,9 +34,6 @@ class OffPolicy(Protocol):
     def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
 
 
-def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
-
-
 def load_replay(trainer: OffPolicy, found: Checkpoint) -> None:
     """Put the off-policy data that `found` needs back into `trainer`, segment by segment."""
     from safetensors.torch import load_file
