@@ -30,8 +30,10 @@ PPO_SHAPES = {
     "raw": {"normalize_advantage": False, "clip_range": 0.05},
     "kl": {"target_kl": 0.02, "learning_rate": 3e-3},
 }
+TF = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
 A2C_SHAPES = {
-    "tf": {"policy_kwargs": {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}},
+    "tf": {"policy_kwargs": dict(TF)},
+    "tf unclipped": {"policy_kwargs": dict(TF), "max_grad_norm": 1e6},
     "adam": {"use_rms_prop": False},
     "other": {"policy_kwargs": {"optimizer_class": torch.optim.SGD}},
 }
