@@ -33,6 +33,11 @@ class Summary:
     watts: float
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the card waits most of the time, judged over ten seconds at least."""
+        return self.samples >= 10 * SAMPLES_PER_S and self.busy_percent < IDLE_PERCENT
+
+    @property
     def verdict(self) -> str:
         """One sentence to act upon."""
         if self.busy_percent < IDLE_PERCENT:

@@ -107,7 +107,7 @@ def _legend(lines: Sequence[Line], width: int) -> str:
         return ""
     parts, x = [], float(width - RIGHT)
     for line in reversed(lines):
-        x -= 5.6 * len(line.label)
+        x -= 6.0 * len(line.label)
         parts.append(f'<text x="{x:.0f}" y="14" opacity=".8">{html.escape(line.label)}</text>')
         parts.append(f'<circle cx="{x - 8:.0f}" cy="10" r="3.5" fill="{line.colour}" stroke="none"/>')
         x -= 22

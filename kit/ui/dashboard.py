@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kit.config import seconds
 from kit.errors import need
+from kit.machine.monitor import GpuMonitor
 from kit.runs import metrics
 from kit.runs.api import resume
 from kit.runs.run import Run
@@ -106,15 +108,17 @@ class Dashboard:
         for call in self.on_change:
             call()
         try:
-            while self.run is run:
-                now = run.status()
-                working = run.is_working(now)
-                self._draw(run, now)
-                filming.poll(now, working)
-                self._show_video(filming)
-                if not working:
-                    break
-                time.sleep(REFRESH_S)
+            with GpuMonitor() if run.config.device.startswith("cuda") else contextlib.nullcontext() as monitor:
+                while self.run is run:
+                    now = run.status()
+                    working = run.is_working(now)
+                    gpu = monitor.summary() if monitor is not None and working else None
+                    self._draw(run, now | {"gpu": gpu, "session_left_s": session_left_s(run, now) if working else None})
+                    filming.poll(now, working)
+                    self._show_video(filming)
+                    if not working:
+                        break
+                    time.sleep(REFRESH_S)
             if self.run is run:
                 self.say("")
                 self._ended(run, filming)
@@ -223,6 +227,14 @@ class Dashboard:
             button.description, button.icon = label, icon
 
 
+def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
+    """Until `session_limit` ends this session, or None without a limit."""
+    limit = run.config.session_limit
+    if limit is None or not now["started"]:
+        return None
+    return max(0.0, seconds("session_limit", limit) - (time.time() - float(now["started"])))
+
+
 def curves(rows: list[dict[str, Any]], total_steps: int) -> str:
     """The live charts: success rate where the task has one, and mean return."""
     learning = Learning.of(rows)
@@ -234,8 +246,8 @@ def curves(rows: list[dict[str, Any]], total_steps: int) -> str:
         if percent and not learning.has_success and rows:
             continue
         lines = [
-            Line("training", list(training.steps), list(training.values), style.BLUE),
-            Line("evaluation", list(evaluation.steps), list(evaluation.values), style.ORANGE, dots=True),
+            Line("train", list(training.steps), list(training.values), style.BLUE),
+            Line("eval", list(evaluation.steps), list(evaluation.values), style.ORANGE, dots=True),
         ]
         scale = ((0.0, 1.0), style.percent) if percent else ()
         charts.append(f"<div>{chart(title, lines, total_steps, *scale)}</div>")

@@ -27,6 +27,7 @@ class Filming:
         self._next = time.monotonic() + EVERY_S / 2
         self._available = find_spec("mediapy") is not None and find_spec("imageio_ffmpeg") is not None
         self.error = ""
+        """Why the last filming failed. While the run trains, a policy may be replaced as it is read; the next one works."""
 
     @property
     def latest(self) -> Path | None:
@@ -51,6 +52,7 @@ class Filming:
     def finish(self) -> None:
         """Film the final policy, at full speed now that training is over, and wait for it."""
         self.close()
+        self.error = ""
         if self.wanted:
             self._start(low_priority=False)
             self._reap()

@@ -12,7 +12,7 @@ from kit.ui.filming import Filming
 from kit.ui.panel import TrainPanel
 from kit.ui.resume import ResumePanel
 
-WAITING = "The result appears here when the run has ended: press Train above, or run this cell again later."
+WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
 
 
 def report(source: TrainPanel | ResumePanel | Run) -> None:

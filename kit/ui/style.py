@@ -41,7 +41,8 @@ CSS = """
 .kit figure{margin:0}
 .kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
 .kit video{border-radius:8px;display:block;background:#0002}
-.kit-run{display:grid;grid-template-columns:250px 150px 130px 100px 90px 110px;gap:12px;align-items:center;
+.kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:9px;
+  white-space:nowrap;align-items:center;
   font-variant-numeric:tabular-nums;font-size:13px}
 .kit-run .kit-bar{display:block;margin:0}
 .kit-dim{opacity:.65}
@@ -100,13 +101,19 @@ def figures(now: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("steps per second", f"{now['steps_per_s']:,.0f}"))
     if now["eta_s"]:
         rows.append(("left", duration(now["eta_s"])))
+    if now.get("session_left_s") is not None:
+        rows.append(("left of the session", duration(now["session_left_s"])))
+    if now.get("gpu") is not None:
+        rows.append(("GPU busy", f"{now['gpu'].busy_percent:.0f} %"))
     return rows
 
 
 def notes(now: dict[str, Any]) -> str:
     """Where the work is safe, and what the run has to say."""
-    saved, store = now["checkpoint"], now["store"]
+    saved, store, gpu = now["checkpoint"], now["store"], now.get("gpu")
     lines = []
+    if gpu is not None and gpu.is_idle and now["phase"] == "training":
+        lines.append(f"<span class='kit-bad'>{html.escape(gpu.verdict)}</span>")
     if saved:
         lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
     if store:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.machine.monitor import Summary
 from kit.runs import control
 from kit.ui import dashboard as dashboard_module
 from kit.ui import style
@@ -74,6 +75,19 @@ def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
     board.pause_button.click()
     wait_for(lambda: "no room &lt;left&gt;" in board._message.value)
     wait_for(lambda: not board.pause_button.disabled)
+
+
+def test_the_session_clock_and_an_idle_card(tmp_path: Path) -> None:
+    run = make_run(tmp_path, config={"session_limit": "1h"}, started=time.time() - 1800, phase="training")
+    now = run.status()
+    left = dashboard_module.session_left_s(run, now)
+    assert left == pytest.approx(1800, abs=10)
+    idle, busy = (Summary(60, percent, 0, 50.0, 70.0) for percent in (12.0, 90.0))
+    page = style.head(run.name, now | {"session_left_s": left, "gpu": idle})
+    assert "30 min</b><span>left of the session" in page
+    assert "12 %</b><span>GPU busy" in page
+    assert "The GPU idles (12 % busy)" in page
+    assert "idles" not in style.head(run.name, now | {"gpu": busy})
 
 
 @pytest.mark.parametrize(
