@@ -14,7 +14,7 @@ from kit.envs.task import Task
 from kit.sim import Simulator
 
 HEALTHY_Z_M = (0.2, 1.0)
-HEALTHY_REWARD = 1
+HEALTHY_REWARD = 1.0
 CONTROL_COST = 0.5
 CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
@@ -42,11 +42,10 @@ class Ant(Task):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._qpos0 = torch.as_tensor(self.model.qpos0, dtype=sim.dtype, device=sim.device)
-        self._torso_x_w = sim.xpos[:, TORSO, 0]
-        self._torso_x_before_w = torch.zeros_like(self._torso_x_w)
-        self._forces = sim.cfrc_ext.flatten(1)  # (n, 14 * 6), a view
-        self._height_m = sim.qpos[:, 2]
         self._dt_s = self.control_dt_s
+        # Views of the simulator's memory, always current:
+        self._pose, self._velocity, self._forces = sim.qpos[:, 2:], sim.qvel, sim.cfrc_ext.flatten(1)
+        self._x_w, self._z_w, self._torso_x_w = sim.qpos[:, 0], sim.qpos[:, 2], sim.xpos[:, TORSO, 0]
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n
@@ -55,33 +54,33 @@ class Ant(Task):
         sim.reset(mask, qpos=self._qpos0 + RESET_NOISE * (2 * uniform - 1), qvel=RESET_NOISE * normal)
 
     def act(self, action: torch.Tensor) -> None:
-        self._torso_x_before_w.copy_(self._torso_x_w)
+        self._torso_x_before_w = self._torso_x_now_w
         self.sim.ctrl.copy_(action)
+
+    def measure(self) -> None:
+        self._torso_x_now_w = self._torso_x_w.clone()
+        self._clipped_forces = self._forces.clamp(-1.0, 1.0)  # (n, 84): torque and force on each of 14 bodies
+        self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds, and a number
 
     def observe(self) -> torch.Tensor:
         return torch.cat(
             [
-                self.sim.qpos[:, 2:],  # 13  torso height and quaternion, 8 joint angles
-                self.sim.qvel,  # 14  torso velocities, 8 joint velocities
-                self._forces[:, 6:].clamp(-1.0, 1.0),  # 78  contact torque and force on each body but the world
+                self._pose,  # 13  torso height and quaternion, 8 joint angles
+                self._velocity,  # 14  torso velocities, 8 joint velocities
+                self._clipped_forces[:, 6:],  # 78  contact torque and force on each body but the world
             ],
             dim=1,
         )
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        forward = (self._torso_x_w - self._torso_x_before_w) / self._dt_s
+        forward = self._torso_x_now_w - self._torso_x_before_w
         control = vecdot(action, action)
-        forces = self._forces.clamp(-1.0, 1.0)
-        contact = vecdot(forces, forces)
-        reward = forward.add(self._is_healthy(), alpha=HEALTHY_REWARD)
+        contact = vecdot(self._clipped_forces, self._clipped_forces)
+        reward = (HEALTHY_REWARD * self._healthy).add(forward, alpha=1 / self._dt_s)
         return reward.sub(control, alpha=CONTROL_COST).sub(contact, alpha=CONTACT_COST)
 
     def terminated(self) -> torch.Tensor:
-        return ~self._is_healthy()
+        return ~self._healthy
 
     def info(self) -> dict[str, torch.Tensor]:
-        return {"x_position": self.sim.qpos[:, 0].clone()}
-
-    def _is_healthy(self) -> torch.Tensor:
-        z = self._height_m
-        return z == z.clamp(*HEALTHY_Z_M)
+        return {"x_position": self._x_w.clone()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import torch
+from torch.linalg import vecdot
 
 from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 from kit.envs.task import Task
@@ -52,9 +53,12 @@ class Reach(Task):
         model = self.model
         joints = [model.joint(name) for name in (*ARM, *FINGERS)]
         assert [joint.qposadr[0] for joint in joints] == list(range(9)), "the arm's joints come first, then the fingers"
-        self._hand = model.site(HAND).id
+        arm = self._arm = len(ARM)
+        # Views of the simulator's memory, always current:
+        self._hand_w = sim.site_xpos[:, model.site(HAND).id]
         self._goal_w = sim.mocap_pos[:, model.body(GOAL).mocapid[0]]
-        self._arm = len(ARM)
+        self._angles, self._velocities, self._finger_m = sim.qpos[:, :arm], sim.qvel[:, :arm], sim.qpos[:, arm]
+        self._arm_command, self._finger_command = sim.ctrl[:, :arm], sim.ctrl[:, arm:]
         self._bank_w = torch.as_tensor(goal_bank(), dtype=sim.dtype, device=sim.device)
         self._rest = torch.as_tensor(REST, dtype=sim.dtype, device=sim.device)
         self._centre_w = torch.as_tensor(CENTRE_W, dtype=sim.dtype, device=sim.device)
@@ -71,50 +75,43 @@ class Reach(Task):
         sim.reset(mask, qpos=qpos, ctrl=ctrl, mocap_pos=goal_w)
 
     def act(self, action: torch.Tensor) -> None:
-        self._distance_before = self.distance()
-        ctrl = self.sim.ctrl
-        ctrl[:, self._arm :].masked_fill_(self.success().unsqueeze(1), 0.0)
-        ctrl[:, : self._arm] = action
+        self._distance_before = self._distance
+        self._finger_command.masked_fill_(self._reached.unsqueeze(1), 0.0)
+        self._arm_command.copy_(action)
+
+    def measure(self) -> None:
+        self._to_goal_w = self._goal_w - self._hand_w
+        self._distance = self._to_goal_w.norm(dim=1)
+        self._near = self._distance < SUCCESS_M
+        self._closing = self._finger_command[:, 0] == 0.0  # the gripper has been told to close
+        self._reached = self._closing | self._near
+        self._closed = self._closing & (self._finger_m < CLOSED_M)
 
     def observe(self) -> torch.Tensor:
-        sim, hand_w = self.sim, self._hand_w()
         return torch.cat(
             [
-                sim.qpos[:, : self._arm],  # 7  joint angles, rad
-                sim.qvel[:, : self._arm],  # 7  joint velocities, rad/s
-                2 * (hand_w - self._centre_w),  # 3  hand, half metres
+                self._angles,  # 7  joint angles, rad
+                self._velocities,  # 7  joint velocities, rad/s
+                2 * (self._hand_w - self._centre_w),  # 3  hand, half metres
                 2 * (self._goal_w - self._centre_w),  # 3  goal, half metres
-                4 * (self._goal_w - hand_w),  # 3  from hand to goal, quarter metres
-                sim.qpos[:, self._arm : self._arm + 1] / FINGER_OPEN_M,  # 1  gripper, 1 open, 0 closed
+                4 * self._to_goal_w,  # 3  from hand to goal, quarter metres
+                (self._finger_m / FINGER_OPEN_M).unsqueeze(1),  # 1  gripper, 1 open, 0 closed
             ],
             dim=1,
         )
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        distance = self.distance()
-        progress = self._distance_before - distance
-        entered = (distance < SUCCESS_M) & ~self._closing()
-        precision = (1 - distance / SUCCESS_M).clamp(min=0.0) * self.terminated()
-        effort = action.square().sum(1)
+        progress = self._distance_before - self._distance
+        entered = self._near > self._closing  # and not before
+        precision = (1 - self._distance / SUCCESS_M).clamp(min=0.0) * self._closed
+        effort = vecdot(action, action)
         return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort
 
     def terminated(self) -> torch.Tensor:
-        return self._closing() & (self.sim.qpos[:, self._arm] < CLOSED_M)
+        return self._closed
 
     def success(self) -> torch.Tensor:
-        return self._closing() | (self.distance() < SUCCESS_M)
+        return self._reached
 
     def info(self) -> dict[str, torch.Tensor]:
-        distance = self.distance()
-        return {"distance": distance, "within_5cm": distance < PRECISE_M}
-
-    def distance(self) -> torch.Tensor:
-        """From hand to goal, (n,), m."""
-        return (self._goal_w - self._hand_w()).norm(dim=1)
-
-    def _hand_w(self) -> torch.Tensor:
-        return self.sim.site_xpos[:, self._hand]
-
-    def _closing(self) -> torch.Tensor:
-        """Worlds whose gripper has been told to close, (n,) bool."""
-        return self.sim.ctrl[:, self._arm] == 0.0
+        return {"distance": self._distance, "within_5cm": self._distance < PRECISE_M}

@@ -17,7 +17,8 @@ class Task(ABC):
     The constructor builds `model` and the spaces; `bind` is given the simulator once and turns names into ids. From
     then on every method works on tensors of leading size n on the simulator's device, in this order per control step:
 
-        act(action) -> physics -> observe(), reward(action), terminated(), success(), info() -> reset(done)
+        act(action) -> physics -> measure() -> observe(), reward(action), terminated(), success(), info()
+                                            -> where an episode ended: reset(done), measure(), observe()
     """
 
     name: str
@@ -51,6 +52,11 @@ class Task(ABC):
     @abstractmethod
     def act(self, action: torch.Tensor) -> None:
         """Write `action` (n, act), already inside the action space, to the simulator's inputs."""
+
+    def measure(self) -> None:
+        """Compute once what several of the methods below share; called whenever the physics has changed. It must follow
+        from the simulator and `state` alone. A small tensor costs microseconds, so a step should make few."""
+        return None
 
     @abstractmethod
     def observe(self) -> torch.Tensor:

@@ -62,9 +62,10 @@ class TensorEnv:
         """Begin a new episode in every world; the same `seed` gives the same episodes. Returns obs (n, obs)."""
         if seed is not None:
             self._generator.manual_seed(seed)
-        self._return.zero_()
-        self._length.zero_()
+        self._return = torch.zeros_like(self._return)
+        self._length = torch.zeros_like(self._length)
         self.task.reset(self._everywhere, self._generator)
+        self.task.measure()
         return self.task.observe().to(self.dtype)
 
     def step(self, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]:
@@ -73,6 +74,7 @@ class TensorEnv:
         action = torch.clamp(action.to(self.device, self.sim.dtype), self._low, self._high)
         task.act(action)
         self.sim.step(task.substeps)
+        task.measure()
 
         obs = task.observe().to(self.dtype)
         reward = task.reward(action)
@@ -85,15 +87,15 @@ class TensorEnv:
             terminated = terminated | diverged
             success = None if success is None else success & ~diverged
 
-        self._return += reward
-        self._length += 1
+        self._return = self._return + reward
+        self._length = self._length + 1
         out_of_time = self._length >= self.episode_steps
-        truncated = out_of_time & ~terminated
+        truncated = out_of_time > terminated  # and not terminated
         done = out_of_time | terminated
         info = {
             "final_obs": obs,
-            "episode_return": self._return.to(self.dtype, copy=True),
-            "episode_length": self._length.clone(),
+            "episode_return": self._return,
+            "episode_length": self._length,
             **task.info(),
         }
         if success is not None:
@@ -105,8 +107,9 @@ class TensorEnv:
     def _begin(self, done: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
         """Reset the worlds of `done` and return `obs` with their rows replaced."""
         self.task.reset(done, self._generator)
-        self._return.masked_fill_(done, 0.0)
-        self._length.masked_fill_(done, 0)
+        self.task.measure()
+        self._return = self._return.masked_fill(done, 0.0)
+        self._length = self._length.masked_fill(done, 0)
         return torch.where(done.unsqueeze(1), self.task.observe().to(self.dtype), obs)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -123,8 +126,9 @@ class TensorEnv:
         """Go back to `snapshot`, of an env of the same task and size."""
         self.sim.restore({name[4:]: value for name, value in snapshot.items() if name.startswith("sim.")})
         self.task.load_state({name[5:]: value for name, value in snapshot.items() if name.startswith("task.")})
-        self._return.copy_(snapshot["return"])
-        self._length.copy_(snapshot["length"])
+        self.task.measure()
+        self._return = snapshot["return"].to(self._return, copy=True)
+        self._length = snapshot["length"].to(self._length, copy=True)
         self._generator.set_state(snapshot["generator"].cpu())
 
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:

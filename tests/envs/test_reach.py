@@ -17,7 +17,8 @@ STILL = torch.zeros(1, 7)
 
 def place_goal(env, offset_m: tuple[float, float, float]) -> None:
     """Put the goal at `offset_m` from the hand of the only world."""
-    env.task._goal_w[0] = env.task._hand_w()[0] + torch.tensor(offset_m, dtype=torch.float64)
+    env.task._goal_w[0] = env.task._hand_w[0] + torch.tensor(offset_m, dtype=torch.float64)
+    env.task.measure()
 
 
 def test_each_joint_moves_at_the_commanded_velocity_and_the_others_stay():
@@ -79,12 +80,12 @@ def test_nothing_is_touched_at_the_start():
 def test_success_closes_the_gripper_then_ends_the_episode():
     env = make_vec("Reach", 1, seed=0, threads=1)
     stretch = torch.tensor([[0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0]])
-    start = env.task._hand_w()[0].clone()
+    start = env.task._hand_w[0].clone()
     place_goal(env, (0, 0, 0.5))
     _, _, terminated, _, info = env.step(stretch)
     assert not info["success"] and not terminated and env.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M, abs=1e-3)
 
-    way = env.task._hand_w()[0] - start
+    way = env.task._hand_w[0] - start
     ahead = (SUCCESS_M + 0.005) * way / way.norm()
     place_goal(env, tuple(ahead.tolist()))
     obs, reward, terminated, _, info = env.step(stretch)
@@ -112,7 +113,7 @@ def test_success_closes_the_gripper_then_ends_the_episode():
 def test_reward_is_for_coming_nearer():
     env = make_vec("Reach", 1, seed=0, threads=1)
     place_goal(env, (0.5, 0, 0))
-    before = env.task.distance().item()
+    before = env.task._distance.item()
     _, reward, _, _, info = env.step(torch.tensor([[0.0, 1.0, 0, -1.0, 0, 0, 0]]))
     assert abs(before - info["distance"].item()) > 0.005
     assert reward.item() == pytest.approx(PROGRESS_PER_M * (before - info["distance"].item()) - 0.002 * 2, abs=1e-5)
