@@ -15,6 +15,8 @@ from kit.sim import kernels
 from kit.sim.render import FreeCamera, Renderer, default_camera, render_data
 from kit.sim.studio import studio
 
+pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels, for minutes on a busy one
+
 POSES = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
 

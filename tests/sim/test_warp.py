@@ -12,6 +12,8 @@ from kit.sim.capacity import Capacity, capacity, touching_pairs
 from kit.sim.cpu import CpuSim
 from kit.sim.warp import WarpSim
 
+pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels, for minutes on a busy one
+
 BALLS = """
 <mujoco>
   <option timestep="0.005"/>
@@ -223,6 +225,7 @@ def test_tasks_run_on_it_unchanged(name, monkeypatch):
         env.sim.reset(everywhere(env.sim), **state)
         env.task.load_state({name: value.to(env.sim.dtype) if value.is_floating_point() else value
                              for name, value in envs[1].task.state().items()})  # fmt: skip
+        env.task.measure()
     action = torch.rand(3, *envs[0].action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for _ in range(2):  # before the first touch-down, which enlarges float32's differences
         warp, c = (env.step(action) for env in envs)
