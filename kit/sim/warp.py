@@ -4,9 +4,9 @@ What repeats bit for bit:
  - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly.
  - On CUDA a snapshot and its restoration are exact, but steps are not: contacts and constraint rows are listed in the
    order in which threads find them, and sums over them round differently from run to run (about 1e-7 relative per
-   step, which chaos enlarges). `deterministic=True` makes MuJoCo Warp's atomic sums independent of order, at a price;
-   MuJoCo Warp 4.0 does not yet fix the order of contacts and constraint rows, so only worlds without contacts and
-   with at most one active constraint are then exact.
+   step, which chaos enlarges). `deterministic=True` makes MuJoCo Warp's atomic sums independent of order, at a price.
+   MuJoCo Warp 4.0 says that it does not yet fix the order of contacts and constraint rows, so expect exact repetition
+   only from worlds without contacts and with at most one active constraint.
  - Against MuJoCo in C one step agrees to float32 accuracy, not bit for bit.
 """
 
@@ -24,7 +24,7 @@ from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
 from kit.sim.render import Renderer
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
-          "mocap_pos", "mocap_quat", "history", "userdata")  # fmt: skip
+          "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip
 """What decides the future of a world (MuJoCo's integration state)."""
 _SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
@@ -58,6 +58,8 @@ class WarpSim(Simulator):
     ) -> None:
         self.model, self.n, self.dtype = model, n, torch.float32
         self.device = numbered(device)
+        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            raise UserError("The model lets bodies sleep, which snapshots on MuJoCo Warp do not hold; switch it off.")
         default = capacity(model)
         self.capacity = Capacity(contacts or default.contacts, constraints or default.constraints)
         self._fields: dict[str, torch.Tensor] = {}
