@@ -1,4 +1,4 @@
-"""Videos of a run while it trains: a process of its own, at the lowest priority, films the best policy now and then."""
+"""Videos of a run while it trains: a process of its own, at low priority, films the best policy now and then."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from kit.machine.settings import worker_environment
 from kit.runs.run import Run
 
 EPISODES = 2
+NICE = 10
+"""About a tenth of a core when training wants all of them."""
 EVERY_S = 60.0
 """Time between the end of one filming and the start of the next, while the run trains."""
 
@@ -27,7 +29,7 @@ class Filming:
         self._next = time.monotonic() + EVERY_S / 2
         self._available = find_spec("mediapy") is not None and find_spec("imageio_ffmpeg") is not None
         self.error = ""
-        """Why the last filming failed. While the run trains, a policy may be replaced as it is read; the next one works."""
+        """Why the last filming failed. While a run trains, a policy may be replaced as it is read; the next works."""
 
     @property
     def latest(self) -> Path | None:
@@ -67,7 +69,7 @@ class Filming:
         command = [sys.executable, "-m", "kit", "video", str(self._run.path), "--step", str(self._step())]
         command += ["--episodes", str(EPISODES)]
         if low_priority and os.name == "posix":
-            command = ["nice", "-n", "19", *command]
+            command = ["nice", "-n", str(NICE), *command]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=worker_environment(1),
