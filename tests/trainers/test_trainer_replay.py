@@ -44,7 +44,7 @@ def test_rows_are_numbered_from_the_first_ever() -> None:
             replay.rows(start, stop)
 
 
-@pytest.mark.parametrize("pieces", [[(0, 7)], [(2, 7)], [(0, 4), (4, 7)], [(2, 3), (3, 6), (6, 9)]])
+@pytest.mark.parametrize("pieces", [[(0, 7)], [(2, 7)], [(0, 4), (4, 7)], [(4, 7), (0, 4)], [(2, 3), (3, 6), (6, 9)]])
 def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
     """Whatever the segments' borders, and though they hold rows that are too old or, from lost work, too new."""
     everything, original = filled(9, capacity=99), filled(7)
