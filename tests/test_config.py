@@ -80,7 +80,7 @@ def test_newer_version_is_refused():
 def test_files_that_are_no_config(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match="config.yaml"):
+    with pytest.raises(UserError, match=r"config\.yaml"):
         RunConfig.load(path)
 
 
