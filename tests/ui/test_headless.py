@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kit.runs.run import Run
 from kit.ui import headless
 from tests.ui.fabricate import make_run, set_status
 
@@ -28,10 +31,22 @@ def test_a_script_has_nobody_and_the_environment_overrules(monkeypatch: pytest.M
     assert headless.nobody_there()
 
 
-def test_follow_tells_each_tenth_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_tells_each_tenth_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, steps_per_s=50.0)
+
+    def wait(self: Run, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        now = self.status()
+        for step in (0, 50, 99, 100, 150, 600):
+            on_progress({**now, "step": step})
+        return now
+
+    monkeypatch.setattr(Run, "wait", wait)
     assert headless.follow(run)["state"] == "finished"
-    assert capsys.readouterr().out.splitlines() == [" 60 %           600 steps   success  97 %        50 steps/s"]
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(" steps")[0].split()[-1] for line in told] == ["50", "100", "600"]
+    assert told[-1] == " 60 %           600 steps   success  97 %        50 steps/s"
 
 
 def test_follow_raises_what_failed(tmp_path: Path) -> None:
