@@ -23,6 +23,7 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,8 @@ from kit.config import RunConfig
 from kit.errors import UserError
 
 STEP = re.compile(r"step_(\d{9,})")
+LOCK_PATIENCE_S = 0.5
+"""Somebody who only asks whether a run is at work holds its lock for an instant (`is_locked`)."""
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
@@ -119,12 +122,18 @@ def lock(path: Path) -> Iterator[IO[str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); copy the run to a folder that can.") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise UserError(f"{path} is in use by {owner}; stop it first, or watch it with `kit runs`.") from None
+        end = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() < end:
+                    time.sleep(0.02)
+                    continue
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                raise UserError(f"{path} is in use by {owner}; stop it first, or watch it with `kit runs`.") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -31,8 +31,11 @@ class Metrics:
         self._file.truncate(sum(len(line) for line in lines[:rows]))
         self._folder = run_path / "tb"
         self._events: SummaryWriter | None = None
-        self._purge_step: int | None = json.loads(lines[rows - 1])["step"] + 1 if rows else None
-        self.last: dict[str, Any] = json.loads(lines[rows - 1]) if rows else {}
+        self.last: dict[str, Any] = {}
+        """The latest value of every column."""
+        for line in lines[:rows]:
+            self.last |= json.loads(line)
+        self._purge_step: int | None = self.last["step"] + 1 if rows else None
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row. Values are numbers; anything else is left to TensorBoard's own writers."""
