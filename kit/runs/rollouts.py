@@ -21,6 +21,7 @@ Act = Callable[["torch.Tensor"], "torch.Tensor"]
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS = 32
+REPORTED = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
 
 
 class Evaluator:
@@ -37,13 +38,15 @@ class Evaluator:
 
     def __call__(self, act: Act, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """`act` maps observations (n, ...) to actions (n, ...). Every world contributes the same number of episodes, so
-        that short ones are not counted more often. Returns what `kit evaluate` reports, or None if `should_stop`."""
+        that short ones are not counted more often. Returns what `evaluate` does and the task's further rates, such as
+        Reach's within_5cm; or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)
         n = self.env.num_envs
         finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
-        returns, lengths, successes = [], [], []
+        returns, lengths = [], []
+        rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end
         while bool((finished < self.per_world).any()):
             if should_stop():
                 return None
@@ -52,20 +55,28 @@ class Evaluator:
             counted = (terminated | truncated) & (finished < self.per_world)
             returns.append(info["episode_return"][counted])
             lengths.append(info["episode_length"][counted])
-            if "success" in info:
-                successes.append(info["success"][counted])
+            for name, value in info.items():
+                if value.dtype is torch.bool and value.ndim == 1:
+                    rates.setdefault(name, []).append(value[counted])
             finished += counted
         returned = torch.cat(returns).double()
         return {
             "episodes": len(returned),
             "mean_return": returned.mean().item(),
             "std_return": returned.std(correction=0).item(),
-            "success_rate": torch.cat(successes).double().mean().item() if successes else None,
-            "mean_length": torch.cat(lengths).double().mean().item(),
+            "success_rate": _mean(rates.pop("success", None)),
+            "mean_length": _mean(lengths),
+            **{name: _mean(values) for name, values in rates.items()},
         }
 
     def close(self) -> None:
         self.env.close()
+
+
+def _mean(parts: list[torch.Tensor] | None) -> float | None:
+    import torch
+
+    return torch.cat(parts).double().mean().item() if parts else None
 
 
 def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
@@ -96,7 +107,7 @@ def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None 
     result = evaluator(model.act)
     evaluator.close()
     assert result is not None
-    return result
+    return {name: result[name] for name in REPORTED}
 
 
 def record(
