@@ -13,7 +13,8 @@ BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 def worker_environment(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a worker process that should use `threads` cores; values the user set stay."""
     environment = os.environ if environment is None else environment
-    return {name: str(threads) for name in BLAS_VARIABLES} | dict(environment)
+    # A thread that spins while it waits takes the core from the one it waits for: 24 ms a minibatch instead of 10.
+    return {name: str(threads) for name in BLAS_VARIABLES} | {"OMP_WAIT_POLICY": "passive"} | dict(environment)
 
 
 def apply(device: str = "cpu", threads: int | None = None) -> dict[str, str | int]:

@@ -307,7 +307,10 @@ class Session:
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s
         self.status.set(phase="copying to the store")
         state = self._sync.stop(drain_s=0.0)
-        while state["step"] != self.writer.step and time.monotonic() < end and not self._signalled:
+        finished = self.status.values["state"] == "finished"
+        while time.monotonic() < end and not self._signalled:
+            if self._sync.is_done() or (state["step"] == self.writer.step and not finished):
+                break
             state = self._sync.stop(drain_s=POLL_S)
         self.status.set(phase=phase)
         return bool(state["step"] == self.writer.step)

@@ -15,6 +15,8 @@ def start(run: Run) -> int:
 
     It gets its own session, so that neither an interrupt nor the end of the calling process reaches it.
     """
+    from kit.machine import settings
+
     with run.log_path.open("ab") as log:
         worker = subprocess.Popen(
             [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path)],
@@ -22,6 +24,7 @@ def start(run: Run) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=settings.worker_environment(int(run.config.threads)),
         )
     _reap_later(worker)
     return worker.pid

@@ -103,7 +103,8 @@ class Sync:
                             self.copier.close(release=True)
                         self.write()
                         return 0
-            if self._drain_since is not None and self._clock() - self._drain_since > ORPHAN_S:
+            abandoned = self._drain_since is not None and self._clock() - self._drain_since > ORPHAN_S
+            if abandoned or not self.run_dir.is_dir():  # nobody is left to copy for
                 self.copier.close(release=False)
                 return 4
             self.beat()
@@ -181,6 +182,10 @@ class SyncHandle:
             return dict(json.loads((self.run_dir / STATE).read_bytes()))
         except (OSError, ValueError):
             return {"url": self.url, "step": None, "time": None, "state": "behind", "error": None}
+
+    def is_done(self) -> bool:
+        """Whether it has ended after `stop`: everything, the last figures and the run's page included, has arrived."""
+        return self._process.poll() is not None
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
         """Ask it to copy what is committed and end; wait at most `drain_s` seconds and return the state then. What has
