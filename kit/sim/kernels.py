@@ -65,7 +65,7 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Around a first launch: if it takes longer than a moment, one line on stderr says what is going on."""
+    """Around a first launch: if it takes longer than a moment, one line says what is going on."""
     notice = threading.Timer(_NOTICE_AFTER_S, _announce, (what,))
     notice.daemon = True
     notice.start()
@@ -79,4 +79,5 @@ def _announce(what: str) -> None:
     if what not in _announced:
         _announced.add(what)
         kept = wp.config.kernel_cache_dir
-        print(f"Compiling {what} for this machine, once; this may take a minute (kept in {kept}).", file=sys.stderr)
+        where = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook paints stderr red
+        print(f"Compiling {what} for this machine, once; this may take a minute (kept in {kept}).", file=where)
