@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = WRONG_REQUEST
     except BrokenPipeError:
         code = 0
+    except KeyboardInterrupt:  # outside a session, which has its own way to end
+        print("kit: interrupted", file=sys.stderr)
+        code = 1
     sys.exit(code)
 
 

@@ -41,7 +41,7 @@ class Summary:
     def verdict(self) -> str:
         """One sentence to act upon."""
         if self.busy_percent < IDLE_PERCENT:
-            return f"The GPU idles ({self.busy_percent:.0f} % busy): use device = \"cpu\", or more n_envs."
+            return f'The GPU idles ({self.busy_percent:.0f} % busy): use device = "cpu", or more n_envs.'
         return f"The GPU is working ({self.busy_percent:.0f} % busy)."
 
 

@@ -39,7 +39,7 @@ PLACES = (
     ),
     Place(
         "Kaggle",
-        "only saved versions keep /kaggle/working; set store = \"hf://you/runs\" to keep runs as they train",
+        'only saved versions keep /kaggle/working; set store = "hf://you/runs" to keep runs as they train',
         "Settings > Accelerator > GPU",
         env=("KAGGLE_KERNEL_RUN_TYPE",),
     ),

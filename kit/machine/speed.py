@@ -27,6 +27,7 @@ from kit.machine.info import Machine, describe, version
 Progress = Callable[[float, str], None]
 """Told the fraction done, 0 to 1, and what is being measured."""
 
+
 class NotMeasured(RuntimeError):
     """The probe ended without an answer; training may work all the same."""
 

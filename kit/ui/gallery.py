@@ -76,9 +76,7 @@ def interval(rate: float, episodes: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def from_cameras(
-    run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES, step: int | str | None = None
-) -> Any:
+def from_cameras(run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES, step: int | str | None = None) -> Any:
     """Players of one policy (default: the best), each camera its own, by default the task's first few."""
     chosen = tuple(cameras) or _cameras(run)[:CAMERAS]
     found = run.find(step)

@@ -27,7 +27,8 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
     assert list_runs(store_url).to_dicts()[0]["name"] == "run"
     shutil.rmtree(run.path)
 
-    there, moved = _locate(store_url, str(tmp_path / "there"), None)
+    # as `kit resume --store URL` on an empty machine does
+    there, moved = _locate(None, str(tmp_path / "there"), store_url)
     assert there.latest().step == last.step and moved["store"] == store_url
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)

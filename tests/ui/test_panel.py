@@ -81,9 +81,7 @@ def test_the_label_estimates_and_names_what_only_the_task_knows(panel: TrainPane
     assert panel.train_button.disabled
 
 
-def test_train_launches_what_the_form_says(
-    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
     def launch(config: RunConfig) -> Any:
