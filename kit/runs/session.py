@@ -278,11 +278,11 @@ class Session:
         self.status.set(phase="saving")
         self._save_now(self._step, self._state())
         self.metrics.close()
-        if (self.config.store or "").startswith("hf://"):
-            self._film()
         done = f"done: {self._step:,} steps"
         self.status.set(state="finished", phase="finished", step=self._step, message=done)
         self.status.write()
+        if (self.config.store or "").startswith("hf://"):
+            self._film()
         if not self._drain(FINISHED_DRAIN_S):
             self._say(
                 f"done, but step {self._step:,} has not arrived in {self.config.store} yet; it is still being tried"
@@ -290,14 +290,20 @@ class Session:
         return DONE
 
     def _film(self) -> None:
-        """The run's page on the Hub shows the robot. What is missing for that is said; the run is done all the same."""
+        """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
         from kit.runs.rollouts import record
+        from kit.trainers import Interrupted
+
+        def hurry(done: int, at_most: int) -> None:
+            if self._signalled:
+                raise Interrupted("a signal came first")
 
         self.status.set(phase="filming")
         try:
-            record(self.run, episodes=1)
-        except UserError as error:
-            self._say(f"no video: {error}")
+            record(self.run, episodes=1, on_frame=hurry)
+        except Exception as error:
+            self._say(f"done, without a video for the run's page: {error}")
+        self.status.set(phase="finished")
 
     def _drain(self, at_most_s: float) -> bool:
         """Wait until the last checkpoint has arrived in the store; less long if a signal says to hurry. The copier goes
