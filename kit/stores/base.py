@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import queue
 import re
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,16 +186,3 @@ def _open(url: str, write: bool) -> Store:
     from kit.stores.directory import DirectoryStore
 
     return DirectoryStore(url, write)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a local file whole; a reader sees the old content or the new."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise

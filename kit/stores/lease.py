@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.stores.base import MissingFile, Store, StoreError, write_atomic
+from kit.runs.directory import write_atomic
+from kit.stores.base import MissingFile, Store, StoreError
 
 TTL_S = 600.0
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
@@ -111,7 +112,7 @@ def owner_of(run_dir: Path) -> str:
         pass
     owner = f"{host[:40]}-{secrets.token_hex(3)}"
     values = {"owner": owner, "host": host, "folder": str(run_dir.resolve())}
-    write_atomic(path, json.dumps(values).encode())
+    write_atomic(path, json.dumps(values).encode(), durable=False)
     return owner
 
 

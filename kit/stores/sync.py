@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kit.errors import UserError
+from kit.runs.directory import write_atomic
 from kit.stores import lease
-from kit.stores.base import OPEN_S, Store, StoreError, open_store, within, write_atomic
+from kit.stores.base import OPEN_S, Store, StoreError, open_store, within
 from kit.stores.layout import folders_in, newest_local, passed_over, step_of
 from kit.stores.redact import one_line
 from kit.stores.worker import Lost, Worker
@@ -114,7 +115,7 @@ class Sync:
         """.sync.json, whole; a full disk here is no reason to stop copying elsewhere."""
         self.state["updated"] = self._clock()
         with contextlib.suppress(OSError):
-            write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1).encode())
+            write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1).encode(), durable=False)
 
     def _is_due(self) -> bool:
         newest = newest_local(self.run_dir)
@@ -216,7 +217,7 @@ class SyncHandle:
                 "error": f"the copier ended (exit code {code}); starting it again",
             }
             with contextlib.suppress(OSError):
-                write_atomic(self.run_dir / STATE, json.dumps(values, indent=1).encode())
+                write_atomic(self.run_dir / STATE, json.dumps(values, indent=1).encode(), durable=False)
             if self._stopping.wait(pause):
                 return
             pause = min(LONGEST_PAUSE_S, 2 * pause)
