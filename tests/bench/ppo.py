@@ -1,4 +1,5 @@
-"""Training side by side with Stable-Baselines3 and SBX, end to end, in one run. By hand:
+"""Training side by side with Stable-Baselines3, a single-file PPO in CleanRL's manner (single_file.py) and SBX, end to
+end, in one run. By hand:
 
     python tests/bench/ppo.py                                # PPO on Ant, SB3's defaults with 16 × 128 steps
     python tests/bench/ppo.py --env Reach
@@ -26,6 +27,7 @@ CONTENDERS = {
     "sb3-dummy": "SB3, DummyVecEnv",
     "sb3-subproc": "SB3, SubprocVecEnv",
     "sb3-kit": "SB3 on this library's env",
+    "single-file": "single-file PPO, SyncVectorEnv",
     "sbx": "SBX, DummyVecEnv",
 }
 GYMNASIUM = {"Ant": "Ant-v5"}
@@ -65,7 +67,7 @@ def _net(text: str) -> list[int]:
 
 def _work(args: argparse.Namespace) -> None:
     """Build, warm up, then answer every line on stdin with the seconds that one turn took."""
-    turn, versions = _kit(args) if args.worker == "kit" else _stock(args)
+    turn, versions = {"kit": _kit, "single-file": _single_file}.get(args.worker, _stock)(args)
     turn()
     print(json.dumps(versions), flush=True)
     for _ in sys.stdin:
@@ -107,6 +109,24 @@ def _kit(args: argparse.Namespace) -> Any:
     return _turn(make_trainer(config, env), args), {"torch": torch.__version__}
 
 
+def _single_file(args: argparse.Namespace) -> Any:
+    import gymnasium
+    import single_file
+    import torch
+
+    torch.set_num_threads(args.stock_threads)
+    model = single_file.PPO(
+        _gymnasium_id(args.env), args.n_envs, args.n_steps, args.batch, args.epochs, args.net or [64, 64]
+    )
+    return lambda: model.learn(args.steps), {"gymnasium": gymnasium.__version__}
+
+
+def _gymnasium_id(env: str) -> str:
+    from gymnasium import registry
+
+    return GYMNASIUM.get(env, env if env in registry else f"kit.envs:kit/{env}-v0")
+
+
 def _stock(args: argparse.Namespace) -> Any:
     import gymnasium
     import stable_baselines3 as sb3
@@ -122,12 +142,9 @@ def _stock(args: argparse.Namespace) -> Any:
         venv: Any = TensorVecEnv(kit.make_vec(args.env, args.n_envs, "cpu", 0))
     else:
         processes = args.worker == "sb3-subproc"
-        known = gymnasium.registry
-        name = GYMNASIUM.get(args.env, args.env if args.env in known else f"kit.envs:kit/{args.env}-v0")
         maker: Any = SubprocVecEnv if processes else DummyVecEnv
-        venv = make_vec_env(
-            name, args.n_envs, vec_env_cls=maker, vec_env_kwargs={"start_method": "forkserver"} if processes else {}
-        )
+        kwargs = {"start_method": "forkserver"} if processes else {}
+        venv = make_vec_env(_gymnasium_id(args.env), args.n_envs, vec_env_cls=maker, vec_env_kwargs=kwargs)
     policy = {"policy_kwargs": {"net_arch": args.net}} if args.net else {}
     if args.worker == "sbx":
         import jax
@@ -146,6 +163,8 @@ def _compare(args: argparse.Namespace) -> None:
     names = args.only or [name for name in CONTENDERS if name != "sbx" or args.sbx_python]
     if args.algo == "SAC":
         names = [name for name in names if name in ("kit", "sb3-dummy")]
+    if args.algo != "PPO":
+        names = [name for name in names if name != "single-file"]
     workers = {name: _start(name, args) for name in names}
     versions: dict[str, str] = {}
     for name, worker in list(workers.items()):
