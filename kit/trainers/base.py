@@ -193,8 +193,10 @@ class TensorTrainer(BaseAlgorithm):
             "normalizer": {} if self.normalizer is None else self.normalizer.state(),
         }
 
-    def load_state(self, state: State) -> None:
-        """Become the trainer that `state()` was taken from; `learn(total_timesteps)` then goes on to that total."""
+    def load_state(self, state: State) -> bool:
+        """Become the trainer that `state()` was taken from; `learn(total_timesteps)` then goes on to that total. False
+        if its worlds were more or fewer, or of another simulator: then everything goes on but they, who begin new
+        episodes."""
         self.load_policy(state)
         for group, (optimizer, parameters) in self._optimizers().items():
             mine = {name[len(group) + 1 :]: v for name, v in state["optimizer"].items() if name.startswith(group + ".")}
@@ -208,16 +210,27 @@ class TensorTrainer(BaseAlgorithm):
         episodes = zip(own["episode_returns"], own["episode_lengths"], strict=True)
         self.ep_info_buffer = deque(({"r": r, "l": n, "t": 0.0} for r, n in episodes), maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(own["episode_successes"], maxlen=self._stats_window_size)
-        self.tensor_env.restore(state["env"])
-        if self.tensor_env.snapshots:
+        same_worlds = self._holds(state["env"])
+        if same_worlds:
+            self.tensor_env.restore(state["env"])
+        if same_worlds and self.tensor_env.snapshots:
             last_obs = {name[9:]: obs.to(self.device) for name, obs in own.items() if name.startswith("last_obs")}
             self._last_obs = last_obs.get("", last_obs)
-        else:  # the worlds could not be saved: they begin anew, the same way each time
+        else:  # the worlds could not be saved, or were others: they begin anew, the same way each time
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
         if self.normalizer is not None:
-            self.normalizer.load_state(state["normalizer"])
+            self.normalizer.load_state(state["normalizer"], statistics_only=not same_worlds)
         _load_rng_state(state["rng"], self.device)
         self._ready = True
+        return same_worlds
+
+    def _holds(self, worlds: dict[str, torch.Tensor]) -> bool:
+        """Whether `worlds`, a snapshot, is of as many as here and of the same simulator."""
+        mine = self.tensor_env.snapshot()
+        return all(
+            name in worlds and worlds[name].shape == value.shape and worlds[name].dtype == value.dtype
+            for name, value in mine.items()
+        )
 
     def load_policy(self, state: State) -> None:
         """Only what acting needs: the components "policy" and "normalizer" of `state`. Any number of worlds will do."""
