@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
-from kit.machine import prices, settings
-from kit.machine.info import Machine, describe, version
+from kit.machine import cache, prices, settings
+from kit.machine.info import Machine, describe
 
 Progress = Callable[[float, str], None]
 """Told the fraction done, 0 to 1, and what is being measured."""
@@ -87,7 +84,7 @@ def probe(config: RunConfig | None = None, *, seconds: float = 8.0, fresh: bool 
         return known
     with bar() if show else contextlib.nullcontext(lambda fraction, what: None) as progress:
         speed = measure(config, seconds, progress)
-    _remember(config, speed)
+    cache.write(_key(config), speed.to_dict())
     return speed
 
 
@@ -223,37 +220,14 @@ def _from_polls(polls: list[float], trainer: Any) -> float:
 def cached(config: RunConfig) -> Speed | None:
     """What a probe of this resolved config on this machine said before, or None."""
     try:
-        return Speed(**json.loads(_cache_file().read_text())[_key(config)])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Speed(**cache.read(_key(config)))
+    except TypeError:  # nothing, or not of this form
         return None
 
 
-def _remember(config: RunConfig, speed: Speed) -> None:
-    """Best effort: a cache that cannot be written costs ten seconds next time and nothing else."""
-    path = _cache_file()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            known = json.loads(path.read_text())
-        except (OSError, ValueError):
-            known = {}
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(known | {_key(config): speed.to_dict()}, indent=1))
-        temporary.replace(path)
-
-
-def _cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kit" / "speed.json"
-
-
 def _key(config: RunConfig) -> str:
-    """Names everything that decides the speed: machine, versions, and the fields that matter."""
-    machine = describe()
     names = ("env", "algo", "encoder", "n_envs", "device", "threads", "overrides")
-    fields = {name: getattr(config, name) for name in names}
-    versions = [version(name) for name in ("kit", "torch", "mujoco", "mujoco-warp", "stable-baselines3")]
-    hardware = [machine.cpu, machine.cores, [gpu.name for gpu in machine.gpus]]
-    return hashlib.sha256(json.dumps([fields, versions, hardware], sort_keys=True).encode()).hexdigest()[:16]
+    return cache.key("speed", {name: getattr(config, name) for name in names})
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

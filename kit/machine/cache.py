@@ -1,0 +1,60 @@
+"""What was measured on this computer and need not be measured again: one JSON file in the user's cache folder.
+
+    $KIT_CACHE, or else $XDG_CACHE_HOME/kit, or else ~/.cache/kit
+      speed.json     key -> reading; the key names machine, versions and what was measured
+
+It may be deleted at any time; the next question then takes a few seconds again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kit.machine.info import describe, version
+
+VERSIONS = ("kit", "torch", "mujoco", "mujoco-warp", "stable-baselines3")
+
+
+def folder() -> Path:
+    """Where it is kept; it need not exist yet."""
+    own, shared = os.environ.get("KIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(shared or Path.home() / ".cache") / "kit"
+
+
+def key(kind: str, question: Any) -> str:
+    """Names `question` (JSON), of one `kind` of measurement, on this machine with these versions."""
+    machine = describe()
+    hardware = [machine.cpu, machine.cores, [gpu.name for gpu in machine.gpus]]
+    everything = [kind, question, [version(name) for name in VERSIONS], hardware]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read(name: str) -> Any:
+    """What was written under `name` (from `key`), or None."""
+    try:
+        return json.loads(_file().read_text()).get(name)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def write(name: str, reading: Any) -> None:
+    """Best effort: a cache that cannot be written costs a few seconds next time and nothing else."""
+    path = _file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            known = json.loads(path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**known, name: reading}, indent=1))
+        temporary.replace(path)
+
+
+def _file() -> Path:
+    return folder() / "speed.json"
