@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
+import os
 import threading
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +47,16 @@ class Summary:
             return f'The GPU idles ({self.busy_percent:.0f} % busy): use device = "cpu", or more n_envs.'
         return f"The GPU is working ({self.busy_percent:.0f} % busy)."
 
+    def __add__(self, other: Summary) -> Summary:
+        """Over the samples of both."""
+        n = self.samples + other.samples
+
+        def mean(name: str) -> float:
+            return float(getattr(self, name) * self.samples + getattr(other, name) * other.samples) / n
+
+        memory = max(self.memory_bytes, other.memory_bytes)
+        return Summary(n, mean("busy_percent"), memory, mean("celsius"), mean("watts"))
+
 
 class GpuMonitor:
     """Watches a card from a thread of its own while the `with` block runs.
@@ -53,14 +66,18 @@ class GpuMonitor:
     ...     work()
     >>> monitor.summary("update")
 
-    Without a GPU or without NVML it costs nothing and `summary()` is None.
+    A phase is what the process at work asked of the card last; the card finishes it a moment later. Without a GPU or
+    without NVML it costs nothing and `summary()` is None.
     """
 
-    def __init__(self, index: int = 0, read: Callable[[], Sample] | None = None) -> None:
+    def __init__(self, index: int | None = 0, read: Callable[[], Sample] | None = None) -> None:
+        """Of torch's card number `index`, or of none."""
         self.phase = "all"
         self.error = ""
-        self._read = read or _nvml_reader(index)
-        self._samples: dict[str, list[Sample]] = defaultdict(list)
+        self._read = read or (None if index is None else nvml_reader(index))
+        self._all: dict[str, Summary] = {}
+        self._recent: dict[str, Summary] = {}
+        self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
 
@@ -80,23 +97,28 @@ class GpuMonitor:
 
     def sample(self) -> None:
         """Take one reading now and file it under the present phase."""
-        if self._read is not None:
-            self._samples[self.phase].append(self._read())
+        if self._read is None:
+            return
+        phase, seen = self.phase, self._read()
+        one = Summary(1, seen.busy_percent, seen.memory_bytes, seen.celsius, seen.watts)
+        with self._lock:
+            for by_phase in (self._all, self._recent):
+                by_phase[phase] = by_phase[phase] + one if phase in by_phase else one
 
-    def summary(self, phase: str | None = None) -> Summary | None:
-        """Over one phase, or over all; None where there are no samples."""
-        lists = [self._samples[phase]] if phase is not None else list(self._samples.values())
-        samples = [sample for samples in lists for sample in samples]
-        if not samples:
-            return None
-        n = len(samples)
-        return Summary(
-            n,
-            sum(s.busy_percent for s in samples) / n,
-            max(s.memory_bytes for s in samples),
-            sum(s.celsius for s in samples) / n,
-            sum(s.watts for s in samples) / n,
-        )
+    def phases(self) -> dict[str, Summary]:
+        """What was seen so far, by phase."""
+        with self._lock:
+            return dict(self._all)
+
+    def summary(self, *phases: str) -> Summary | None:
+        """Over some phases, or over all; None where there are no samples."""
+        return total([seen for phase, seen in self.phases().items() if not phases or phase in phases])
+
+    def recent(self) -> dict[str, Summary]:
+        """By phase, what was seen since the last call."""
+        with self._lock:
+            seen, self._recent = self._recent, {}
+        return seen
 
     def _watch(self) -> None:
         while not self._done.wait(1 / SAMPLES_PER_S):
@@ -107,12 +129,17 @@ class GpuMonitor:
                 return
 
 
-def _nvml_reader(index: int) -> Callable[[], Sample] | None:
+def total(summaries: Sequence[Summary]) -> Summary | None:
+    """Over the samples of all, if there are any."""
+    return functools.reduce(operator.add, summaries) if summaries else None
+
+
+def nvml_reader(index: int) -> Callable[[], Sample] | None:
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle: Any = _handle(pynvml, index)
     except Exception:  # not installed, no driver, no card: there is nothing to watch
         return None
 
@@ -125,3 +152,13 @@ def _nvml_reader(index: int) -> Callable[[], Sample] | None:
         )
 
     return read
+
+
+def _handle(nvml: Any, index: int) -> Any:
+    """Of torch's card number `index`: CUDA_VISIBLE_DEVICES may have left some out, while NVML counts all."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:  # else asking torch would only start CUDA in this process
+        import torch
+
+        with contextlib.suppress(nvml.NVMLError):  # a slice of a card (MIG) has a number that NVML calls otherwise
+            return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+    return nvml.nvmlDeviceGetHandleByIndex(index)

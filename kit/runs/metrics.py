@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from stable_baselines3.common.logger import Logger
     from torch.utils.tensorboard.writer import SummaryWriter
 
-CLOCK = "time/"
-"""Columns that begin so are wall-clock readings: the only ones that may differ between a cut run and an uncut one."""
+CLOCK = ("time/", "gpu/")
+"""Columns that begin so are readings of the machine: the only ones that may differ between a cut run and an uncut
+one."""
 
 
 class Metrics:
@@ -67,13 +68,13 @@ class Metrics:
         return self._events
 
 
-def row_logger(metrics: Metrics) -> Logger:
-    """A Stable-Baselines3 logger whose every dump becomes one row."""
+def row_logger(metrics: Metrics, further: Callable[[], Mapping[str, Any]] = dict) -> Logger:
+    """A Stable-Baselines3 logger whose every dump becomes one row, with the columns that `further` gives then."""
     from stable_baselines3.common.logger import KVWriter, Logger
 
     class Rows(KVWriter):
         def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-            metrics.add(step, key_values)
+            metrics.add(step, {**key_values, **further()})
 
     return Logger(folder=None, output_formats=[Rows()])
 

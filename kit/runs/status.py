@@ -23,6 +23,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
+    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.monitor.Summary
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
     "message": "",
@@ -73,6 +74,6 @@ def read(run_path: Path) -> dict[str, Any]:
         age = time.time() - (status["updated"] or 0)
         if status["state"] == "starting" and status["process"] is None and age < 30:
             return status  # launched a moment ago; the process has not taken the lock yet
-        status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None}
+        status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         status["message"] = status["message"] or "the process was killed; resume goes on from the last checkpoint"
     return status

@@ -19,7 +19,7 @@ import torch
 
 from kit.errors import UserError
 from kit.sim.base import Simulator
-from kit.sim.capacity import Capacity, capacity
+from kit.sim.capacity import Capacity, Overflow, capacity
 from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
 from kit.sim.render import Renderer
 
@@ -41,9 +41,9 @@ class WarpSim(Simulator):
     """`n` worlds of `model` in float32 on `device`, every field the simulator's own memory.
 
     `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are the room for
-    contact and constraint data; by default sized from the model, see `capacity`. Running out raises `MemoryError`
-    naming the one to raise: on the CPU in that very step, on CUDA some dozens of steps later, because asking at once
-    would make the GPU wait; no checkpoint is written in between, for `snapshot` asks too.
+    contact and constraint data; by default sized from the model, see `capacity`. Running out raises `Overflow`, naming
+    the one to raise: on the CPU in that very step, on CUDA some dozens of steps later, because asking at once would
+    make the GPU wait; no checkpoint is written in between, for `snapshot` asks too.
     """
 
     def __init__(
@@ -226,11 +226,11 @@ class WarpSim(Simulator):
         kinds = int(wrong[world])
         if kinds & int(_CONSTRAINTS):
             what = f"World {world} needed more than constraints={room.constraints} constraint rows"
-            raise MemoryError(f"{what}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
+            raise Overflow(f"{what}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
         if kinds & int(_CONTACTS):
             what = f"The {self.n} worlds needed more than contacts={room.contacts} each on average"
-            raise MemoryError(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
-        raise MemoryError(
+            raise Overflow(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
+        raise Overflow(
             f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed."
         )
 

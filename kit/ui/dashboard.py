@@ -11,7 +11,6 @@ from typing import Any
 
 from kit.config import seconds
 from kit.errors import need
-from kit.machine.monitor import GpuMonitor
 from kit.runs import metrics
 from kit.runs.api import resume
 from kit.runs.run import Run
@@ -108,17 +107,15 @@ class Dashboard:
         for call in self.on_change:
             call()
         try:
-            with GpuMonitor() if run.config.device.startswith("cuda") else contextlib.nullcontext() as monitor:
-                while self.run is run:
-                    now = run.status()
-                    working = run.is_working(now)
-                    gpu = monitor.summary() if monitor is not None and working else None
-                    self._draw(run, now | {"gpu": gpu, "session_left_s": session_left_s(run, now) if working else None})
-                    filming.poll(now, working)
-                    self._show_video(filming)
-                    if not working:
-                        break
-                    time.sleep(REFRESH_S)
+            while self.run is run:
+                now = run.status()
+                working = run.is_working(now)
+                self._draw(run, now | {"session_left_s": session_left_s(run, now) if working else None})
+                filming.poll(now, working)
+                self._show_video(filming)
+                if not working:
+                    break
+                time.sleep(REFRESH_S)
             if self.run is run:
                 self.say("")
                 self._ended(run, filming)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from kit.machine.monitor import Summary, total
 from kit.machine.speed import duration
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
@@ -103,25 +104,33 @@ def figures(now: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("left", duration(now["eta_s"])))
     if now.get("session_left_s") is not None:
         rows.append(("left of the session", duration(now["session_left_s"])))
-    if now.get("gpu") is not None:
-        rows.append(("GPU busy", f"{now['gpu'].busy_percent:.0f} %"))
+    if (card := _card(now)) is not None:
+        rows.append(("GPU busy", f"{card.busy_percent:.0f} %"))
     return rows
 
 
 def notes(now: dict[str, Any]) -> str:
     """Where the work is safe, and what the run has to say."""
-    saved, store, gpu = now["checkpoint"], now["store"], now.get("gpu")
+    saved, store, card = now["checkpoint"], now["store"], _card(now)
     lines = []
-    if gpu is not None and gpu.is_idle and now["phase"] == "training":
-        lines.append(f"<span class='kit-bad'>{html.escape(gpu.verdict)}</span>")
+    if card is not None and card.is_idle and now["phase"] == "training":
+        lines.append(f"<span class='kit-bad'>{html.escape(card.verdict)}</span>")
+    elif card is not None:
+        shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())
+        lines.append(f"The GPU was busy {shares}; {card.memory_bytes / 1e9:.1f} GB of its memory are in use.")
     if saved:
         lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
     if store:
         lines.append(_arrival(store))
-    if now["message"] and now["state"] in ("interrupted", "failed", "stopping"):
+    if now["message"] and now["state"] != "finished":
         bad = "kit-bad" if now["state"] == "failed" else ""
         lines.append(f"<span class='{bad}'>{html.escape(now['message'])}</span>")
     return "".join(f"<div class='kit-note'>{entry}</div>" for entry in lines)
+
+
+def _card(now: dict[str, Any]) -> Summary | None:
+    """What the card did in rollouts and updates together."""
+    return total([Summary(**seen) for seen in (now["gpu"] or {}).values()])
 
 
 def _arrival(store: dict[str, Any]) -> str:

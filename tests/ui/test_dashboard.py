@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,18 @@ def test_the_session_clock_and_an_idle_card(tmp_path: Path) -> None:
     now = run.status()
     left = dashboard_module.session_left_s(run, now)
     assert left == pytest.approx(1800, abs=10)
-    idle, busy = (Summary(60, percent, 0, 50.0, 70.0) for percent in (12.0, 90.0))
+    idle, busy = (
+        {phase: asdict(Summary(30, percent, 10**10, 50.0, 70.0)) for phase, percent in load.items()}
+        for load in ({"rollout": 22.0, "update": 2.0}, {"rollout": 98.0, "update": 82.0})
+    )
     page = style.head(run.name, now | {"session_left_s": left, "gpu": idle})
     assert "30 min</b><span>left of the session" in page
     assert "12 %</b><span>GPU busy" in page
     assert "The GPU idles (12 % busy)" in page
-    assert "idles" not in style.head(run.name, now | {"gpu": busy})
+    page = style.head(run.name, now | {"gpu": busy})
+    assert "idles" not in page
+    assert "90 %</b><span>GPU busy" in page
+    assert "busy 98 % of rollouts and 82 % of updates; 10.0 GB of its memory" in page
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Running out of memory: which errors mean it, in words, and how to give back what is held."""
+
+from __future__ import annotations
+
+import gc
+import re
+
+ALLOCATION_FAILED = re.compile(
+    r"out of memory|failed to allocate|can't allocate memory|not enough memory|\w*_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""What libraries say that have no exception of their own for it: the CUDA driver and runtime, Warp (a RuntimeError with
+"Failed to allocate N bytes on device 'cuda:0'"), torch's allocator for CPUs, cuBLAS and cuDNN."""
+
+
+def shortage(error: BaseException) -> str | None:
+    """What memory ran out, in a few words, if that is what `error` means; else None."""
+    import torch
+
+    from kit.sim.capacity import Overflow
+
+    if isinstance(error, Overflow):  # of the lists in a simulator, which do not grow with the worlds
+        return None
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return said
+    return said if isinstance(error, RuntimeError) and ALLOCATION_FAILED.search(str(error)) else None
+
+
+def give_back() -> None:
+    """Free what nothing refers to any more, on the card too. Tracebacks refer to much: be outside the `except`."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
