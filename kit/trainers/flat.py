@@ -70,6 +70,7 @@ class FlatOptimizer(FlatVector):
         self._fresh = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
         self._moments = {name: torch.full_like(self.data, self._fresh) for name in _MOMENTS[type(optimizer)]}
         self._steps = torch.zeros((), device=self.data.device)
+        self._one, self._epsilon = torch.ones_like(self._steps), torch.full_like(self._steps, 1e-6)
         optimizer.register_state_dict_pre_hook(lambda _: self._show())
         optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
         self._absorb()
@@ -80,8 +81,8 @@ class FlatOptimizer(FlatVector):
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
-            excess = torch.linalg.vector_norm(self.grad).add_(1e-6).div_(max_norm).clamp_(min=1.0)
-        self._steps += 1
+            excess = torch.linalg.vector_norm(self.grad).add_(self._epsilon).div_(max_norm).clamp_(min=1.0)
+        self._steps.add_(self._one)
         if isinstance(self.optimizer, torch.optim.Adam):
             beta1, beta2 = group["betas"]
             torch._fused_adam_(

@@ -136,7 +136,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         obs = cast(torch.Tensor, self.rollout_buffer.obs).flatten(0, 1)
         values = torch.cat([self._stacked.value(piece) for piece in obs.split(VALUE_ROWS)])
         self.rollout_buffer.values = values.view(self.n_steps, self.n_envs)
-        self.rollout_buffer.log_probs = self._stacked.log_prob(self._noise.square(), self._stacked.entropy())
+        log_probs = self._stacked.log_prob(self._noise.square().flatten(0, 1), self._stacked.entropy())
+        self.rollout_buffer.log_probs = log_probs.view(self.n_steps, self.n_envs)
 
     def _values(self, obs: Obs) -> torch.Tensor:
         """(n,) values of `obs` as the policy sees them."""

@@ -22,6 +22,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "three": {"policy_kwargs": {"net_arch": [24, 16, 8]}},
     "uneven": {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [32, 32]}}},
     "elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU}},
+    "silu": {"policy_kwargs": {"activation_fn": torch.nn.SiLU}},
     "coefficients": {"ent_coef": 0.01, "vf_coef": 0.7, "max_grad_norm": 0.05, "normalize_advantage": True},
 }
 PPO_SHAPES = {
@@ -86,7 +87,7 @@ def test_ppo(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, stock = pair("PPO", **{"batch_size": 16, "n_epochs": 3, **kwargs})
     before = {name: value.clone() for name, value in ours.policy.state_dict().items()}
     same_permutations(ours, monkeypatch)
-    stacks = not ({"uneven", "elu"} & {name for name, value in SHAPES.items() if value is kwargs})
+    stacks = not ({"uneven", "silu"} & {name for name, value in SHAPES.items() if value is kwargs})
     assert (ours._stacked is not None) == stacks
     ours.train()
     figures = dict(ours.logger.name_to_value)
@@ -141,6 +142,7 @@ SAC_SHAPES: dict[str, dict[str, Any]] = {
     "three critics": {"policy_kwargs": {"n_critics": 3, "net_arch": {"pi": [16, 8], "qf": [24, 24]}}},
     "rare target": {"target_update_interval": 2, "tau": 0.1},
     "elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU}},
+    "silu": {"policy_kwargs": {"activation_fn": torch.nn.SiLU}},
 }
 
 
@@ -154,7 +156,7 @@ def test_sac(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for model in (ours, stock):
         model.set_logger(Logger(folder=None, output_formats=[]))
-    assert (ours._stacked is not None) == (kwargs is not SAC_SHAPES["elu"])
+    assert (ours._stacked is not None) == (kwargs is not SAC_SHAPES["silu"])
     ours.learn(200)  # fills the replay, and moves the weights and Adam's moments
     with torch.no_grad():  # the first action's log std lies about its upper limit, 2: above it in some rows
         ours.actor.log_std.bias[0] = 2.0
