@@ -86,7 +86,7 @@ class Joystick(Task):
         self.feet_velocity_w = sim.sensordata[:, first : first + 3 * feet].unflatten(1, (feet, 3))  # m/s
         self._feet_contact = sim.sensordata[:, contact : contact + 4 * feet].unflatten(1, (feet, 4))  # count, force
         self._base_site = model.site(SITE_BASE).id
-        self._foot_sites = [model.site(FEET.format(foot)).id for foot in range(feet)]
+        self._foot_sites = self.indices([model.site(FEET.format(foot)).id for foot in range(feet)])
         self._home_qpos = self.constant(model.key("home").qpos)
         self.home = self._home_qpos[7:]
         low, high = self.constant(model.jnt_range[1:]).T
@@ -250,12 +250,16 @@ class Joystick(Task):
     @property
     def feet_z_w(self) -> torch.Tensor:
         """Height of the feet (n, feet), m."""
-        return self.sim.site_xpos[:, self._foot_sites, 2]
+        return self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
 
     @property
     def swing_peak(self) -> torch.Tensor:
         """Greatest height of each foot since it left the ground (n, feet), m."""
         return torch.maximum(self._peak, self.feet_z_w)
+
+    def indices(self, values: list[int]) -> torch.Tensor:
+        """On the device once: a list as an index is sent there each time, and the GPU is waited for."""
+        return torch.tensor(values, device=self.sim.device)
 
     def constant(self, values: object) -> torch.Tensor:
         return torch.as_tensor(np.asarray(values), dtype=self.sim.dtype, device=self.sim.device)

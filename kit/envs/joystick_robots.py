@@ -53,8 +53,9 @@ class G1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
 
-        def joints(part: str) -> list[int]:
-            return [int(self.model.joint(f"{side}_{part}_joint").qposadr[0]) - 7 for side in ("left", "right")]
+        def joints(part: str) -> torch.Tensor:
+            names = [f"{side}_{part}_joint" for side in ("left", "right")]
+            return self.indices([int(self.model.joint(name).qposadr[0]) - 7 for name in names])
 
         self.hip_roll, self.hip_yaw, self.knee = joints("hip_roll"), joints("hip_yaw"), joints("knee")
         self._most_speed = self.constant(self.most_speed)

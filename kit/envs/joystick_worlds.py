@@ -23,7 +23,7 @@ class WorldParameters:
     def __init__(self, task: Joystick) -> None:
         model, self._task = task.model, task
         self._torso = int(model.site_bodyid[model.site("torso").id])
-        self._ground = [i for i in range(model.npair) if model.pair(i).name.endswith("_floor")]
+        self._ground = task.indices([i for i in range(model.npair) if model.pair(i).name.endswith("_floor")])
         names = ("body_mass", "body_inertia", "dof_frictionloss", "dof_armature", "pair_friction")
         self._compiled = {name: task.constant(getattr(model, name)) for name in names}
         self._own: dict[str, torch.Tensor] = {}

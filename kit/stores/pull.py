@@ -43,7 +43,7 @@ from kit.stores.redact import one_line
 MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
-SAME_RUN = ("env", "algo", "encoder", "seed", "n_envs")
+SAME_RUN = ("env", "algo", "encoder", "seed")
 """Fields of config.yaml that tell two runs of the same name apart."""
 AT_WORK = ("starting", "running", "paused", "stopping")
 
