@@ -1,9 +1,11 @@
-"""What was measured on this computer and need not be measured again: one JSON file in the user's cache folder.
+"""What was found out on this computer and need not be found out again.
 
-    $KIT_CACHE, or else $XDG_CACHE_HOME/kit, or else ~/.cache/kit
-      speed.json     key -> reading; the key names machine, versions and what was measured
+    $XDG_CACHE_HOME, or else .cache on a rented machine's volume, or else ~/.cache
+      kit/speed.json   key -> reading; the key names machine, versions and what was measured
+      warp/VERSION/    the simulator's kernels, compiled for this machine
 
-It may be deleted at any time; the next question then takes a few seconds again.
+$KIT_CACHE names a folder for both: speed.json and warp/ are in it then, on a Drive mount for example.
+It may be deleted at any time; the next question then takes a few seconds again, the first launch up to minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kit.machine import places
 from kit.machine.info import describe, version
 
 VERSIONS = ("kit", "torch", "mujoco", "mujoco-warp", "stable-baselines3")
@@ -22,8 +25,24 @@ VERSIONS = ("kit", "torch", "mujoco", "mujoco-warp", "stable-baselines3")
 
 def folder() -> Path:
     """Where it is kept; it need not exist yet."""
-    own, shared = os.environ.get("KIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(shared or Path.home() / ".cache") / "kit"
+    if own := os.environ.get("KIT_CACHE"):
+        return Path(own)
+    return _caches() / "kit"
+
+
+def kernels() -> Path:
+    """Where Warp keeps the kernels it has compiled."""
+    if own := os.environ.get("WARP_CACHE_PATH"):  # Warp's own variable
+        return Path(own) / version("warp-lang")
+    return (folder() if os.environ.get("KIT_CACHE") else _caches()) / "warp" / version("warp-lang")
+
+
+def _caches() -> Path:
+    """The user's folder of caches, on a disk that stays if there is one."""
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared)
+    volume = places.volume()
+    return (Path.home() if volume is None else volume) / ".cache"
 
 
 def key(kind: str, question: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from kit.machine import gpu, places
+from kit.machine import cache, gpu, places
 from kit.machine.info import Machine, describe, version
 
 State = Literal["ok", "warn", "fail"]
@@ -190,6 +191,16 @@ def check_disk(machine: Machine) -> Iterator[Check]:
         yield Check("Disk", "ok", f"{free:.0f} GB free")
 
 
+def check_kernels(machine: Machine) -> Iterator[Check]:
+    """Where compiled kernels are kept: on CUDA compiling them takes minutes, once."""
+    folder = cache.kernels()
+    modules = sum(1 for _ in folder.glob("wp_*"))
+    there = f"{modules} compiled" if modules else "none compiled yet; the first use takes a while"
+    lost = places.where().loses_disk and places.volume() is None and "KIT_CACHE" not in os.environ
+    hint = "; KIT_CACHE names a folder that stays, such as one in Drive" if machine.gpus and lost else ""
+    yield Check("Kernels", "ok", f"{there}, kept in {folder}{hint}")
+
+
 def check_notebook(machine: Machine) -> Iterator[Check]:
     missing = [name for name in ("ipywidgets", "matplotlib") if find_spec(name) is None]
     if missing:
@@ -214,7 +225,7 @@ def check_keeping(machine: Machine) -> Iterator[Check]:
 
 
 LOOKS: tuple[Callable[[Machine], Iterator[Check]], ...] = (
-    check_python, check_torch, check_physics, check_cores, check_memory, check_disk,
+    check_python, check_torch, check_physics, check_kernels, check_cores, check_memory, check_disk,
     check_notebook, check_video, check_keeping,
 )  # fmt: skip
 

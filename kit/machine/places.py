@@ -28,6 +28,8 @@ class Place:
     vendor: str = ""
     """The start of the firmware's vendor name."""
     loses_disk: bool = True
+    volumes: str = ""
+    """Where disks that survive the machine are mounted, as a pattern."""
 
 
 PLACES = (
@@ -48,6 +50,7 @@ PLACES = (
         'only the volume /workspace survives a stop; set runs_dir to a folder there, such as "/workspace/runs"',
         "Deploy a pod with a GPU, from a PyTorch template",
         env=("RUNPOD_POD_ID",),
+        volumes="workspace",
     ),
     Place(
         "Vast.ai",
@@ -58,6 +61,7 @@ PLACES = (
         "Lambda",
         'terminating deletes the disk; set store to your filesystem, such as "/lambda/nfs/NAME/runs"',
         paths=("lambda/nfs", "var/lib/dpkg/info/lambda-stack-cuda.list"),
+        volumes="lambda/nfs/*",
     ),
     Place(
         "SageMaker",
@@ -100,6 +104,13 @@ def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) 
         if marked or (place.vendor and vendor.startswith(place.vendor)):
             return place
     return LOCAL
+
+
+def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Path | None:
+    """A disk at this place that survives the machine and can be written, if one is mounted."""
+    pattern = where(environment, root).volumes
+    mounted = sorted(root.glob(pattern)) if pattern else []
+    return next((disk for disk in mounted if disk.is_dir() and os.access(disk, os.W_OK)), None)
 
 
 def _firmware_vendor(root: Path) -> str:

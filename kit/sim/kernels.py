@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import warp as wp
 
 from kit.errors import UserError
+from kit.machine import cache
+from kit.sim.compiling import compiling as announced
 
 
 @contextmanager
@@ -28,6 +28,8 @@ def _without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
+if wp.config.kernel_cache_dir is None:  # the user's own choice of folder stays
+    wp.config.kernel_cache_dir = str(cache.kernels().parent)
 if wp.config.log_level == wp.LOG_INFO:  # the user's own choice of level stays
     wp.config.log_level = wp.LOG_WARNING
 with nullcontext() if torch.cuda.is_available() else _without_stderr():  # having no GPU is no reason for a warning
@@ -35,9 +37,6 @@ with nullcontext() if torch.cuda.is_available() else _without_stderr():  # havin
 import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
 
 __all__ = ["beside_torch", "compiling", "mjw", "numbered", "wp"]
-
-_NOTICE_AFTER_S = 5.0  # loading compiled kernels takes less
-_announced: set[str] = set()
 
 
 def numbered(device: str | torch.device) -> torch.device:
@@ -63,21 +62,6 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
             yield warp_device
 
 
-@contextmanager
-def compiling(what: str) -> Iterator[None]:
-    """Around a first launch: if it takes longer than a moment, one line says what is going on."""
-    notice = threading.Timer(_NOTICE_AFTER_S, _announce, (what,))
-    notice.daemon = True
-    notice.start()
-    try:
-        yield
-    finally:
-        notice.cancel()
-
-
-def _announce(what: str) -> None:
-    if what not in _announced:
-        _announced.add(what)
-        kept = wp.config.kernel_cache_dir
-        where = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook paints stderr red
-        print(f"Compiling {what} for this machine, once; this may take a minute (kept in {kept}).", file=where)
+def compiling(what: str) -> AbstractContextManager[None]:
+    """Around a first launch: if it takes longer than a moment, it is said what is going on."""
+    return announced(what, wp.config.kernel_cache_dir)

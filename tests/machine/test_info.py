@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.machine import gpu, info, places, prices
+from kit.machine import cache, gpu, info, places, prices
 from kit.machine.gpu import Gpu
 from kit.machine.info import Machine
 
@@ -93,3 +93,18 @@ def test_cost_is_told_where_a_price_is_known() -> None:
     assert prices.cost(machine(place="Google Colab"), 3600) == "free"
     assert prices.cost(machine(), 3600) == "free"
     assert prices.cost(machine(place="Azure"), 3600) == ""
+
+
+def test_kernels_and_readings_are_kept_on_a_disk_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workspace").mkdir()
+    assert places.volume({"RUNPOD_POD_ID": ""}, tmp_path) == tmp_path / "workspace"
+    assert places.volume({"COLAB_GPU": ""}, tmp_path) is None
+    (tmp_path / "lambda/nfs/disk").mkdir(parents=True)
+    assert places.volume({}, tmp_path) == tmp_path / "lambda/nfs/disk"
+    for name in ("KIT_CACHE", "XDG_CACHE_HOME", "WARP_CACHE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(places, "volume", lambda: tmp_path)
+    assert cache.folder() == tmp_path / ".cache/kit"
+    assert cache.kernels().parent == tmp_path / ".cache/warp"
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "own"))
+    assert (cache.folder(), cache.kernels().parent) == (tmp_path / "own", tmp_path / "own/warp")

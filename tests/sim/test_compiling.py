@@ -1,0 +1,97 @@
+"""Kernels compile once per machine, in a stated folder, and not in silence."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kit import envs
+from kit.runs.session import Session
+from kit.sim import compiling
+from tests.envs.slide import Slide
+from tests.runs.crash import create
+
+LAUNCH = """
+from kit.sim.kernels import wp
+
+@wp.kernel
+def double(x: wp.array(dtype=float)):
+    x[wp.tid()] = 2.0 * x[wp.tid()]
+
+x = wp.ones(3, dtype=float, device="cpu")
+wp.launch(double, dim=3, inputs=[x], device="cpu")
+assert x.numpy().tolist() == [2.0, 2.0, 2.0]
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.delenv("WARP_CACHE_PATH", raising=False)
+    script = tmp_path / "launch.py"
+    script.write_text(LAUNCH)
+    written = []
+    for _ in range(2):
+        subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+        files = (tmp_path / "kept" / "warp").rglob("wp_*/*")
+        written.append({str(file): file.stat().st_mtime_ns for file in files})
+    assert written[0] and written[0] == written[1]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Every word at once, and an event when the first has come."""
+    monkeypatch.setattr(compiling, "AFTER_S", 0.0)
+    monkeypatch.setattr(compiling, "EVERY_S", 0.01)
+    return threading.Event()
+
+
+def test_those_who_listen_hear_how_far_it_is(tmp_path, told):
+    heard = []
+
+    def tell(sentence):
+        heard.append(sentence)
+        told.set()
+
+    with compiling.listening(tell), compiling.compiling("the physics", tmp_path):
+        assert told.wait(10)
+        (tmp_path / "wp_one").mkdir()
+        while "1 kernels" not in heard[-1]:
+            told.wait(0.01)
+    assert heard[0].startswith("compiling the physics, once per machine: 0 kernels")
+    assert heard[-1] == ""
+
+
+def test_without_a_listener_one_line_is_printed(tmp_path, told, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "_announced", set())
+    monkeypatch.setattr(compiling, "_print", lambda *args, tell=compiling._print: (tell(*args), told.set()))
+    for _ in range(2):
+        with compiling.compiling("the physics", tmp_path):
+            assert told.wait(10)
+    assert capsys.readouterr().err.count("Compiling the physics for this machine, once") == 1
+
+
+class Slow(Slide):
+    """Its kernels take until somebody has noticed."""
+
+    noticed = threading.Event()
+
+    def bind(self, sim):
+        with compiling.compiling("the physics", "nowhere"):
+            assert self.noticed.wait(30)
+        super().bind(sim)
+
+
+def test_a_run_says_that_it_compiles(tmp_path, told, monkeypatch, capsys):
+    monkeypatch.setitem(envs._TASKS, "Slow", f"{__name__}:Slow")
+    run, phases = create(tmp_path, "run", env="Slow", total_steps=64), []
+
+    def progress(now):
+        phases.append(now["phase"])
+        if now["phase"].startswith("compiling the physics, once per machine"):
+            Slow.noticed.set()
+
+    assert Session(run.path, progress)() == 0
+    assert Slow.noticed.is_set()
+    assert phases[-1] == "finished"
+    assert "compiling the physics, once per machine" in capsys.readouterr().out
