@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch.nn import functional as F
 
 from kit.trainers.on_policy import OnPolicyTrainer
+from kit.trainers.recorded import Tensors
 from kit.trainers.rollout import Batch
 from kit.trainers.stacked import StackedActorCritic
 
@@ -39,6 +40,8 @@ class A2C(OnPolicyTrainer, sb3.A2C):
 
         L = -E[A log π] + c_v E[(R - V)²] - c_e H
         """
+        if self._recorded is not None:
+            return self._recorded(*vars(batch).values())[0].clone()
         if self._stacked is not None:
             with torch.no_grad():
                 return self._stacked_gradient(self._stacked, batch)
@@ -50,6 +53,9 @@ class A2C(OnPolicyTrainer, sb3.A2C):
         self._flat.zero_grad()
         (policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss).backward()
         return torch.stack([policy_loss, value_loss, entropy_loss]).detach()
+
+    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Tensors:
+        return (self._stacked_gradient(net, batch),)
 
     def _stacked_gradient(self, net: StackedActorCritic, batch: Batch) -> torch.Tensor:
         """The same by hand."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
+from kit.trainers.recorded import Recorded, Tensors
+
 Layout = Sequence[torch.Tensor | int]
 """Parameters in the order wanted; a whole number leaves so many elements unused (always zero)."""
 
@@ -65,8 +67,9 @@ class FlatOptimizer(FlatVector):
         parameters = optimizer.param_groups[0]["params"]
         layout = list(parameters) if layout is None else list(layout)
         assert {id(p) for p in layout if not isinstance(p, int)} == {id(p) for p in parameters}
-        super().__init__(layout)
         self.optimizer = optimizer
+        self._rate = torch.zeros((), device=parameters[0].device)
+        super().__init__(layout)
         self._fresh = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
         self._moments = {name: torch.full_like(self.data, self._fresh) for name in _MOMENTS[type(optimizer)]}
         self._steps = torch.zeros((), device=self.data.device)
@@ -74,10 +77,28 @@ class FlatOptimizer(FlatVector):
         optimizer.register_state_dict_pre_hook(lambda _: self._show())
         optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
         self._absorb()
+        self._recorded = Recorded(self._step, self.data.device, self.changes) if self.data.is_cuda else None
+
+    def attach(self) -> None:
+        super().attach()
+        self._rate.fill_(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def changes(self) -> list[torch.Tensor]:
+        """What `step` writes."""
+        return [self.data, self.grad, self._steps, *self._moments.values()]
 
     @torch.no_grad()
     def step(self, max_norm: float | None = None) -> None:
-        """Clip `grad` to `max_norm`, if that is given, and take one step. Destroys `grad`."""
+        """Clip `grad` to `max_norm`, if that is given, and take one step at the learning rate that the optimizer had
+        when `attach` was last called. Destroys `grad`."""
+        limit = () if max_norm is None else (max_norm,)
+        if self._recorded is None:
+            self._step(*limit)
+        else:
+            self._recorded(*limit)
+
+    def _step(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
@@ -87,17 +108,18 @@ class FlatOptimizer(FlatVector):
             beta1, beta2 = group["betas"]
             torch._fused_adam_(
                 [self.data], [self.grad], [self._moments["exp_avg"]], [self._moments["exp_avg_sq"]], [], [self._steps],
-                lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"],
+                lr=self._rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"],
                 amsgrad=False, maximize=False, grad_scale=excess, found_inf=None,
             )  # fmt: skip
-            return
+            return ()
         if excess is not None:
             self.grad.div_(excess)
         square = self._moments["square_avg"]  # v ← α v + (1 - α) g²
         square.mul_(group["alpha"]).addcmul_(self.grad, self.grad, value=1 - group["alpha"])
         inside = isinstance(self.optimizer, RMSpropTFLike)  # θ ← θ - lr g / (√v + ε), or / √(v + ε) as TensorFlow
         root = square.add(group["eps"]).sqrt_() if inside else square.sqrt().add_(group["eps"])
-        self.data.addcdiv_(self.grad, root, value=-group["lr"])
+        self.data.sub_(self.grad.div_(root).mul_(self._rate))
+        return ()
 
     def _show(self) -> None:
         """Put our moments where torch's optimizer keeps its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Self, cast
 
 import torch
@@ -13,7 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kit.trainers.base import TensorTrainer
 from kit.trainers.flat import flatten
-from kit.trainers.rollout import Obs, Rollout
+from kit.trainers.recorded import Recorded, Tensors
+from kit.trainers.rollout import Batch, Obs, Rollout
 from kit.trainers.stacked import StackedActorCritic, can_stack
 
 VALUE_ROWS = 65_536
@@ -31,6 +33,22 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
         self._stacked = StackedActorCritic(self.policy) if can_stack(self.policy) else None
         self._flat = flatten(self.policy.optimizer) if self._stacked is None else self._stacked.optimizer
+        self._recorded: Recorded | None = None
+        if self._stacked is not None and self.device.type == "cuda":
+            self._record(self._stacked)
+
+    def _record(self, net: StackedActorCritic) -> None:
+        """From now on, replay acting and the gradient of a minibatch as CUDA graphs."""
+        width = len(fields(Batch))
+        self._recorded = Recorded(
+            lambda *columns: self._gradient_of(net, Batch(*columns[:width]), *columns[width:]),
+            self.device, [net.optimizer.grad],
+        )  # fmt: skip
+        self._acting = Recorded(lambda *given: (self._acts(net, *given),), self.device)
+
+    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Tensors:
+        """The gradient over `batch` as a function of tensors alone, with what the update wants to know of it."""
+        raise NotImplementedError
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -122,13 +140,18 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         or, in one go, in `_finish_sampling`."""
         rollout = self.rollout_buffer
         if self._stacked is not None:
-            actions = torch.addcmul(self._stacked.mean(cast(torch.Tensor, obs)), self._std, self._noise[step])
+            given = cast(torch.Tensor, obs), self._std, self._noise[step]
+            actions = self._acts(self._stacked, *given) if self._recorded is None else self._acting(*given)[0]
         else:
             actions, values, log_probs = self.policy(obs)
             rollout.values[step] = values.flatten()
             rollout.log_probs[step] = log_probs
         rollout.act(step, actions)
         return actions
+
+    @staticmethod
+    def _acts(net: StackedActorCritic, obs: torch.Tensor, std: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(net.mean(obs), std, noise)
 
     def _finish_sampling(self) -> None:
         if self._stacked is None:
@@ -168,7 +191,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         return {"policy": (self.policy.optimizer, dict(self.policy.named_parameters()))}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_log_now", "_stacked", "_flat", "_noise", "_std"]
+        ours = ["_log_now", "_stacked", "_flat", "_noise", "_std", "_recorded", "_acting"]
+        return [*super()._excluded_save_params(), *ours]
 
 
 class LazyInfos(Sequence[dict[str, Any]]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import stable_baselines3 as sb3
 import torch
@@ -18,8 +18,8 @@ from kit.trainers.stacked import StackedActorCritic
 class Clip(NamedTuple):
     """How far one update may move: ratios from 1, and values from what they were (None: freely)."""
 
-    ratio: float
-    value: float | None
+    ratio: Any  # a number, or a scalar tensor where the update is recorded
+    value: Any
 
 
 class Outcome(NamedTuple):
@@ -68,6 +68,9 @@ class PPO(OnPolicyTrainer, sb3.PPO):
 
         L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H,   r = π(a|s) / π_old(a|s)
         """
+        if self._recorded is not None:
+            numbers = [number for number in clip if number is not None]
+            return Outcome(*(kept.clone() for kept in self._recorded(*vars(batch).values(), *numbers)))
         if self._stacked is not None:
             with torch.no_grad():
                 return self._stacked_gradient(self._stacked, batch, clip)
@@ -84,6 +87,9 @@ class PPO(OnPolicyTrainer, sb3.PPO):
         self._flat.zero_grad()
         loss.backward()
         return Outcome(log_ratio.detach(), values.detach(), mean_entropy.detach())
+
+    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Outcome:
+        return self._stacked_gradient(net, batch, Clip(numbers[0], numbers[1] if len(numbers) > 1 else None))
 
     def _stacked_gradient(self, net: StackedActorCritic, batch: Batch, clip: Clip) -> Outcome:
         """The same by hand."""

@@ -1,0 +1,89 @@
+"""Updates that are recorded and replayed, as on a GPU. Where there is none the recording is torch.fx's: like a CUDA
+graph it is a list of kernels with the tensors they read and write, and Python is not asked again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_env import rows_of, trainer
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kit.trainers import recorded
+from kit.trainers.recorded import Function, Recorded, Tensors
+
+
+def fx_graph(function: Function, inputs: Tensors) -> tuple[Tensors, Callable[[], object]]:
+    function(*inputs)  # a warm-up, with its traces
+    graph = make_fx(lambda *given: function(*given))(*inputs)
+    outputs = tuple(torch.full_like(output, torch.nan) for output in graph(*inputs))
+
+    def replay() -> None:
+        for kept, output in zip(outputs, graph(*inputs), strict=True):
+            kept.copy_(output)
+
+    return outputs, replay
+
+
+@pytest.fixture(autouse=True)
+def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "cuda_graph", fx_graph)
+
+
+def tape(model: Any) -> Any:
+    """`model`, as it would be set up on a GPU."""
+    flat = model._flat
+    flat._recorded = Recorded(flat._step, model.device, flat.changes)
+    model._record(model._stacked)
+    return model
+
+
+def assert_same(mine: Any, theirs: Any) -> None:
+    for name, value in theirs.policy.state_dict().items():
+        assert torch.equal(mine.policy.state_dict()[name], value), name
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "values": {"clip_range_vf": 0.1, "ent_coef": 0.01},
+    "schedules": {"learning_rate": "lin_0.003", "clip_range": "lin_0.3"},
+    "kl": {"target_kl": 0.003, "learning_rate": 3e-3},
+    "elu": {"policy_kwargs": {"activation_fn": "elu", "net_arch": [32, 16]}},
+}
+
+
+@pytest.mark.parametrize("kwargs", SHAPES.values(), ids=SHAPES)
+def test_ppo_learns_the_same(kwargs: dict[str, Any]) -> None:
+    kwargs = {"batch_size": 16, "n_epochs": 3, "seed": 3, **kwargs}
+    plain = trainer("PPO", **kwargs)
+    expected = rows_of(plain)
+    plain.learn(5 * 64)
+    replayed = tape(trainer("PPO", **kwargs))
+    rows = rows_of(replayed)
+    replayed.learn(5 * 64)
+    assert replayed._recorded._recordings and replayed._acting._recordings
+    assert_same(replayed, plain)
+    assert rows == expected
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"use_rms_prop": False}], ids=["rmsprop", "adam"])
+def test_a2c_learns_the_same(kwargs: dict[str, Any]) -> None:
+    kwargs = {"seed": 3, "learning_rate": "lin_0.01", **kwargs}
+    plain = trainer("A2C", **kwargs)
+    plain.learn(400)
+    replayed = tape(trainer("A2C", **kwargs))
+    replayed.learn(400)
+    assert_same(replayed, plain)
+
+
+def test_a_state_loaded_later_is_the_one_replayed() -> None:
+    """Recordings hold addresses; loading weights must not move them."""
+    first = tape(trainer("PPO", seed=3))
+    first.learn(128)
+    state = first.state()
+    first.learn(128, reset_num_timesteps=False)
+    second = tape(trainer("PPO", seed=4))
+    second.learn(64)  # has its recordings already
+    second.load_state(state)
+    second.learn(256)
+    assert_same(second, first)
