@@ -78,7 +78,12 @@ def resolve(config: RunConfig) -> RunConfig:
     from kit import envs
 
     envs.check(config.env)
-    chosen = _preset(config)
+    check_overrides(config.algo, config.overrides)
+    if config.preset == "auto":
+        from kit.machine import tune
+
+        config = tune.settle(config)
+    chosen = row_of(config)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else int(chosen.get("n_envs", 1))
     hyper = {name: value for name, value in chosen.items() if name != "n_envs" and name not in OF_POLICY}
     if policy := {name: chosen[name] for name in OF_POLICY if name in chosen}:
@@ -129,7 +134,8 @@ def largest_batch(rollout: int, at_most: int) -> int:
     return next(size for size in range(min(rollout, at_most), 0, -1) if rollout % size == 0)
 
 
-def _preset(config: RunConfig) -> Hyperparameters:
+def row_of(config: RunConfig) -> Hyperparameters:
+    """What the preset says, for the device of `config`."""
     if config.preset == "sb3":
         return STOCK[config.algo]
     if config.preset in GPU:

@@ -149,14 +149,21 @@ def _physics(env: Any, threads: int, seconds: float) -> float | None:
         return sum(pool.map(work, range(threads))) / seconds
 
 
-def _env(env: Any, seconds: float) -> float:
+def random_actions(env: Any, count: int) -> list[Any]:
+    """`count` batches of actions (n, act) on the env's device; one alone would push into the limits."""
     import numpy as np
     import torch
 
     space = env.action_space
     space.seed(0)
-    batches = [np.stack([space.sample() for _ in range(env.num_envs)]) for _ in range(32)]
-    actions = [torch.as_tensor(batch, device=env.device) for batch in batches]  # one alone would push into the limits
+    batches = [np.stack([space.sample() for _ in range(env.num_envs)]) for _ in range(count)]
+    return [torch.as_tensor(batch, device=env.device) for batch in batches]
+
+
+def _env(env: Any, seconds: float) -> float:
+    import torch
+
+    actions = random_actions(env, 32)
     env.reset(seed=0)
     env.step(actions[0])  # the first step may compile and allocate
     count, start = 0, time.perf_counter()

@@ -125,6 +125,8 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
 def _create(
     config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
 ) -> Run:
+    from kit.machine import tune
+
     config = (config or RunConfig()).replace(**fields) if fields else config or RunConfig()
     model = None
     if start_from is not None:
@@ -135,7 +137,7 @@ def _create(
 
         open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
     path = directory.create(resolved)
-    status.Status.create(path, resolved.total_steps)
+    status.Status.create(path, resolved.total_steps, plan=tune.sentence(config, resolved))
     if model is not None:
         try:
             importing.first_checkpoint(Run(path), model)

@@ -69,6 +69,8 @@ class Session:
         """Exit code: 0 done, 75 interrupted but resumable, 1 failed. Raises `UserError` if the run is in use."""
         with lock(self.run.path), Signals(self._on_signal):
             self.status = Status(self.run.path, total_steps=self.config.total_steps, state="starting")
+            if self.status.values["plan"] and self.status.values["checkpoint"] is None:
+                print(self.status.values["plan"], flush=True)
             for stale in control.take(self.run.path):
                 print(f"a request from before this session is ignored: {stale}")
             watch = threading.Thread(target=self._watch, name="watch", daemon=True)

@@ -27,11 +27,12 @@ EMPTY: dict[str, Any] = {
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
     "message": "",
+    "plan": "",  # how preset auto has fitted the run to the machine it began on
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
-KEPT = ("checkpoint", "step", "mean_return", "success_rate")
+KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
 """What a new session takes over from the one before."""
 
 
@@ -48,11 +49,11 @@ class Status:
         self.write()
 
     @staticmethod
-    def create(run_path: Path, total_steps: int) -> None:
+    def create(run_path: Path, total_steps: int, **values: Any) -> None:
         """Say that a process is about to start; the process itself then writes its own status."""
         previous = {**EMPTY, **read_json(run_path / "status.json", {})}
-        values = {**previous, "state": "starting", "phase": "starting", "total_steps": total_steps, "message": ""}
-        values |= {"process": None, "updated": time.time()}
+        values = {**previous, "total_steps": total_steps, **values}
+        values |= {"state": "starting", "phase": "starting", "message": "", "process": None, "updated": time.time()}
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable
 
 from kit.config import RunConfig
-from kit.machine import speed
+from kit.machine import speed, tune
 
 Tell = Callable[[str, bool], None]
 """Given a sentence and whether the request is valid."""
 
+MEASURING = "Measuring this machine for a few seconds… you can press Train already."
 SETTLE_S = 0.4
 """After the last key stroke, before anything costly begins."""
 
@@ -43,10 +44,12 @@ class Estimator:
 
     def _answer(self, question: int, config: RunConfig) -> None:
         try:
+            if tune.needs_probe(config):
+                self._say(question, MEASURING, True)
             resolved = config.resolve()
             known = speed.cached(resolved)
             if known is None:
-                self._say(question, "Measuring this machine for a few seconds… you can press Train already.", True)
+                self._say(question, MEASURING, True)
                 known = self._measure(question, resolved)
             if known is not None:
                 self._say(question, _sentence(resolved, known), True)

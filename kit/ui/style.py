@@ -118,6 +118,8 @@ def notes(now: dict[str, Any]) -> str:
     elif card is not None:
         shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())
         lines.append(f"The GPU was busy {shares}; {card.memory_bytes / 1e9:.1f} GB of its memory are in use.")
+    if now.get("plan"):
+        lines.append(f"{html.escape(now['plan'])}.")
     if saved:
         lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
     if store:
