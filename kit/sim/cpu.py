@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -19,6 +19,7 @@ import torch
 from kit.errors import UserError
 from kit.machine.limits import usable_cores
 from kit.sim.base import INPUTS, Simulator
+from kit.sim.helpers import Helpers
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by mj_rnePostConstraint only
@@ -58,7 +59,7 @@ class CpuSim(Simulator):
         self._fields: dict[str, torch.Tensor] = {}
         self._after_constraints = False
         self._diverged: torch.Tensor | None = None
-        self._helpers = ThreadPoolExecutor(self.threads - 1, "kit-sim") if self.threads > 1 else None
+        self._helpers = Helpers(self.threads - 1, "kit-sim")
         self._renderers: dict[tuple[object, ...], Renderer] = {}
         self._warnings = np.zeros((n, len(self._data[0].warning.number)), dtype=np.int32)
         for world, data in enumerate(self._data):
@@ -94,14 +95,7 @@ class CpuSim(Simulator):
         return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
 
     def step(self, substeps: int = 1) -> None:
-        queue = deque(self._worlds)
-        if self._helpers is None:
-            self._advance(queue, substeps)
-        else:
-            helpers = [self._helpers.submit(self._advance, queue, substeps) for _ in range(self.threads - 1)]
-            self._advance(queue, substeps)
-            for helper in helpers:
-                helper.result()
+        self._helpers.run(partial(self._advance, deque(self._worlds), substeps))
         self._diverged = self._diagnose() if self._warnings.any() else None
 
     def _advance(self, queue: deque[tuple[mujoco.MjData, Copies, Copies]], substeps: int) -> None:
@@ -199,6 +193,5 @@ class CpuSim(Simulator):
         )
 
     def close(self) -> None:
-        if self._helpers is not None:
-            self._helpers.shutdown()
+        self._helpers.close()
         self._renderers.clear()

@@ -1,19 +1,27 @@
 """Env steps per second: bare MuJoCo, kit's TensorEnv, SB3's vector envs, EnvPool. By hand:
 
-    python tests/bench/rollouts.py            # Ant, 16 envs, as many threads as cores
+    python tests/bench/rollouts.py                                      # Ant, 16 envs, as many threads as cores
+    python tests/bench/rollouts.py --envpool-python ENV/bin/python      # EnvPool too, from an environment that has it
 
 The contestants take many short turns, so that a noisy machine treats them alike; what counts are the ratios. Their
-upper deciles tell most: what each does while nothing else runs. EnvPool is included where it is installed.
+upper deciles tell most: what each does while nothing else runs. All get the same number of threads, the same substeps,
+and actions drawn beforehand in the type they take.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import json
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import mujoco
@@ -92,16 +100,29 @@ def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator) -> Step:
     return lambda: env.step(actions[next(clock) % 64])
 
 
-def envpool(env_id: str, n: int, threads: int, rng: np.random.Generator) -> Step | None:
-    try:
-        import envpool as pool
-    except ImportError:
-        return None
-    env = pool.make_gymnasium(env_id, num_envs=n, num_threads=threads)
-    env.reset()
-    actions = rng.uniform(-1, 1, (64, n, *env.action_space.shape)).astype(np.float32)
-    clock = itertools.count()
-    return lambda: env.step(actions[next(clock) % 64])
+class EnvPool:
+    """EnvPool in a process of its own (envpool_turns.py); it sleeps while it is not its turn."""
+
+    def __init__(self, python: str, env_id: str, n: int, threads: int) -> None:
+        file = Path(__file__).with_name("envpool_turns.py")
+        self._process = subprocess.Popen(
+            [python, str(file), env_id, str(n), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.version = self._answer()
+
+    def measure(self, seconds: float) -> float:
+        """Calls of `step` per second, over `seconds`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):  # it may greet
+                return json.loads(line)
+        raise SystemExit("EnvPool's process has ended; does its environment have envpool and numpy?")
 
 
 def measure(step: Step, seconds: float) -> float:
@@ -118,28 +139,28 @@ def main() -> None:
     parser.add_argument("--task", default="Ant", help="one of kit's tasks")
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.15, help="of each contestant's turn in a round")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each contestant's turn in a round")
+    parser.add_argument("--envpool-python", help="the interpreter of an environment with envpool")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     theirs = f"{args.task}-v5" if f"{args.task}-v5" in gymnasium.registry else f"kit/{args.task}-v0"
-    contestants: dict[str, Step | None] = {
+    steps = {
         "bare mj_step": bare(args.task, args.envs, args.threads, rng),
         "kit TensorEnv": tensors(args.task, args.envs, args.threads, rng),
         "SB3 DummyVecEnv": sb3(theirs, args.envs, False, rng),
         "SB3 SubprocVecEnv (forkserver)": sb3(theirs, args.envs, True, rng),
     }
-    if theirs.endswith("-v5"):
-        contestants["EnvPool"] = envpool(theirs, args.envs, args.threads, rng)
-    speeds: dict[str, list[float]] = {name: [] for name, step in contestants.items() if step is not None}
-    for _ in range(args.rounds):
-        for name in speeds:
-            step = contestants[name]
-            assert step is not None
-            steps = args.envs * (AT_ONCE if name == "bare mj_step" else 1)
-            speeds[name].append(measure(step, args.seconds) * steps)
+    turns: dict[str, Callable[[float], float]] = {name: partial(measure, step) for name, step in steps.items()}
+    if args.envpool_python:
+        pool = EnvPool(args.envpool_python, theirs, args.envs, args.threads)
+        turns[f"EnvPool {pool.version}"] = pool.measure
+    speeds: dict[str, list[float]] = {name: [] for name in turns}
+    for _, (name, turn) in itertools.product(range(args.rounds), turns.items()):
+        per_call = args.envs * (AT_ONCE if name == "bare mj_step" else 1)
+        speeds[name].append(turn(args.seconds) * per_call)
 
     base = speeds["bare mj_step"]
     what = f"{args.task}, {args.envs} envs, {args.threads} threads, {args.rounds} rounds of {args.seconds:g} s"
@@ -148,13 +169,10 @@ def main() -> None:
     print(
         "| | env steps/s, median | upper decile | of bare physics, median | upper decile |\n|---|---:|---:|---:|---:|"
     )
-    for name in contestants:
-        if name in speeds:
-            columns = [np.percentile(speeds[name], q) for q in (50, 90)]
-            ratios = [column / np.percentile(base, q) for column, q in zip(columns, (50, 90), strict=True)]
-            print(f"| {name} | {columns[0]:,.0f} | {columns[1]:,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-        else:
-            print(f"| {name} | not installed | | | |")
+    for name, values in speeds.items():
+        columns = [np.percentile(values, q) for q in (50, 90)]
+        ratios = [column / np.percentile(base, q) for column, q in zip(columns, (50, 90), strict=True)]
+        print(f"| {name} | {columns[0]:,.0f} | {columns[1]:,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""EnvPool's turns in `rollouts.py`, in whichever environment has EnvPool: needs nothing but EnvPool and numpy.
+
+Reads a line with the seconds of a turn, answers with calls of `step` per second, until its input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import envpool
+import numpy as np
+
+
+def main(env_id: str, n: int, threads: int) -> None:
+    env = envpool.make_gymnasium(env_id, num_envs=n, num_threads=threads, seed=0)
+    env.reset()
+    space = env.action_space
+    actions = np.random.default_rng(0).uniform(-1, 1, (64, n, *space.shape)).astype(space.dtype)
+    turn = 0
+    print(json.dumps(envpool.__version__), flush=True)
+    for line in sys.stdin:
+        seconds, calls, start = float(line), 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            env.step(actions[turn % 64])
+            turn, calls = turn + 1, calls + 1
+        print(json.dumps(calls / elapsed), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,75 @@
+"""Threads that share work with their caller."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import mujoco
+import pytest
+
+from kit.sim.cpu import CpuSim
+from kit.sim.helpers import Helpers
+
+
+def test_every_thread_and_the_caller_do_the_work_once():
+    helpers, seen = Helpers(3, "test"), []
+    together = threading.Barrier(4, timeout=60)
+
+    def work() -> None:
+        together.wait()  # nobody is left alone with it
+        seen.append(threading.get_ident())
+
+    for turn in range(1, 4):
+        helpers.run(work)
+        assert len(seen) == 4 * turn and len(set(seen)) == 4
+    helpers.close()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
+    helpers, caller, calls = Helpers(count, "test"), threading.get_ident(), []
+
+    def fail_elsewhere() -> None:
+        if count == 0 or threading.get_ident() != caller:
+            raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        helpers.run(fail_elsewhere)
+    helpers.run(lambda: calls.append(1))
+    assert len(calls) == count + 1
+    helpers.close()
+
+
+def test_an_interrupted_caller_leaves_no_work_behind():
+    helpers, caller, release, finished = Helpers(1, "test"), threading.get_ident(), threading.Event(), []
+
+    def work() -> None:
+        if threading.get_ident() == caller:
+            release.set()
+            raise KeyboardInterrupt
+        release.wait(60)
+        finished.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        helpers.run(work)
+    assert finished == [1]
+    helpers.close()
+
+
+def test_a_simulator_that_nobody_holds_takes_its_threads_along():
+    before = threading.active_count()
+    sim = CpuSim(mujoco.MjModel.from_xml_string("<mujoco><worldbody/></mujoco>"), 4, threads=4)
+    sim.step()
+    assert threading.active_count() == before + 3
+    del sim
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_python_ends_with_a_simulator_still_open():
+    code = "import kit; env = kit.make_vec('Ant', 4, threads=4); env.step(env.reset(0)[:, :8]); print('done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
