@@ -51,6 +51,7 @@ class TensorTrainer(BaseAlgorithm):
         super()._setup_model()  # type: ignore[safe-super]
         self.iteration = 0
         self._ready = self.num_timesteps == 0
+        self._unread: list[Any] = []
         self.normalizer = None
         self.tensor_env = None
         if self.ep_info_buffer is None:
@@ -82,6 +83,7 @@ class TensorTrainer(BaseAlgorithm):
             self._begin()
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
+            self._unread.clear()
         if reset_num_timesteps:  # up to this total, also from a loaded state; otherwise, as in SB3, so many more
             total_timesteps -= self.num_timesteps
         self._ready = False
@@ -149,7 +151,22 @@ class TensorTrainer(BaseAlgorithm):
     def _record_episodes(
         self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
     ) -> None:
-        """Put the episodes that ended (True in `done`, any shape) into SB3's window, in order."""
+        """Put the episodes that ended (True in `done`, any shape) into SB3's window, in order. A GPU is asked for them
+        only when somebody wants to know (`_read_episodes`)."""
+        if self.device.type == "cpu":
+            self._count_episodes(done, returns, lengths, success)
+        else:
+            self._unread.append([None if x is None else x.clone() for x in (done, returns, lengths, success)])
+
+    def _read_episodes(self) -> None:
+        """Before the window is looked at."""
+        for ended in self._unread:
+            self._count_episodes(*ended)
+        self._unread.clear()
+
+    def _count_episodes(
+        self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
+    ) -> None:
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
         ended = done.flatten().nonzero().flatten()
         self._episode_num += len(ended)
@@ -167,6 +184,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def state(self) -> State:
         """Copies of everything that decides the future, apart from replay data; valid at iteration boundaries."""
+        self._read_episodes()
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
         assert self._last_obs is not None
         last_obs = self._last_obs if isinstance(self._last_obs, dict) else {"": self._last_obs}
@@ -241,7 +259,7 @@ class TensorTrainer(BaseAlgorithm):
     # -- SB3's zip -------------------------------------------------------------------------------------------------
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration"]
+        ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread"]
         ours += ["_normalize", "_ready", "_last_obs", "_last_episode_starts", "_last_original_obs"]
         return [*super()._excluded_save_params(), *ours]
 

@@ -116,7 +116,8 @@ class Rollout:
             return
         steps, truncated, final_obs = zip(*self._cuts, strict=True)
         values = value(tmap(lambda *x: torch.cat(x), *final_obs)).view(len(steps), self.n_envs)
-        self.rewards[list(steps)] += gamma * values * torch.stack(truncated)
+        for step, worth, cut in zip(steps, values, truncated, strict=True):
+            self.rewards[step] += gamma * worth * cut
 
     def finish(self, last_values: torch.Tensor, gamma: float, gae_lambda: float) -> None:
         """Compute `advantages` and the TD(λ) `returns` (T, n) from `last_values` (n,)."""
