@@ -28,7 +28,7 @@ ROUNDS = 20
 """Rollouts that a run has at least, whatever the number of worlds. Reach, 100,000 steps: a return of 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6. A2C, whose updates are its rollouts: 4.06 with 8 worlds, 3.91 with
 16."""
-CLOSE = 0.05
+CLOSE = 0.03
 """Readings so close count as equal."""
 SHORT = 50_000
 """A run of fewer steps is over before a probe would have paid."""

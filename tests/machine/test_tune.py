@@ -49,13 +49,13 @@ def cpu(*worlds: int, threads: int = 4) -> list[Candidate]:
     return [Candidate(n, threads, "cpu") for n in worlds]
 
 
-def test_the_fewest_worlds_within_five_percent_of_the_fastest() -> None:
-    # steps/s with 4 threads: n / (1 ms + n / 4 ms) = 8: 2667, 16: 3200, 32: 3556, 64: 3765; 95 % of that is 3577
+def test_the_fewest_worlds_within_three_percent_of_the_fastest() -> None:
+    # steps/s with 4 threads: n / (1 ms + n / 4 ms) = 8: 2667, 16: 3200, 32: 3556, 64: 3765; 97 % of that is 3652
     machine = Machine()
     plan = search(cpu(8, 16, 32, 64), machine, machine.clock)
     assert plan is not None and (plan.n_envs, plan.threads, plan.device) == (64, 4, "cpu")
     assert plan.steps_per_s == pytest.approx(64 / 17e-3)
-    # with half the overhead: 8: 3200, 16: 3556, 32: 3765, 64: 3879; 95 % of that is 3685
+    # with half the overhead: 8: 3200, 16: 3556, 32: 3765, 64: 3879; 97 % of that is 3762
     machine = Machine(overhead_s=0.5e-3)
     plan = search(cpu(8, 16, 32, 64), machine, machine.clock)
     assert plan is not None and plan.n_envs == 32
