@@ -53,8 +53,9 @@ def trained(workplace: Path) -> tuple[Run, str]:
     return Run(workplace / "runs" / "tiny"), shown
 
 
-def test_there_are_the_four_first_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS][:4] == ["00_setup", "01_train", "02_resume", "03_visualize"]
+def test_there_are_the_first_notebooks() -> None:
+    first = ["00_setup", "01_train", "02_resume", "03_visualize", "04_humanoid"]
+    assert [path.stem for path in NOTEBOOKS][:5] == first
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -134,6 +135,30 @@ def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
     assert "interrupted" in shown, "the list comes first"
     assert Run(run.path).status()["state"] == "finished"
     assert Run(run.path).status()["step"] >= stopped_at + 512
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(workplace: Path) -> None:
+    menagerie = pytest.importorskip("mujoco_menagerie")
+    try:
+        menagerie.load("unitree_g1", "scene_mjx")
+    except menagerie._errors.MenagerieError as error:
+        pytest.skip(f"no model of the G1: {error}")
+    small = {"n_steps": 16, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
+    shown = execute("04_humanoid", workplace, run_name="walk", total_steps=256, n_envs=512, overrides=small)
+    assert "No GPU here, which G1Joystick wants. 256 steps instead of 256" in shown
+    run = Run(workplace / "runs" / "walk")
+    assert run.status()["state"] == "finished" and run.config.n_envs == 32
+    assert re.search(r"G1Joystick with PPO: a mean return of -?\d+\.\d+ after 512 steps", shown)
+    assert "data:video/mp4;base64" in shown
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_humanoid_without_its_model_is_a_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENAGERIE_ROOT", str(workplace))
+    with pytest.raises(papermill.PapermillExecutionError, match=r"the model of unitree_g1 could not be fetched"):
+        execute("04_humanoid", workplace, runs_dir="none")
+    assert not (workplace / "none").exists()
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

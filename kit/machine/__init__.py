@@ -1,6 +1,6 @@
 """What this computer is and how fast: `kit.verify()` says what is missing, `probe()` how long a training would take."""
 
-from kit.machine.advice import Advice, advise
+from kit.machine.advice import Advice, advise, within_reach
 from kit.machine.checks import Check, Report, verify
 from kit.machine.info import Machine, describe
 from kit.machine.limits import usable_cores
@@ -19,4 +19,5 @@ __all__ = [
     "probe",
     "usable_cores",
     "verify",
+    "within_reach",
 ]

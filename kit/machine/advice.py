@@ -10,6 +10,8 @@ from kit.machine import places
 from kit.machine.info import Machine, describe
 from kit.machine.speed import Speed
 
+PROOF_STEPS, PROOF_WORLDS = 8192, 32
+"""What takes a CPU a minute: nothing is learnt by it, but everything is used."""
 BIG_CARD_BYTES, HUGE_CARD_BYTES = 20 * 2**30, 40 * 2**30
 
 
@@ -62,3 +64,22 @@ def _sentences(config: RunConfig, speed: Speed, machine: Machine) -> list[str]:
     if place.loses_disk:
         found.append(f"This machine can be taken away: {place.keeps}.")
     return found
+
+
+def within_reach(config: RunConfig) -> RunConfig:
+    """`config` where it has a GPU. Where it has none, a tiny one of the same kind, which proves that everything works,
+    and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
+    import torch
+
+    from kit import envs
+
+    envs.make_task(config.env)
+    if config.device != "cpu" and torch.cuda.is_available():
+        return config
+    steps = min(config.total_steps, PROOF_STEPS)
+    print(
+        f"No GPU here, which {config.env} wants. {steps:,} steps instead of {config.total_steps:,} follow, to prove that "
+        f"everything works; little is learnt by them. To get one: {places.where().get_gpu}."
+    )
+    worlds = config.n_envs if isinstance(config.n_envs, str) else min(config.n_envs, PROOF_WORLDS)
+    return config.replace(total_steps=steps, n_envs=worlds, eval_every=steps)

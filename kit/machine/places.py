@@ -92,7 +92,7 @@ PLACES = (
     ),
     Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size", vendor="Microsoft"),
 )
-LOCAL = Place("This computer", "files stay on its disk", "a GPU is optional", loses_disk=False)
+LOCAL = Place("This computer", "files stay on its disk", "any NVIDIA card will do", loses_disk=False)
 
 
 def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Place:

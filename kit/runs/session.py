@@ -3,6 +3,10 @@
 What is exact: everything happens at iteration boundaries (one rollout and its update), in the same order whether or not
 the run was cut. A cut inside an iteration goes back to a copy taken at the boundary before it; the lost part is done
 again, identically.
+
+Running out of memory is no end: training goes on from the last checkpoint with half the worlds, down to 64. Policy,
+optimizer, normaliser, counters, random numbers and history are the checkpoint's; the worlds begin new episodes (as they
+do after a move between CPU and GPU, whose simulators hold other state). config.yaml says the new number from then on.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import presets
 from kit.config import seconds
 from kit.errors import UserError
-from kit.runs import checkpoint, control, provenance
+from kit.machine import memory
+from kit.runs import checkpoint, control, directory, load, provenance
 from kit.runs.checkpoint import Checkpoint, Damaged
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
@@ -26,6 +32,7 @@ from kit.runs.replay import OffPolicy, Segment, load_replay
 from kit.runs.run import Run
 from kit.runs.status import Status
 from kit.runs.writer import Writer
+from kit.sim.compiling import listening
 
 if TYPE_CHECKING:
     from kit.stores.sync import SyncHandle
@@ -38,6 +45,8 @@ LONG_ITERATION_S = 1.0
 PATIENCE_S = 2.0
 """After a request to stop, how long an iteration of which there is no copy may take to finish."""
 EVAL_EPISODES = 20
+LEAST_WORLDS = 64
+"""Out of memory with fewer than twice as many is the end: the networks are what is too large."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
 """How long a session waits for its last copy to arrive in the store before it says so and leaves."""
 
@@ -62,6 +71,9 @@ class Session:
         self._signalled = False
         self._longest_save_s = 0.0
         self._sync: SyncHandle | None = None
+        self._shrunk = ""
+        self._before_compiling: str | None = None
+        self._monitor = load.monitor(self.config.device)
 
     # -- the whole turn --------------------------------------------------------------------------------------------
 
@@ -77,7 +89,8 @@ class Session:
             watch.start()
             spot = SpotWatch(self.stop)
             try:
-                code = self._train()
+                with self._monitor, listening(self._compiling):
+                    code = self._train_in_memory()
             except UserError as error:
                 self.status.set(state="failed", phase="failed", message=str(error))
                 raise
@@ -90,7 +103,7 @@ class Session:
                 spot.close()
                 self._over.set()
                 watch.join()
-                self.status.set(steps_per_s=None, eta_s=None)
+                self.status.set(steps_per_s=None, eta_s=None, gpu=None)
                 self.status.write()
                 self._on_progress(self.status.values)
             return code
@@ -101,6 +114,18 @@ class Session:
             self._stop_time = time.monotonic()
             self._stop_reason = reason
 
+    def _train_in_memory(self) -> int:
+        """Train, with half the worlds each time memory runs out."""
+        while True:
+            try:
+                return self._train()
+            except Exception as error:
+                short_of = memory.shortage(error)
+                if short_of is None:
+                    raise
+                traceback.print_exc()
+            self._halve(short_of)  # here, where no traceback holds on to tensors any more
+
     def _train(self) -> int:
         from kit.trainers import Interrupted
 
@@ -109,12 +134,15 @@ class Session:
         self._first_step, self._training_start, self._building = trainer.num_timesteps, time.monotonic(), False
         self._iteration_start = float("-inf")  # nobody knows yet how long one takes: copy before the first
         self.status.set(state="running", phase="training")
+        if self._shrunk:
+            self._say(self._shrunk)
+            self.metrics.add(self._step, {"run/n_envs": int(self.config.n_envs)})
         try:
             self._boundary_work()
-            trainer.learn(self.config.total_steps)
+            trainer.learn(self.config.total_steps, load.phases(self._monitor))
+            return self._finished()
         except Interrupted:
             return self._interrupted()
-        return self._finished()
 
     def _build(self) -> Trainer:
         from kit import envs
@@ -134,14 +162,14 @@ class Session:
         self._last_eval = int(state.get("last_eval", 0))
         self._best: float | None = state.get("best")
         self.metrics = Metrics(self.run.path, int(state.get("rows", 0)))
-        trainer.set_logger(row_logger(self.metrics))
+        trainer.set_logger(row_logger(self.metrics, lambda: load.columns(self._monitor)))
         trainer.should_stop = self._should_stop
         trainer.on_boundary = self._boundary_work
         self._step = trainer.num_timesteps
         self._evaluator = Evaluator(config, EVAL_EPISODES)
         self.writer = Writer(self.run.path, resumed, self._written)
         self._last_checkpoint = (self._step if resumed else -1, time.monotonic())
-        if config.store:
+        if config.store and self._sync is None:
             from kit.stores.sync import start_sync
 
             self.status.set(phase="opening the store")
@@ -160,13 +188,39 @@ class Session:
                 self._say(f"checkpoint {found.step} is damaged ({damage}); the one before it is used")
                 continue
             own = state.pop("session")
-            trainer.load_state(state)
+            same_worlds = trainer.load_state(state)
             if isinstance(trainer, OffPolicy):
                 load_replay(trainer, found)
-            self._say(f"resumed from step {found.step:,}")
+            self._say(f"resumed from step {found.step:,}{'' if same_worlds else ', in new worlds'}")
             self.status.set(step=found.step, checkpoint={"step": found.step, "time": found.path.stat().st_mtime})
             return found, own
         return None, {}
+
+    def _halve(self, short_of: str) -> None:
+        """Let go of everything and put half the worlds into config.yaml. Raises `UserError` if that would not do."""
+        config, worlds = self.config, int(self.config.n_envs) // 2
+        if config.algo == "SAC" or worlds < LEAST_WORLDS:
+            smaller = "buffer_size, n_envs or network" if config.algo == "SAC" else "network, n_steps or batch_size"
+            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {smaller}.")
+        self._building = True  # for the thread that watches
+        self.status.set(phase="out of memory, making room", steps_per_s=None, eta_s=None)
+        self._release()
+        self.config = presets.shrink(config, worlds)
+        directory.write_atomic(self.run.path / "config.yaml", self.config.to_yaml())
+        self._shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
+        self._say(self._shrunk)
+
+    def _release(self) -> None:
+        """Forget the trainer and its worlds, as far as they were made."""
+        held = vars(self)
+        if "writer" in held:
+            held.pop("writer").wait()
+            held.pop("metrics").close()
+            held.pop("_evaluator").close()
+        if "trainer" in held:
+            held.pop("trainer").tensor_env.close()
+        self._copy, self._inside = None, False
+        memory.give_back()
 
     # -- at each boundary ------------------------------------------------------------------------------------------
 
@@ -175,6 +229,7 @@ class Session:
         from kit.trainers import Interrupted
 
         iteration_s, self._inside = time.monotonic() - self._iteration_start, False
+        self._monitor.phase = load.OTHER
         self._step, state = self.trainer.num_timesteps, None
         if self._eval_due() and self._stop_reason is None:
             self._evaluate()
@@ -364,12 +419,22 @@ class Session:
                 self.status.write()
             self._on_progress(self.status.values)
 
+    def _compiling(self, sentence: str) -> None:
+        """Told once a second while kernels compile, then the empty sentence."""
+        if sentence and self._before_compiling is None:
+            print(sentence, flush=True)
+            self._before_compiling = str(self.status.values["phase"])
+        self.status.set(phase=sentence or self._before_compiling)
+        if not sentence:
+            self._before_compiling = None
+
     def _progress(self) -> None:
         if self._building:
             return
         step, last = self.trainer.num_timesteps, self.metrics.last
         self.status.set(
             step=step,
+            gpu=load.figures(self._monitor),
             mean_return=last.get("eval/mean_return", last.get("rollout/ep_rew_mean")),
             success_rate=last.get("eval/success_rate", last.get("rollout/success_rate")),
         )
