@@ -1,13 +1,20 @@
 """MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where it is tested.
 
 What repeats bit for bit:
- - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly.
- - On CUDA a snapshot and its restoration are exact, but steps are not: contacts and constraint rows are listed in the
-   order in which threads find them, and sums over them round differently from run to run (about 1e-7 relative per
-   step, which chaos enlarges). `deterministic=True` makes MuJoCo Warp's atomic sums independent of order, at a price.
-   MuJoCo Warp 4.0 says that it does not yet fix the order of contacts and constraint rows, so expect exact repetition
-   only from worlds without contacts and with at most one active constraint.
+ - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly, and a
+   masked reset changes neither the state nor the future of the other worlds.
+ - On CUDA snapshot, restore and masked reset copy bits and are exact. What follows from positions alone (poses,
+   velocities of bodies, inertias) is gathered in a fixed order and repeats. Three things do not: contacts and
+   constraint rows are listed in the order in which threads find them (a counter hands out the places); forces of
+   constraints, `cfrc_ext` and the solver's products are sums by atomic adds over those lists; and so is the
+   factorisation of the inertia of a tree with several branches. Each changes the last bits (about 1e-7, relative) of a step from run to run,
+   which chaos enlarges: two runs from one checkpoint are equal as experiments, not as numbers.
+ - `deterministic=True` is MuJoCo Warp's own mode. It fixes the order of atomic sums, at a price; its switches for the
+   order of contacts and constraint rows exist and are empty functions in 4.0.0. So expect exact repetition with it
+   from worlds without contacts and with at most one active constraint at a time, and without it from unbranched chains
+   of which the same holds.
  - Against MuJoCo in C one step agrees to float32 accuracy, not bit for bit.
+This was read in the sources of MuJoCo Warp 4.0.0 and Warp 1.19; tests/sim/test_cuda.py holds it against a card.
 """
 
 from __future__ import annotations
@@ -230,9 +237,7 @@ class WarpSim(Simulator):
         if kinds & int(_CONTACTS):
             what = f"The {self.n} worlds needed more than contacts={room.contacts} each on average"
             raise Overflow(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
-        raise Overflow(
-            f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed."
-        )
+        raise Overflow(f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed.")
 
 
 _PER_WORLD = frozenset({

@@ -1,0 +1,152 @@
+"""What only a CUDA GPU can show: shared memory, recorded physics, checks that nobody waits for, training end to end."""
+
+from __future__ import annotations
+
+import mujoco
+import pytest
+import torch
+
+from kit.envs import make_vec
+from kit.runs import metrics
+from kit.runs.session import Session
+from kit.sim.capacity import Overflow
+from kit.sim.kernels import beside_torch, mjw
+from kit.sim.warp import _CHECK_EVERY, WarpSim
+from kit.trainers import make_trainer
+from tests.runs.crash import SMALL, create
+from tests.sim.test_warp import BALLS
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.timeout(900),
+]
+
+CART = """
+<mujoco><option timestep="0.005"/><worldbody><body><joint name="slide" type="slide" axis="1 0 0" damping="0.3"/>
+  <geom size="0.1" mass="1"/></body></worldbody><actuator><motor joint="slide"/></actuator></mujoco>"""  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def balls() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(BALLS)
+
+
+def rolling(model: mujoco.MjModel, n: int = 4, **options) -> WarpSim:
+    sim = WarpSim(model, n, DEVICE, **options)
+    generator = torch.Generator().manual_seed(0)
+    qvel = torch.randn(n, model.nv, generator=generator).to(sim.device)
+    sim.reset(torch.ones(n, dtype=torch.bool, device=sim.device), qvel=qvel)
+    sim.ctrl.copy_(torch.rand(n, model.nu, generator=generator))
+    return sim
+
+
+def test_torch_and_warp_share_memory(balls):
+    sim = WarpSim(balls, 4, DEVICE)
+    assert sim.qpos.device.type == DEVICE
+    assert sim.qpos.data_ptr() == sim._data.qpos.ptr and sim.ctrl.data_ptr() == sim._data.ctrl.ptr
+    before = sim.qpos.clone()
+    sim.ctrl.fill_(1.0)  # by torch, read by Warp in the next launch, written by Warp, read by torch
+    sim.step(20)
+    assert (sim.qpos[:, 0] > before[:, 0]).all()
+
+
+def test_the_recorded_graph_does_what_its_kernels_do(balls):
+    recorded, eager = rolling(balls), rolling(balls)
+    for _ in range(5):
+        recorded.step(2)
+        with beside_torch(eager.device):
+            for _ in range(2):
+                mjw.step(eager._model, eager._data)
+    assert torch.allclose(recorded.qpos, eager.qpos, atol=1e-5)
+    assert torch.allclose(recorded.qvel, eager.qvel, atol=1e-3)
+
+
+def test_a_single_chain_without_contacts_repeats_bit_for_bit():
+    model, ends = mujoco.MjModel.from_xml_string(CART), []
+    for _ in range(2):
+        sim = rolling(model, 256)
+        for _ in range(50):
+            sim.step(4)
+        ends.append(sim.snapshot())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_snapshot_comes_back_bit_for_bit_and_goes_on_alike(balls):
+    sim = rolling(balls)
+    _ = sim.xpos, sim.sensordata, sim.cfrc_ext
+    sim.step(20)
+    saved, futures = sim.snapshot(), []
+    for target in (sim, WarpSim(balls, sim.n, DEVICE)):
+        target.restore(saved)
+        again = target.snapshot()
+        assert all(torch.equal(again[name], saved[name]) for name in saved)
+        target.step(5)
+        futures.append(target.qpos.clone())
+    assert torch.allclose(*futures, atol=1e-4)  # sums over contacts round as they come
+
+
+def test_a_masked_reset_leaves_the_other_worlds_as_they_are(balls):
+    sim = rolling(balls)
+    _ = sim.xpos, sim.sensordata
+    sim.step(20)
+    before = sim.snapshot()
+    sim.reset(torch.tensor([False, True, False, False], device=sim.device))
+    after = sim.snapshot()
+    assert all(torch.equal(after[name][[0, 2, 3]], before[name][[0, 2, 3]]) for name in before)
+    assert after["time"][1] == 0
+
+
+def test_running_out_of_room_is_noticed_within_two_looks_and_before_any_checkpoint(balls):
+    sim = rolling(balls, contacts=1)
+    sim.step()
+    with pytest.raises(Overflow, match="contacts=1 each on average"):
+        sim.snapshot()
+    with pytest.raises(Overflow, match="contacts=1 each on average"):
+        for _ in range(3 * _CHECK_EVERY):
+            sim.step()
+            torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("env", ["Ant", "Reach", "Go1Joystick"])
+def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env):
+    if env == "Go1Joystick":
+        menagerie = pytest.importorskip("mujoco_menagerie")
+        try:
+            menagerie.load("unitree_go1", "scene")
+        except menagerie._errors.MenagerieError as error:
+            pytest.skip(f"no model of the Go1: {error}")
+    overrides = {"n_steps": 40, "normalize": True}  # longer than the interval between looks at the overflow flags
+    run = create(tmp_path, "run", env=env, n_envs=64, device=DEVICE, overrides=overrides)
+    trainer = make_trainer(run.config, make_vec(env, 64, DEVICE))
+    trainer.learn(2 * 40 * 64)  # records what it records
+    _, callback = trainer._setup_learn(10**9, None, False)
+    trainer._log_now = False
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.collect_rollouts(trainer.env, callback, trainer.rollout_buffer, trainer.n_steps)
+        trainer._compute_returns()
+        trainer.train()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
+    run = create(tmp_path, "run", algo, env="Ant", n_envs=32, device=DEVICE, total_steps=2048, eval_every=1024)
+    assert Session(run.path)() == 0, run.log()
+    rows = metrics.read(run.path)
+    assert any("eval/mean_return" in row for row in rows) and any("train/n_updates" in row for row in rows)
+    from kit import resume
+
+    again = resume(run.path, total_steps=3072)
+    assert again.status()["state"] == "finished" and again.status()["step"] >= 3072
+
+
+def test_a_run_moves_between_gpu_and_cpu(tmp_path):
+    from kit import resume
+
+    run = create(tmp_path, "run", env="Ant", n_envs=8, device=DEVICE, overrides=SMALL["PPO"])
+    assert Session(run.path)() == 0, run.log()
+    for total, device in ((2000, "cpu"), (3000, DEVICE)):
+        assert resume(run.path, total_steps=total, device=device).status()["state"] == "finished"
