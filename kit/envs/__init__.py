@@ -16,8 +16,10 @@ from kit.errors import UserError
 
 if TYPE_CHECKING:
     from kit.envs.foreign import ForeignEnv
-    from kit.envs.task import Task
+    from kit.envs.shared import SharedEnv
+    from kit.envs.task import Share, Task
     from kit.envs.vec import TensorEnv
+    from kit.machine.group import Group
 
 __all__ = ["Task", "TensorEnv", "check", "make_task", "make_vec", "names"]
 
@@ -45,23 +47,37 @@ def make_task(name: str, **options: object) -> Task:
 
 
 def make_vec(
-    env: str, n_envs: int = 1, device: str = "cpu", seed: int = 0, threads: int | None = None
-) -> TensorEnv | ForeignEnv:
+    env: str,
+    n_envs: int = 1,
+    device: str = "cpu",
+    seed: int = 0,
+    threads: int | None = None,
+    group: Group | None = None,
+) -> TensorEnv | ForeignEnv | SharedEnv:
     """A vector env of `n_envs` worlds.
 
     `env` is one of kit's tasks ("Reach"; "kit/Reach-v0" is the same) or any registered Gymnasium id ("Ant-v5").
-    `threads` is how many CPU threads share the physics, by default one per usable core.
+    `threads` is how many CPU threads share the physics, by default one per usable core. The processes of `group` share
+    out the worlds.
     """
     if not isinstance(n_envs, int) or n_envs < 1:
         raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
     check(env)
+    if group is not None:
+        from kit.envs.shared import SharedEnv, share_of
+
+        return SharedEnv(_make(env, n_envs // group.size, device, seed, threads, share_of(group, n_envs)), group)
+    return _make(env, n_envs, device, seed, threads, None)
+
+
+def _make(env: str, n: int, device: str, seed: int, threads: int | None, share: Share | None) -> TensorEnv | ForeignEnv:
     if _task_name(env) in _TASKS:
         from kit.envs.vec import TensorEnv
 
-        return TensorEnv(make_task(_task_name(env)), n_envs, device, seed, threads)
+        return TensorEnv(make_task(_task_name(env)), n, device, seed, threads, autoreset=share is None, share=share)
     from kit.envs.foreign import ForeignEnv
 
-    return ForeignEnv(env, n_envs, device, seed)
+    return ForeignEnv(env, n, device, seed, share=share)
 
 
 def check(env: str) -> None:

@@ -49,8 +49,9 @@ class Ant(Task):
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n
-        uniform = torch.rand(n, self.model.nq, generator=generator, dtype=sim.dtype, device=sim.device)
-        normal = torch.randn(n, self.model.nv, generator=generator, dtype=sim.dtype, device=sim.device)
+        options = {"generator": generator, "dtype": sim.dtype, "device": sim.device}
+        uniform = self.draw(torch.rand, (n, self.model.nq), **options)
+        normal = self.draw(torch.randn, (n, self.model.nv), **options)
         sim.reset(mask, qpos=self._qpos0 + RESET_NOISE * (2 * uniform - 1), qvel=RESET_NOISE * normal)
 
     def act(self, action: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from kit.envs.task import Share
 from kit.errors import UserError
 from kit.sim.cpu import is_fixed
 
@@ -40,6 +41,7 @@ class ForeignEnv:
         device: str | torch.device = "cpu",
         seed: int = 0,
         processes: bool = False,
+        share: Share | None = None,
         **options: Any,
     ) -> None:
         self.num_envs = num_envs
@@ -61,14 +63,14 @@ class ForeignEnv:
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
         self._return = torch.zeros(num_envs, dtype=torch.float64)
         self._length = torch.zeros(num_envs, dtype=torch.int64)
-        self._seed = seed
+        self._seed, self._first = seed, 0 if share is None else share.first
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> torch.Tensor:
         """Begin a new episode in every world; world i is seeded with `seed` + i. Returns obs (n, ...)."""
         if seed is not None:
             self._seed = seed
-            self.vec_env.seed(seed)
+            self.vec_env.seed(seed + self._first)
         self._return.zero_()
         self._length.zero_()
         return self._tensor(self.vec_env.reset())

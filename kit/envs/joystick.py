@@ -265,5 +265,5 @@ class Joystick(Task):
         return torch.as_tensor(np.asarray(values), dtype=self.sim.dtype, device=self.sim.device)
 
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
-        numbers = torch.rand(shape, generator=self._generator, dtype=self.sim.dtype, device=self.sim.device)
-        return low + (high - low) * numbers
+        options = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
+        return low + (high - low) * self.draw(torch.rand, shape, **options)

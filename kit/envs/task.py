@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium
 import mujoco
 import torch
 
 from kit.sim import Simulator
+
+
+class Share(NamedTuple):
+    """Which of a run's worlds are in this process: those from `first` on, of `total` in all processes together."""
+
+    first: int
+    total: int
 
 
 class Task(ABC):
@@ -34,6 +43,8 @@ class Task(ABC):
     action_space: gymnasium.spaces.Box
 
     sim: Simulator
+    share: Share | None = None
+    """Set where other processes have the rest of the run's worlds."""
 
     @property
     def control_dt_s(self) -> float:
@@ -46,8 +57,16 @@ class Task(ABC):
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        """Begin new episodes in the worlds of `mask` (n,) bool. Draw random numbers at full width, so that what one
-        world gets does not depend on how many others begin with it."""
+        """Begin new episodes in the worlds of `mask` (n,) bool. Draw random numbers at full width, with `draw`, so that
+        what one world gets does not depend on how many others begin with it, or are in this process."""
+
+    def draw(self, function: Callable[..., torch.Tensor], shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        """`function(shape, **options)`, such as torch.rand, of `shape` (n, ...). Where the run's worlds are shared out,
+        every process draws for all of them and keeps its own rows: the same numbers as one process would give them."""
+        if self.share is None:
+            return function(shape, **options)
+        first, total = self.share
+        return function((total, *shape[1:]), **options)[first : first + shape[0]]
 
     @abstractmethod
     def act(self, action: torch.Tensor) -> None:

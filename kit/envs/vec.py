@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.envs.task import Task
+from kit.envs.task import Share, Task
 from kit.sim import Simulator, make_sim
 
 Info = dict[str, torch.Tensor]
@@ -37,8 +37,12 @@ class TensorEnv:
         threads: int | None = None,
         dtype: torch.dtype = torch.float32,
         autoreset: bool = True,
+        share: Share | None = None,
     ) -> None:
+        """Without `autoreset` finished worlds stay as they are until `begin`. `share`: these worlds are some of a run's
+        (`kit.envs.shared`)."""
         self.task = task
+        task.share = share
         self.num_envs = num_envs
         self.sim: Simulator = make_sim(task.model, num_envs, device, threads)
         self.device = self.sim.device
@@ -101,11 +105,11 @@ class TensorEnv:
         if success is not None:
             info["success"] = success
         if self.autoreset and (self.device.type != "cpu" or done.any()):  # asking a GPU costs more than an empty reset
-            obs = self._begin(done, obs)
+            obs = self.begin(done, obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 
-    def _begin(self, done: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
-        """Reset the worlds of `done` and return `obs` with their rows replaced."""
+    def begin(self, done: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """Reset the worlds of `done` (n,) bool and return `obs` (n, obs) with their rows replaced."""
         self.task.reset(done, self._generator)
         self.task.measure()
         self._return = self._return.masked_fill(done, 0.0)

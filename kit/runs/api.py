@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
-from kit.runs import directory, importing, status
+from kit.machine import group
+from kit.runs import directory, importing, parallel, status
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def train(
 
     `start_from` is a Stable-Baselines3 zip whose policy the run begins with; opening one can run code, so it needs
     `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created then.
+
+    Under torchrun all processes call this and train one run; it returns in the first, the others end with the run.
     """
+    if group.rank() > 0:
+        parallel.follow()
     return _foreground(_create(config, fields, start_from, trust), on_progress)
 
 
@@ -54,14 +59,17 @@ def resume(
     """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`. Raises `UserError`.
+    From a store, the run is first copied into `runs_dir`. Under torchrun as `train`. Raises `UserError`.
     """
+    if group.rank() > 0:
+        parallel.follow()
     run, moved = _locate(path_or_url, runs_dir, changes.get("store"))
     changes = {**moved, **changes}
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
         _change(run, changes)
+    parallel.check(run.config)
     return _background(run) if background else _foreground(run, on_progress)
 
 
@@ -132,6 +140,7 @@ def _create(
     if start_from is not None:
         config, model = importing.config_of(importing.check(start_from, trust), config)
     resolved = config.resolve()
+    parallel.check(resolved)
     if resolved.store:
         from kit.stores import open_store
 

@@ -23,7 +23,8 @@ from kit import presets
 from kit.config import seconds
 from kit.errors import UserError
 from kit.machine import memory
-from kit.runs import checkpoint, control, directory, load, provenance
+from kit.machine.group import ProcessLost
+from kit.runs import checkpoint, control, directory, load, parallel, provenance
 from kit.runs.checkpoint import Checkpoint, Damaged
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
@@ -35,6 +36,7 @@ from kit.runs.writer import Writer
 from kit.sim.compiling import listening
 
 if TYPE_CHECKING:
+    from kit.machine.group import Group
     from kit.stores.sync import SyncHandle
     from kit.trainers import Trainer
 
@@ -71,6 +73,7 @@ class Session:
         self._signalled = False
         self._longest_save_s = 0.0
         self._sync: SyncHandle | None = None
+        self._group: Group | None = None
         self._shrunk = ""
         self._before_compiling: str | None = None
         self._monitor = load.monitor(self.config.device)
@@ -87,19 +90,23 @@ class Session:
                 print(f"a request from before this session is ignored: {stale}")
             watch = threading.Thread(target=self._watch, name="watch", daemon=True)
             watch.start()
-            spot = SpotWatch(self.stop)
+            spot, code = SpotWatch(self.stop), INTERRUPTED
             try:
                 with self._monitor, listening(self._compiling):
                     code = self._train_in_memory()
             except UserError as error:
                 self.status.set(state="failed", phase="failed", message=str(error))
                 raise
+            except ProcessLost as lost:  # so early that there is nothing to save
+                self.status.set(state="interrupted", phase="interrupted", message=f"{lost} while starting")
             except Exception as error:
                 traceback.print_exc()
                 where = "the traceback is in worker.log" if self.run.log_path.exists() else "see the traceback"
                 self.status.set(state="failed", phase="failed", message=f"{type(error).__name__}: {error}; {where}")
                 code = FAILED
             finally:
+                if self._group is not None:
+                    self._group.leave(code)
                 spot.close()
                 self._over.set()
                 watch.join()
@@ -125,6 +132,9 @@ class Session:
                     raise
                 traceback.print_exc()
             self._halve(short_of)  # here, where no traceback holds on to tensors any more
+            if self._group is not None:  # the other processes cannot start over
+                self.status.set(state="interrupted", phase="interrupted")
+                return INTERRUPTED
 
     def _train(self) -> int:
         from kit.trainers import Interrupted
@@ -141,7 +151,7 @@ class Session:
             self._boundary_work()
             trainer.learn(self.config.total_steps, load.phases(self._monitor))
             return self._finished()
-        except Interrupted:
+        except (Interrupted, ProcessLost):
             return self._interrupted()
 
     def _build(self) -> Trainer:
@@ -151,10 +161,14 @@ class Session:
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
-        config = self.config
+        self.status.set(phase="waiting for the other processes")
+        self._group = self._group or parallel.join(self.config)
+        config = parallel.local(self.config)
         settings.apply(config.device, network_threads(config))
         self.status.set(phase="building the worlds")
-        env = envs.make_vec(config.env, int(config.n_envs), config.device, config.seed, threads=int(config.threads))
+        env = envs.make_vec(
+            config.env, int(config.n_envs), config.device, config.seed, int(config.threads), self._group
+        )
         if not env.snapshots:
             self._say(env.snapshot_note)
         self.trainer = trainer = make_trainer(config, env)
@@ -320,7 +334,11 @@ class Session:
         reason = self._stop_reason or "stopped"
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
-        if not self._inside:
+        if self._group is not None and self._group.lost is not None:  # with worlds that nobody has any more
+            reason = self._group.lost
+            if self._copy is not None and self._copy[0] > self.writer.step:
+                self._save_now(*self._copy)
+        elif not self._inside:
             self._save_now(self._step, self._state())
         elif self._copy is not None:
             self._save_now(*self._copy)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.envs.foreign import ForeignEnv
+    from kit.envs.shared import SharedEnv
     from kit.envs.vec import TensorEnv
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
@@ -24,7 +25,7 @@ class Interrupted(Exception):
     way; what is valid is the copy that `state()` gave at the last boundary."""
 
 
-def make_trainer(config: RunConfig, env: TensorEnv | ForeignEnv) -> Trainer:
+def make_trainer(config: RunConfig, env: TensorEnv | ForeignEnv | SharedEnv) -> Trainer:
     """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`)."""
     from kit.trainers.build import make_trainer
 

@@ -22,10 +22,13 @@ Below it a second thread was slower in every size tried, and many times slower w
 def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
     from kit.envs.sb3 import TensorVecEnv
+    from kit.envs.shared import SharedEnv
 
     hyperparameters = arguments(config.algo, config.overrides)
     policy = policy_name(config.encoder, env.observation_space)
     algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
+    if isinstance(env, SharedEnv):
+        algorithm = getattr(importlib.import_module("kit.trainers.parallel"), f"Parallel{config.algo}")
     trainer = algorithm(policy, TensorVecEnv(env), seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int):
         torch.set_num_threads(config.threads if largest_product(trainer) >= WORTH_SHARING else 1)

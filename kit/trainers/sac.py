@@ -228,14 +228,15 @@ class SAC(TensorTrainer, sb3.SAC):
         state["trainer"] |= {"replay_written": self.replay_written, **sums, **log_ent_coef}
         return state
 
-    def load_state(self, state: State) -> None:
-        super().load_state(state)
+    def load_state(self, state: State) -> bool:
+        same_worlds = super().load_state(state)
         own = state["trainer"]
         self.replay_buffer.written = int(own["replay_written"])
         self._sums.copy_(own["figure_sums"])
         self._summed = int(own["figures_summed"])
         if self.log_ent_coef is not None:
             self.log_ent_coef.data.copy_(own["log_ent_coef"])
+        return same_worlds
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
         learnt = {id(p) for group in self.critic.optimizer.param_groups for p in group["params"]}
