@@ -97,6 +97,13 @@ def test_what_would_take_too_long_is_left_out() -> None:
     assert machine.now < 4.0 + machine.turn_s
 
 
+def test_who_is_far_behind_gets_no_more_turns() -> None:
+    machine = Machine(overhead_s=3e-3, world_s=0.5e-3)  # steps/s: 8: 2000, 64: 5818, and 1829 with one thread
+    plan = search([*cpu(8, 64), *cpu(64, threads=1)], machine, machine.clock)
+    assert plan is not None and (plan.n_envs, plan.threads) == (64, 4)
+    assert [machine.turns.count(c) for c in (*cpu(8, 64), *cpu(64, threads=1))] == [2, tune.TURNS, 2]
+
+
 def test_what_cannot_be_built_is_left_out() -> None:
     def measure(candidate: Candidate) -> Reading:
         if candidate.n_envs > 8:

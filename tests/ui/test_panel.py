@@ -30,7 +30,7 @@ def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def panel(tmp_path: Path) -> Iterator[TrainPanel]:
-    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000)).show()
+    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000, n_envs=8)).show()  # nothing to probe
     yield shown
     shown.estimator.cancel()
 
