@@ -63,7 +63,7 @@ def _resume(options: argparse.Namespace) -> int:
     changes = _given(options)
     runs_dir = changes.pop("runs_dir", "runs")
     with _Bar() as bar:
-        run = resume(options.run, runs_dir=runs_dir, on_progress=bar, **changes)
+        run = resume(options.run, runs_dir=runs_dir, on_progress=bar, max_gb=options.max_gb, **changes)
     return _ending(run)
 
 
@@ -167,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 
     resume = add("resume", "go on with a run", _resume, False)
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
+    resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
     runs = add("runs", "list runs", _runs, True)

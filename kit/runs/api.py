@@ -54,16 +54,17 @@ def resume(
     runs_dir: str = "runs",
     background: bool = False,
     on_progress: Progress | None = None,
+    max_gb: float = 8.0,
     **changes: Any,
 ) -> Run:
     """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`. Under torchrun as `train`. Raises `UserError`.
+    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Under torchrun as `train`. Raises `UserError`.
     """
     if group.rank() > 0:
         parallel.follow()
-    run, moved = _locate(path_or_url, runs_dir, changes.get("store"))
+    run, moved = _locate(path_or_url, runs_dir, changes.get("store"), max_gb)
     changes = {**moved, **changes}
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
@@ -171,7 +172,9 @@ def _background(run: Run) -> Run:
     return run
 
 
-def _locate(path_or_url: str | Path | None, runs_dir: str, store: str | None) -> tuple[Run, dict[str, Any]]:
+def _locate(
+    path_or_url: str | Path | None, runs_dir: str, store: str | None, max_gb: float = 8.0
+) -> tuple[Run, dict[str, Any]]:
     """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
     if path_or_url is None:
         try:
@@ -181,16 +184,18 @@ def _locate(path_or_url: str | Path | None, runs_dir: str, store: str | None) ->
                 raise
             path_or_url = store
     if _is_url(path_or_url):
-        return _fetch(str(path_or_url), runs_dir)
+        return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
     inside = Path(runs_dir).expanduser() / path_or_url
     return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
 
 
-def _fetch(url: str, runs_dir: str) -> tuple[Run, dict[str, Any]]:
+def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:
     from kit.stores.pull import pull_url
 
-    run = Run(pull_url(url, Path(runs_dir)))
+    if not 0 < max_gb < 2**20:
+        raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
+    run = Run(pull_url(url, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
     if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
         return run, {"runs_dir": runs_dir, "store": None}
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}

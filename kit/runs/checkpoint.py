@@ -24,7 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.runs.directory import step_of, sync_folder, write_atomic
-from kit.stores.manifest import MAX_JSON_BYTES, VERSION, Refused, check_tensors, digest, paths_of, read_manifest
+from kit.stores.manifest import (
+    MAX_JSON_BYTES,
+    NO_LIMIT,
+    VERSION,
+    Refused,
+    check_tensors,
+    digest,
+    paths_of,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +61,7 @@ class Checkpoint:
         """The manifest: whole, of this step, every name and size in it plausible. Raises `Damaged`."""
         path = self.path / "manifest.json"
         try:
-            manifest = read_manifest(_read(path), self.step)
+            manifest = read_manifest(_read(path), self.step, NO_LIMIT)
         except Refused as refusal:
             raise Damaged(str(refusal)) from None
         if manifest.get("digest") != digest(manifest):

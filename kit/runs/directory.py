@@ -9,6 +9,7 @@ runs/<name>/
   tb/                TensorBoard events, the same numbers
   checkpoints/step_000100352/   see kit.runs.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
+  policies/          the policy alone at each evaluation, to look back on
   videos/  best/
   control/           requests to the training process, one file each
   .lock              held (flock) by the process at work; the system frees it when that process dies
@@ -17,6 +18,7 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -56,10 +58,13 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable: after a rename, the folder itself must reach the disk."""
+    """Make names in `folder` durable: after a rename, the folder itself must reach the disk. Some mounts cannot."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from kit.errors import UserError
 from kit.runs import metrics
 from kit.runs.checkpoint import Checkpoint
 from kit.runs.run import Run
@@ -17,6 +18,8 @@ def fingerprint(run: Run, step: int | None = None) -> str:
     was cut into files, and when, does not matter. Raises `Damaged` or `UserError`."""
     found = run.find("latest" if step is None else step)
     state = found.read()
+    if "session" not in state:
+        raise UserError(f"step={step} of {run.path} is a policy alone; a fingerprint needs a whole checkpoint.")
     rows = [_without_clock(row) for row in metrics.read(run.path)[: state["session"]["rows"]]]
     digest = hashlib.sha256()
     for component, values in sorted(state.items()):

@@ -71,6 +71,13 @@ class Run:
         found = checkpoint.committed(self.path / "best")
         return found[-1] if found else None
 
+    def policies(self) -> list[Checkpoint]:
+        """Every policy there is to look at, oldest first: of checkpoints, and of evaluations in between, which hold
+        the policy alone and stay on the machine that made them."""
+        kept = [*checkpoint.committed(self.path / "policies"), *checkpoint.committed(self.path / "best")]
+        by_step = {found.step: found for found in [*kept, *self.checkpoints()]}
+        return [by_step[step] for step in sorted(by_step)]
+
     @property
     def videos(self) -> list[Path]:
         return sorted((self.path / "videos").glob("*.mp4"))
@@ -139,15 +146,15 @@ class Run:
         return load_policy(self.config, self.find(step))
 
     def find(self, step: int | str | None = None) -> Checkpoint:
-        """The checkpoint of `step`, as in `policy`. Raises `UserError` if there is none."""
+        """What holds the policy of `step`, as in `policy`. Raises `UserError` if there is none."""
         found: Checkpoint | None
         if step is None:
             found = self.best() or self.latest()
         elif step in ("best", "latest"):
             found = self.best() if step == "best" else self.latest()
         else:
-            found = next((c for c in self.checkpoints() if c.step == int(step)), None)
+            found = next((c for c in self.policies() if c.step == int(step)), None)
         if found is None:
-            have = ", ".join(f"{c.step}" for c in self.checkpoints()) or "none yet"
+            have = ", ".join(f"{c.step}" for c in self.policies()) or "none yet"
             raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {have}.")
         return found

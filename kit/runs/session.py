@@ -47,6 +47,8 @@ LONG_ITERATION_S = 1.0
 PATIENCE_S = 2.0
 """After a request to stop, how long an iteration of which there is no copy may take to finish."""
 EVAL_EPISODES = 20
+POLICIES = 20
+"""Policies kept from evaluations, to look back on how the run learnt."""
 LEAST_WORLDS = 64
 """Out of memory with fewer than twice as many is the end: the networks are what is too large."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
@@ -276,16 +278,19 @@ class Session:
         self.metrics.add(self._step, {f"eval/{name}": value for name, value in result.items() if value is not None})
         if self._best is None or result["mean_return"] > self._best:
             self._best = result["mean_return"]
-            self._save_best(result)
+            self._keep_policy("best", result, 1)
+        self._keep_policy("policies", result, POLICIES)
         self.status.set(phase="training")
 
-    def _save_best(self, result: dict[str, Any]) -> None:
-        folder, older = self.run.path / "best", checkpoint.committed(self.run.path / "best")
-        state = {name: values for name, values in self.trainer.state().items() if name in ("policy", "normalizer")}
-        checkpoint.write(folder, self._step, {**state, "evaluation": result})
-        for previous in older:
-            if previous.step != self._step:
-                checkpoint.discard(previous.path)
+    def _keep_policy(self, kind: str, result: dict[str, Any], most: int) -> None:
+        """A copy of what acting needs, with what it reached, in the folder `kind`; where there are more than `most`,
+        every second goes, never the newest."""
+        folder = self.run.path / kind
+        checkpoint.write(folder, self._step, {**self.trainer.policy_state(), "evaluation": result})
+        older = [kept for kept in checkpoint.committed(folder) if kept.step != self._step]
+        if len(older) >= most:
+            for kept in older[::-2] if most > 1 else older:
+                checkpoint.discard(kept.path)
 
     def _checkpoint_due(self) -> bool:
         step, moment = self._last_checkpoint

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from kit.errors import UserError
+from kit.runs.directory import sync_folder
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 from kit.stores.manifest import Refused, safe_path
 
@@ -84,7 +85,7 @@ class DirectoryStore(Store):
                 touched[target.parent] = None
         for folder in touched:
             with self._translated(str(folder)):
-                _sync_folder(folder)
+                sync_folder(folder)
         for path in delete:
             with self._translated(path):
                 self._remove(self._inside(path))
@@ -227,17 +228,6 @@ def _forget_cached(handle: int) -> None:
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):  # some mounts cannot sync a folder
-            raise
-    finally:
-        os.close(handle)
 
 
 def _ignore_missing(error: OSError) -> None:

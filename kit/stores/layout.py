@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.stores.manifest import MAX_JSON_BYTES, Refused, paths_of, read_manifest
+from kit.stores.manifest import MAX_JSON_BYTES, NO_LIMIT, Refused, paths_of, read_manifest
 
 TEXTS = ("config.yaml", "provenance.json", "metrics.jsonl", "status.json")
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
-NO_LIMIT = 2**60
 _CHECKPOINT = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/")
 
 
@@ -39,10 +38,10 @@ class Checkpoint:
     files: dict[str, dict[str, Any]]
 
     @classmethod
-    def parse(cls, folder: str, raw: bytes, max_bytes: int | None = None) -> Checkpoint:
+    def parse(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
         """From the bytes of the manifest of `folder`, "checkpoints/step_…" or "best/step_…". Raises `Refused`."""
         step = int(folder.rpartition("_")[2])
-        manifest = read_manifest(raw, step, NO_LIMIT) if max_bytes is None else read_manifest(raw, step, max_bytes)
+        manifest = read_manifest(raw, step, max_bytes)
         entry = {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
         return cls(step, folder, {**paths_of(manifest, folder), f"{folder}/manifest.json": entry})
 

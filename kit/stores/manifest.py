@@ -19,6 +19,9 @@ from kit.errors import UserError
 VERSION = 1
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
+"""Of a checkpoint from elsewhere, with its replay data, unless the user allows more."""
+NO_LIMIT = 2**60
+"""For files that are here already."""
 """Of one checkpoint with its replay data. A million transitions of Reach are under 1 GB."""
 MAX_JSON_BYTES = 64 * 2**20
 MAX_FILES = 10_000
@@ -93,7 +96,8 @@ def check_manifest(manifest: object, step: int | None = None, max_bytes: int = M
     total = sum(entry["size"] for entry in everything.values())
     if total > max_bytes:
         raise Refused(
-            f"the manifest of step {manifest['step']} claims {total:,} bytes, more than the {max_bytes:,} allowed."
+            f"the manifest of step {manifest['step']} claims {total:,} bytes, more than the {max_bytes:,} allowed; "
+            "if that is right, allow more with max_gb (kit resume --max-gb)."
         )
     return manifest
 

@@ -79,9 +79,9 @@ def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max
         raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
 
 
-def pull_url(url: str, dest: Path, tell: Tell = print) -> Path:
+def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
     """`pull` by URL, which may name a store or, one level deeper, one run of it."""
-    return pull(open_store(url), None, dest, tell)
+    return pull(open_store(url), None, dest, tell, max_bytes)
 
 
 class _Pull:

@@ -189,7 +189,7 @@ class TensorTrainer(BaseAlgorithm):
         assert self._last_obs is not None
         last_obs = self._last_obs if isinstance(self._last_obs, dict) else {"": self._last_obs}
         return {
-            "policy": {name: value.detach().cpu().clone() for name, value in self.policy.state_dict().items()},
+            **self.policy_state(),
             "optimizer": {
                 f"{group}.{name}": value
                 for group, (optimizer, parameters) in self._optimizers().items()
@@ -208,6 +208,12 @@ class TensorTrainer(BaseAlgorithm):
             },
             "rng": _rng_state(self.device),
             "env": self.tensor_env.snapshot(),
+        }
+
+    def policy_state(self) -> State:
+        """The part of `state()` that acting needs: what `load_policy` takes."""
+        return {
+            "policy": {name: value.detach().cpu().clone() for name, value in self.policy.state_dict().items()},
             "normalizer": {} if self.normalizer is None else self.normalizer.state(),
         }
 

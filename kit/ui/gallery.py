@@ -88,9 +88,8 @@ def from_cameras(run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Any:
-    """Players of the policies of `steps` playing the same episodes; by default untrained, and some checkpoints."""
-    have = {found.step for found in run.checkpoints()}
-    chosen = list(steps) or spread([0, *sorted(have)], CHECKPOINTS)
+    """Players of the policies of `steps` playing the same episodes; by default untrained, and some in between."""
+    chosen = list(steps) or spread(sorted({0, *(found.step for found in run.policies())}), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     size = _size(len(chosen))
     return players.gallery([(_title(run, step), film(run, step, camera, size, episodes)) for step in chosen], size)

@@ -148,3 +148,13 @@ def test_unfinished_and_discarded_folders_are_invisible(written):
 def test_the_same_step_again_replaces_it(written):
     again = checkpoint.write(written.path.parent, 128, {"policy": {"weight": torch.ones(1)}})
     assert torch.equal(again.read()["policy"]["weight"], torch.ones(1))
+
+
+def test_replay_on_this_machine_may_be_larger_than_what_is_fetched_unasked(tmp_path):
+    shared = {f"replay/{start:012d}.safetensors": {"size": 4 * 2**30, "sha256": "0" * 64} for start in range(3)}
+    (tmp_path / "replay").mkdir()
+    for name, entry in shared.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(entry["size"])  # takes no room
+    written = checkpoint.write(tmp_path / "checkpoints", 128, STATE, shared)
+    assert len(written.replay()) == 3
