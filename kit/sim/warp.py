@@ -7,8 +7,8 @@ What repeats bit for bit:
    velocities of bodies, inertias) is gathered in a fixed order and repeats. Three things do not: contacts and
    constraint rows are listed in the order in which threads find them (a counter hands out the places); forces of
    constraints, `cfrc_ext` and the solver's products are sums by atomic adds over those lists; and so is the
-   factorisation of the inertia of a tree with several branches. Each changes the last bits (about 1e-7, relative) of a step from run to run,
-   which chaos enlarges: two runs from one checkpoint are equal as experiments, not as numbers.
+   factorisation of the inertia of a tree with several branches. Each changes the last bits (about 1e-7, relative) of
+   a step from run to run, which chaos enlarges: two runs from one checkpoint are equal as experiments, not as numbers.
  - `deterministic=True` is MuJoCo Warp's own mode. It fixes the order of atomic sums, at a price; its switches for the
    order of contacts and constraint rows exist and are empty functions in 4.0.0. So expect exact repetition with it
    from worlds without contacts and with at most one active constraint at a time, and without it from unbranched chains

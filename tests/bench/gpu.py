@@ -2,21 +2,34 @@
 
     python tests/bench/gpu.py                       # Ant at 4096 worlds, Go1 and G1 at 2048, on the CUDA device
     python tests/bench/gpu.py --task Ant --worlds 1024 8192 --seconds 10
-    python tests/bench/gpu.py --json
+    python tests/bench/gpu.py --mjlab-python A/bin/python --playground-python B/bin/python --output gpu.md
 
 "bare" is MuJoCo Warp alone: its captured graph of one control step launched again and again, same worlds, same random
 controls, nothing read. "env" adds actions, observations, rewards and resets; "PPO" adds the policy and its updates.
-All three count environment steps; physics steps are environment steps times substeps. Without a GPU it says so and
-runs a few worlds on Warp's CPU device, which shows that the command works and measures nothing.
+All three count environment steps; physics steps are environment steps times substeps. "compile" is what the first
+launch costs on a machine that has no kernels yet ("cold", into a fresh folder) and on one that has ("warm"), each in a
+process of its own. "repeats" steps twice from one snapshot and names the fields that came out equal bit for bit.
+
+mjlab and MuJoCo Playground train their own G1 velocity task at the same number of worlds, each in an environment of its
+own, by the entry points that they document; these two commands have not been tried yet.
+
+Without a GPU, or with --device cpu, it runs a few worlds on Warp's CPU device, which shows that the command works and
+measures nothing; "compile" is left out there unless asked for, as it takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import re
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -31,6 +44,21 @@ from kit.trainers import make_trainer
 
 WORLDS = {"Ant": 4096, "Go1Joystick": 2048, "G1Joystick": 2048}
 TINY = 8
+OTHERS_TASK = "G1Joystick"
+MJLAB = ["-m", "mjlab.scripts.train", "Mjlab-Velocity-Flat-Unitree-G1", "--env.scene.num-envs", "{worlds}",
+         "--agent.max-iterations", "30"]  # fmt: skip
+PLAYGROUND = """
+import functools, sys
+from brax.training.agents.ppo import networks, train
+from mujoco_playground import registry, wrapper
+from mujoco_playground.config import locomotion_params
+name = "G1JoystickFlatTerrain"
+given = dict(locomotion_params.brax_ppo_config(name))
+factory = functools.partial(networks.make_ppo_networks, **given.pop("network_factory"))
+given |= {"num_timesteps": 20_000_000, "num_evals": 3, "num_envs": int(sys.argv[1])}
+train.train(environment=registry.load(name), wrap_env_fn=wrapper.wrap_for_brax_training, network_factory=factory,
+            progress_fn=lambda _, figures: print("steps/s", figures.get("training/sps", "")), **given)
+"""
 ROLLOUT = 24  # control steps per PPO iteration, as is usual with thousands of worlds
 
 
@@ -39,14 +67,19 @@ def main() -> None:
     parser.add_argument("--task", choices=WORLDS, nargs="+", default=list(WORLDS))
     parser.add_argument("--worlds", type=int, nargs="+", help="instead of each task's own number")
     parser.add_argument("--seconds", type=float, default=5.0, help="per figure")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
+    parser.add_argument("--mjlab-python", help="of an environment that has mjlab")
+    parser.add_argument("--playground-python", help="of an environment that has mujoco_playground")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="write the table to this file too")
     args = parser.parse_args()
 
-    cuda = torch.cuda.is_available()
+    cuda = args.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     seconds = args.seconds if cuda else min(args.seconds, 1.0)
     machine = {
-        "device": torch.cuda.get_device_name() if cuda else f"no CUDA GPU; Warp's CPU device on {platform.processor()}",
+        "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
         "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
         "mujoco_warp": mjw.__version__,
     }  # fmt: skip
@@ -57,15 +90,66 @@ def main() -> None:
                 rows.append(measure(task, worlds, device, seconds))
             except UserError as error:  # a robot whose model cannot be fetched
                 print(f"{task}: skipped, {error}")
-    print(json.dumps({"machine": machine, "rows": rows}) if args.json else table(machine, rows))
+    further: dict[str, object] = {}
+    for task in args.task if (cuda if args.compile is None else args.compile) else []:
+        with tempfile.TemporaryDirectory() as folder:
+            further[f"compile {task}, s"] = {kind: first_launch(task, device, folder) for kind in ("cold", "warm")}
+    if OTHERS_TASK in args.task:
+        worlds = (args.worlds or [WORLDS[OTHERS_TASK]])[-1]
+        for name, python, command in (
+            ("mjlab", args.mjlab_python, [word.format(worlds=worlds) for word in MJLAB]),
+            ("MuJoCo Playground", args.playground_python, ["-c", PLAYGROUND, str(worlds)]),
+        ):
+            if python:
+                further[f"{name} G1, {worlds} worlds, steps/s"] = other(python, command)
+    text = table(machine, rows) + "".join(f"\n\n{what}: {found}" for what, found in further.items())
+    print(json.dumps({"machine": machine, "rows": rows, "further": further}) if args.json else text)
+    if args.output:
+        args.output.write_text(text + "\n")
+
+
+def first_launch(task: str, device: torch.device, folder: str) -> float:
+    """Seconds until a world of `task` has made its first step, in a new process whose kernels are kept in `folder`."""
+    script = (
+        "import time; from kit.envs import make_task; from kit.sim.warp import WarpSim; model = make_task('{}').model; "
+        "begun = time.perf_counter(); sim = WarpSim(model, 8, '{}'); sim.step(); sim.qpos.cpu(); "
+        "print(time.perf_counter() - begun)"
+    )
+    environment = {**os.environ, "KIT_CACHE": folder} | {"CUDA_CACHE_PATH": f"{folder}/driver"}
+    environment.pop("WARP_CACHE_PATH", None)
+    command = [sys.executable, "-c", script.format(task, device.type)]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return round(float(child.stdout.split()[-1]), 1)
+
+
+def other(python: str, command: list[str]) -> float | str:
+    """The median of the second half of the rates that another project prints, or the end of what it says."""
+    child = subprocess.run([python, *command], capture_output=True, text=True, check=False)
+    said = child.stdout + child.stderr
+    rates = re.findall(r"(?:steps/s|Computation:|Steps per second:)\s*([\d,]+(?:\.\d+)?)", said)
+    numbers = sorted(float(rate.replace(",", "")) for rate in rates[len(rates) // 2 :])
+    return numbers[len(numbers) // 2] if numbers else f"no rate found, exit code {child.returncode}: {said[-300:]!r}"
+
+
+def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
+    """Which fields are equal bit for bit after `steps` control steps taken twice from one snapshot."""
+    begin, ends = env.snapshot(), []
+    for _ in range(2):
+        env.restore(begin)
+        for _ in range(steps):
+            env.step(action)
+        ends.append(env.snapshot())
+    env.restore(begin)
+    equal = [name for name in ends[0] if torch.equal(ends[0][name], ends[1][name])]
+    return "all" if len(equal) == len(ends[0]) else f"{len(equal)} of {len(ends[0])}"
 
 
 def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dict[str, float | str]:
     """Environment steps per second of the three layers, each warmed up first."""
-    started = time.perf_counter()
+    started, empty = time.perf_counter(), used_memory(device)
     with mock.patch("kit.envs.vec.make_sim", lambda model, n, *_: WarpSim(model, n, device)):  # on the CPU as well
         env = TensorEnv(make_task(name), worlds, device)
-    prepared = time.perf_counter() - started
+    prepared, per_world = time.perf_counter() - started, (used_memory(device) - empty) / worlds
     low, high = (torch.as_tensor(bound, device=device) for bound in (env.action_space.low, env.action_space.high))
     action = low + (high - low) * torch.rand(worlds, len(low), device=device)
 
@@ -74,13 +158,14 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
         env.step(action)
     usual = env.sim.snapshot()  # bare worlds never begin anew; put back here, they are no worse off than the env's
     bare = rate(lambda: env.sim.step(env.task.substeps), worlds, device, seconds, lambda: env.sim.restore(usual))
+    repeated = repeats(env, action, 100 if device.type == "cuda" else 5)
     stepped = rate(lambda: env.step(action), worlds, device, seconds)
 
     n_steps = ROLLOUT if device.type == "cuda" else 8
     config = RunConfig(
         env=name, algo="PPO", preset="sb3", n_envs=worlds, device=str(device), eval_every=0, total_steps=10**9,
         overrides={"n_steps": n_steps, "batch_size": worlds * n_steps // 4, "n_epochs": 5,
-                   "policy_kwargs": {"net_arch": [512, 256, 128]}},
+                   "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}},
     ).resolve()  # fmt: skip
     trainer = make_trainer(config, env)
     trainer.learn(worlds * n_steps)  # compiles what it compiles
@@ -92,7 +177,8 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
     return {
         "task": name, "worlds": worlds, "prepared_s": prepared, "bare": bare, "env": stepped, "ppo": ppo,
         "env/bare": stepped / bare, "ppo/bare": ppo / bare, "physics_steps": bare * env.task.substeps,
-        "memory_gb": used_memory() / 1e9 if device.type == "cuda" else 0.0,
+        "memory_gb": used_memory(device) / 1e9, "mb/world": per_world / 1e6,
+        "mb/world, ppo": (used_memory(device) - empty) / worlds / 1e6, "repeats": repeated,
     }  # fmt: skip
 
 
@@ -116,8 +202,10 @@ def rate(
     return done / passed
 
 
-def used_memory() -> int:
-    """Bytes in use on the card, by whomever: Warp's are not torch's."""
+def used_memory(device: torch.device) -> int:
+    """Bytes in use on the card, by whomever: Warp's are not torch's. 0 on the CPU, where nothing is measured."""
+    if device.type == "cpu":
+        return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
 
@@ -139,6 +227,9 @@ def table(machine: dict[str, str | None], rows: list[dict[str, float | str]]) ->
         "env/bare",
         "ppo/bare",
         "memory_gb",
+        "mb/world",
+        "mb/world, ppo",
+        "repeats",
     ]
     lines = [", ".join(f"{name} {value}" for name, value in machine.items()), ""]
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
