@@ -78,8 +78,8 @@ def within_reach(config: RunConfig) -> RunConfig:
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(
-        f"No GPU here, which {config.env} wants. {steps:,} steps instead of {config.total_steps:,} follow, to prove that "
-        f"everything works; little is learnt by them. To get one: {places.where().get_gpu}."
+        f"No GPU here, which {config.env} wants. {steps:,} steps instead of {config.total_steps:,} follow, to prove "
+        f"that everything works; little is learnt by them. To get one: {places.where().get_gpu}."
     )
     worlds = config.n_envs if isinstance(config.n_envs, str) else min(config.n_envs, PROOF_WORLDS)
     return config.replace(total_steps=steps, n_envs=worlds, eval_every=steps)

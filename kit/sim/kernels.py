@@ -64,4 +64,4 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 def compiling(what: str) -> AbstractContextManager[None]:
     """Around a first launch: if it takes longer than a moment, it is said what is going on."""
-    return announced(what, wp.config.kernel_cache_dir)
+    return announced(what, str(wp.config.kernel_cache_dir))
