@@ -40,7 +40,10 @@ class RunConfig:
     total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, over all worlds"})
     n_envs: int | str = field(default="auto", metadata={"help": "worlds simulated together"})
     seed: int = field(default=0, metadata={"help": "of every random generator"})
-    device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto: cuda if there is one"})
+    device: str = field(
+        default="auto",
+        metadata={"help": "cpu, cuda, or auto: the faster one where preset auto measures, else cuda if there is one"},
+    )
     store: str | None = field(
         default=None,
         metadata={"help": "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"},

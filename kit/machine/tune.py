@@ -8,7 +8,7 @@ fewest worlds within `CLOSE` of the fastest, so that noise decides nothing that 
 It measures parts and adds them up: one env step of all worlds with the policy's action, and one minibatch
 (`kit.machine.rig`). The answer is kept (`kit.machine.cache`), so the same request gets the same numbers the next time.
 Where nothing but the row is left there is no probe and all cores are used: runs under `SHORT` steps, runs too short for
-more worlds, A2C and SAC on a CPU, and wherever `n_envs` is given and the device is not in doubt.
+more worlds, A2C and SAC on a CPU, several processes, and wherever `n_envs` is given and the device is not in doubt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import cache
+from kit.machine import cache, group
 from kit.machine.limits import usable_cores
 
 ROUNDS = 20
@@ -173,10 +173,15 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def grid(config: RunConfig) -> list[Candidate]:
-    """Everything that may be chosen for `config`, the row's own first; nothing for a short run."""
-    if config.total_steps < SHORT:
+    """Everything that may be chosen for `config`, the row's own first; nothing for a short run, or for one that several
+    processes share, of which a probe would see one."""
+    if config.total_steps < SHORT or group.size() > 1:
         return []
-    devices = [config.device] if config.device != "auto" else ["cpu", "cuda"] if _sees_cuda() else ["cpu"]
+    devices = [config.device]
+    if config.device == "auto":
+        devices = ["cpu", "cuda"] if _sees_cuda() else ["cpu"]
+        if config.overrides.get("autocast"):  # which only a card does
+            devices = devices[-1:]
     worlds = {device: _worlds(config.replace(device=device)) for device in devices}
     most, *fewer = _threads(config)
     found = [Candidate(n, most, device) for device in devices for n in worlds[device]]

@@ -195,6 +195,14 @@ def test_where_the_row_alone_is_left_nothing_is_measured() -> None:
     assert not tune.needs_probe(RunConfig(preset="sb3", total_steps=LONG))
 
 
+def test_several_processes_share_a_run_without_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(total_steps=LONG)
+    assert tune.needs_probe(config)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2" if "SIZE" in name else "0")
+    assert not tune.needs_probe(config)
+
+
 def test_what_was_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {c.threads for c in grid(RunConfig(total_steps=LONG, threads=3))} == {3}
     monkeypatch.setattr(tune, "_sees_cuda", lambda: True)
@@ -202,6 +210,7 @@ def test_what_was_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     both = grid(RunConfig(env="CartPole-v1", n_envs=5, threads=2, total_steps=LONG))
     assert both == [Candidate(5, 2, "cpu"), Candidate(5, 2, "cuda")]
     assert grid(RunConfig(n_envs=5, threads=2, total_steps=LONG, device="cpu")) == [Candidate(5, 2, "cpu")]
+    assert {c.device for c in grid(RunConfig(total_steps=LONG, overrides={"autocast": "bf16"}))} == {"cuda"}
 
 
 def test_a_wrong_request_is_refused_before_anything_is_built() -> None:

@@ -61,7 +61,7 @@ def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
 
 
 def test_a_million_reach_transitions_fit_in_a_third_of_a_gigabyte() -> None:
-    """Reach sees 35 numbers and does 7."""
+    """Reach sees 24 numbers and does 7; there is room for more."""
     replay = Replay(1_000_000 // 4, 4, torch.device("cpu"))
     obs = torch.zeros(4, 35)
     replay.add(obs, torch.zeros(4, 7), torch.zeros(4), obs, torch.zeros(4, dtype=torch.bool))
