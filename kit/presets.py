@@ -76,6 +76,7 @@ KNOWN_TO = {
 def resolve(config: RunConfig) -> RunConfig:
     """Every "auto" replaced, `overrides` completed, env and batch rule checked. Raises `UserError`."""
     from kit import envs
+    from kit.machine import settings
 
     envs.check(config.env)
     check_overrides(config.algo, config.overrides)
@@ -90,6 +91,11 @@ def resolve(config: RunConfig) -> RunConfig:
         hyper["policy_kwargs"] = policy
     hyper |= config.overrides
     check_overrides(config.algo, hyper)
+    if hyper.get("autocast") and not settings.short_floats(device := _device(config.device)):
+        raise UserError(
+            f"overrides autocast={hyper['autocast']!r} needs an NVIDIA card from Ampere (2020) on, which "
+            f"device={device!r} is not; leave it out."
+        )
     if config.algo == "PPO":
         hyper["batch_size"] = _batch_size(n_envs, int(hyper.get("n_steps", 2048)), hyper, config.overrides)
     return config.replace(

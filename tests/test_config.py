@@ -95,3 +95,21 @@ def test_yaml_that_would_run_code_is_refused(tmp_path):
 
 def test_config_file_says_its_version():
     assert yaml.safe_load(RunConfig().to_yaml())["version"] == 1
+
+
+@pytest.mark.parametrize("env", ["G1Joystick", "Go1Joystick"])
+def test_joystick_rows_differ_with_the_device(env, monkeypatch):
+    from kit import presets
+
+    asked = RunConfig(env=env, total_steps=10_000)
+    cpu = asked.replace(device="cpu").resolve()
+    assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
+    monkeypatch.setattr(presets, "_device", lambda device: "cuda")
+    card = asked.replace(device="cuda", n_envs=4096).resolve()
+    assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
+    assert card.overrides["policy_kwargs"] == {
+        "net_arch": [512, 256, 128], "activation_fn": "elu", "log_std_init": -1.0,
+    }  # fmt: skip
+    shrunk = presets.shrink(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
+    assert (shrunk.n_envs, shrunk.overrides["batch_size"]) == (500, 12_000)
+    assert presets.shrink(shrunk, 250).overrides["batch_size"] == 6000  # all there is

@@ -28,8 +28,15 @@ def apply(device: str = "cpu", threads: int | None = None) -> dict[str, str | in
     threads = threads or limits.usable_cores()
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    tf32 = device.startswith("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8
+    tf32 = short_floats(device)
     if tf32:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
     return {"threads": threads, "float32_products": "tf32" if tf32 else "full"}
+
+
+def short_floats(device: str) -> bool:
+    """Whether `device` multiplies TF32 and bfloat16 in hardware: NVIDIA cards from Ampere (compute capability 8) on."""
+    import torch
+
+    return device.startswith("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8

@@ -37,12 +37,15 @@ class TensorTrainer(BaseAlgorithm):
     normalizer: Normalizer | None = None
     _last_obs: Obs | None  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, normalize: bool | dict[str, Any] = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, normalize: bool | dict[str, Any] = False, autocast: str | None = None, **kwargs: Any
+    ) -> None:
         """SB3's arguments, its env being a view of a tensor env (`kit.envs.sb3.TensorVecEnv`). `normalize` scales
-        observations and rewards by running statistics: true, or some of `Normalizer`'s settings."""
+        observations and rewards by running statistics: true, or some of `Normalizer`'s settings. `autocast`: see
+        `kit.trainers.precision`; PPO and A2C only."""
         self.on_boundary: Callable[[], None] = _nothing
         self.should_stop: Callable[[], bool] = _never
-        self._normalize = normalize
+        self._normalize, self._autocast = normalize, autocast
         super().__init__(*args, **kwargs)
 
     # -- set-up ----------------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread"]
-        ours += ["_normalize", "_ready", "_last_obs", "_last_episode_starts", "_last_original_obs"]
+        ours += ["_normalize", "_autocast", "_ready", "_last_obs", "_last_episode_starts", "_last_original_obs"]
         return [*super()._excluded_save_params(), *ours]
 
 

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kit.trainers.base import TensorTrainer
 from kit.trainers.flat import flatten
+from kit.trainers.precision import autocast
 from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.rollout import Batch, Obs, Rollout
 from kit.trainers.stacked import StackedActorCritic, can_stack
@@ -33,7 +34,10 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
-        self._stacked = StackedActorCritic(self.policy) if can_stack(self.policy) else None
+        if self._autocast:
+            autocast(self.policy, self.device)
+        stacks = can_stack(self.policy) and not self._autocast
+        self._stacked = StackedActorCritic(self.policy) if stacks else None
         self._flat = flatten(self.policy.optimizer) if self._stacked is None else self._stacked.optimizer
         self._recorded: Recorded | None = None
         if self._stacked is not None and self.device.type == "cuda":

@@ -17,6 +17,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
 
 from kit.errors import UserError
+from kit.trainers.precision import KINDS
 
 STOCK: dict[str, type] = {"PPO": sb3.PPO, "A2C": sb3.A2C, "SAC": sb3.SAC}
 POLICIES: dict[str, type] = {"PPO": ActorCriticPolicy, "A2C": ActorCriticPolicy, "SAC": SACPolicy}
@@ -48,6 +49,12 @@ def arguments(algo: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in overrides.items():
         if name == "normalize":
             result[name] = _normalize(value)
+        elif name == "autocast" and algo != "SAC":
+            if value not in (None, *KINDS):
+                raise UserError(
+                    f"overrides autocast={value!r} is unknown; write {' or '.join(KINDS)}, or leave it out."
+                )
+            result[name] = value
         elif name == "policy_kwargs":
             result[name] = _policy_kwargs(algo, value)
         elif name not in known:
