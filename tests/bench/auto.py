@@ -98,12 +98,14 @@ def trainer(resolved: RunConfig) -> Any:
 
 def show(config: RunConfig, chosen: Candidate, rates: dict[Candidate, list[float]]) -> None:
     median = {candidate: statistics.median(values) for candidate, values in rates.items()}
-    best = max(median.values())
+    # A2C's update is its rollout: with more worlds there are fewer updates, which is not the same training.
+    other = {c for c in median if config.algo == "A2C" and c.n_envs != chosen.n_envs}
+    best = max(rate for candidate, rate in median.items() if candidate not in other)
     turns = max(map(len, rates.values()))
     print(f"{config.algo} on {config.env}, a run of {config.total_steps:,} steps, up to {turns} turns each\n")
     print("| worlds | threads | env steps/s | of the best | |\n|---:|---:|---:|---:|---|")
     for candidate, rate in sorted(median.items(), key=lambda item: (item[0].n_envs, -item[0].threads)):
-        mark = "auto" if candidate == chosen else ""
+        mark = "auto" if candidate == chosen else "fewer updates" if candidate in other else ""
         print(f"| {candidate.n_envs} | {candidate.threads} | {rate:,.0f} | {rate / best:.2f} | {mark} |")
     print(f"\nauto / best = {median[chosen] / best:.2f}")
 
