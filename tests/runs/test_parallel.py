@@ -28,12 +28,12 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 class Torchrun:
-    """`kit ...` in two processes."""
+    """`kit ...`, or another `module`, in two processes."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, module="kit"):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         self.process = subprocess.Popen(
-            [*command, "-m", "kit", *map(str, arguments)],
+            [*command, "-m", module, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,6 +74,12 @@ def cut(run, torchrun, kill, after):
         time.sleep(0.02)
     kill()
     return torchrun.wait()
+
+
+def test_worlds_in_two_processes_are_those_of_one():
+    session = Torchrun(module="tests.envs.two_shares")
+    printed = session.wait()
+    assert session.process.returncode == 0 and printed.count("agrees") == 2, printed
 
 
 @pytest.mark.timeout(240)
