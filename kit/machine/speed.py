@@ -132,15 +132,21 @@ def measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
 
 
 def _physics(env: Any, threads: int, seconds: float) -> float | None:
-    """Bare physics of the env's model on all threads, counted in env steps."""
+    """Bare physics of the env's model on all threads, counted in env steps: random controls, as the env's, because a
+    robot at rest costs less."""
     task = getattr(env, "task", None)
     if task is None:
         return None
     import mujoco
+    import numpy as np
+
+    low, high = task.model.actuator_ctrlrange.T
+    ctrl = np.random.default_rng(0).uniform(low, high, (64, task.model.nu))
 
     def work(_: int) -> int:
         data, count, end = mujoco.MjData(task.model), 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
+            data.ctrl[:] = ctrl[count % len(ctrl)]
             mujoco.mj_step(task.model, data, task.substeps)
             count += 1
         return count
