@@ -84,12 +84,12 @@ def test_too_many_worlds_from_the_start(tmp_path, algo):
 
 
 def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, capsys):
-    fields = {"total_steps": 12_000, "checkpoint_every": 1, "overrides": {"n_steps": 12, "batch_size": 300}}
+    fields = {"total_steps": 12_000, "checkpoint_every": 1, "overrides": {"n_steps": 12, "batch_size": 600}}
     run = create(tmp_path, "run", env="GreedyLater", n_envs=150, **fields)
     messages = set()
     assert Session(run.path, lambda now: messages.add(now["message"]))() == 0
     config = type(run)(run.path).config
-    assert (config.n_envs, config.overrides["batch_size"]) == (75, 300)  # 75 × 12 = 900
+    assert (config.n_envs, config.overrides["batch_size"]) == (75, 450)  # divides 75 × 12 = 900
     rows = metrics.read(run.path)
     before = [row["step"] for row in rows if "rollout/ep_rew_mean" in row and row["step"] <= 3 * 12 * 150]
     assert before, "what was trained with 150 worlds is kept"
