@@ -60,7 +60,8 @@ def resume(
     """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Under torchrun as `train`. Raises `UserError`.
+    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Under torchrun as `train`. Raises
+    `UserError`.
     """
     if group.rank() > 0:
         parallel.follow()
