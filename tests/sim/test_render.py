@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kit.errors import UserError
-from kit.sim import kernels
 from kit.sim.render import FreeCamera, Renderer, default_camera, render_data
 from kit.sim.studio import studio
 
@@ -131,14 +130,3 @@ def test_the_default_camera_follows_a_robot_that_has_none():
     data.qpos[:3] = 30.0, -4.0, 2.0
     mujoco.mj_forward(model, data)
     assert np.allclose(red(render_data(model, [data], height=41, width=41)[0]).mean(0), 20.0, atol=0.5)
-
-
-def test_a_slow_first_launch_is_announced_once(monkeypatch, capsys):
-    monkeypatch.setattr(kernels, "_NOTICE_AFTER_S", 0.0)
-    monkeypatch.setattr(kernels, "_announced", set())
-    for _ in range(2):
-        with kernels.compiling("the test"):
-            for thread in kernels.threading.enumerate():
-                if isinstance(thread, kernels.threading.Timer):
-                    thread.join()
-    assert capsys.readouterr().err.count("Compiling the test") == 1
