@@ -105,8 +105,10 @@ class Sync:
                         self.write()
                         return 0
             abandoned = self._drain_since is not None and self._clock() - self._drain_since > ORPHAN_S
-            if abandoned or not self.run_dir.is_dir():  # nobody is left to copy for
-                self.copier.close(release=False)
+            gone = not self.run_dir.is_dir()
+            if abandoned or gone:  # nobody is left to copy for
+                with contextlib.suppress(Exception):  # it expires by itself
+                    self.copier.close(release=gone)  # this machine cannot go on with it: another may at once
                 return 4
             self.beat()
             self._sleep(self._tick_s)

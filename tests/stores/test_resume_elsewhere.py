@@ -3,12 +3,15 @@
 import json
 import shutil
 import signal
+import time
 
 import pytest
 
 from kit.errors import UserError
 from kit.runs.api import _locate, list_runs
 from kit.runs.fingerprint import fingerprint
+from kit.stores import lease
+from kit.stores.base import open_store
 from tests.runs.crash import Forked, complete, create
 
 STEPS = {"PPO": 4000, "A2C": 4000, "SAC": 1200}
@@ -27,6 +30,8 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
     assert session.wait() == 75, run.log()
     last = run.latest()
     waiter(lambda: (run.status()["store"] or {}).get("step") == last.step, 30, "the copier finishes by itself")
+    kept = open_store(store_url)
+    waiter(lambda: lease.read(kept, "run")[1].expires <= time.time(), 30, "the copier lets go of the run")
     assert list_runs(store_url).to_dicts()[0]["name"] == "run"
     shutil.rmtree(run.path)
 

@@ -151,6 +151,12 @@ def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
     assert state["state"] == "failing" and "rival" in state["error"] and machine.now - state["updated"] < 10
 
 
+def test_a_run_whose_folder_is_gone_is_let_go(run: Path) -> None:
+    copier = FakeCopier(200)
+    machine = Machine(run, copier, over=3600, at={30: lambda: shutil.rmtree(run)})
+    assert machine.code == 4 and copier.released is True and machine.now < 40
+
+
 def test_an_orphan_gives_up_in_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.stores.sync.ORPHAN_S", 1000.0)
     machine = Machine(run, FakeCopier(StoreError("gone")), over=1000)
