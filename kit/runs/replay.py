@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -9,6 +10,10 @@ from kit.runs.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import torch
+
+
+PART_BYTES = 32_000_000
+"""Of a segment's file, about: writing one takes as much memory again, and more."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,13 @@ class Segment:
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values()))) if self.rows else 0
+
+    def parts(self) -> Iterator[Segment]:
+        """The same rows in segments of at most `PART_BYTES`, a row at least, oldest first."""
+        row_bytes = sum(column[:1].nbytes for column in self.rows.values())
+        count = max(1, PART_BYTES // max(1, row_bytes))
+        for first in range(0, len(self), count):
+            yield Segment(self.start + first, {name: rows[first : first + count] for name, rows in self.rows.items()})
 
 
 @runtime_checkable

@@ -19,8 +19,8 @@ KEEP_HOURS = 24
 class Writer:
     """One background thread, one checkpoint at a time. Verifies what it wrote, then retires older checkpoints.
 
-    Off-policy data goes to `replay/<first row>.safetensors`, one segment per checkpoint holding only the rows that are
-    new since the one before; the manifests of later checkpoints name the same segments again.
+    Off-policy data goes to `replay/<first row>.safetensors`, segments that hold only the rows that are new since the
+    checkpoint before; the manifests of later checkpoints name the same segments again.
     """
 
     def __init__(self, run_path: Path, resumed: Checkpoint | None, on_done: Callable[[Checkpoint], None]) -> None:
@@ -71,10 +71,10 @@ class Writer:
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         segments = self._segments
         if replay is not None:
-            if len(replay):
-                name = f"replay/{replay.start:012d}.safetensors"
-                entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(replay.rows))
-                segments = {**segments, name: {**entry, "rows": len(replay)}}
+            for part in replay.parts():
+                name = f"replay/{part.start:012d}.safetensors"
+                entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(part.rows))
+                segments = {**segments, name: {**entry, "rows": len(part)}}
             segments = {n: e for n, e in segments.items() if _start(n) + e["rows"] > oldest_row}
         written = checkpoint.write(self.run_path / "checkpoints", step, state, segments)
         written.verify()

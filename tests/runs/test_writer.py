@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kit.runs import checkpoint
 from kit.runs.replay import Segment
@@ -74,6 +75,18 @@ def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
     assert len(sizes) == 1
     for c in checkpoint.committed(tmp_path / "checkpoints"):
         c.verify()
+
+
+def test_many_new_rows_go_to_several_files_so_that_writing_takes_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.runs.replay.PART_BYTES", 1000)  # a row takes 4 + 16 bytes
+    rows = {"rewards": torch.arange(120.0).reshape(-1, 1), "obs": torch.rand(120, 2, 2)}
+    writer = Writer(tmp_path, None, lambda written: None)
+    save(writer, 1, Segment(0, rows), 0)
+    assert writer.replay_stop == 120
+    (written,) = checkpoint.committed(tmp_path / "checkpoints")
+    assert [path.name for path in written.replay()] == [f"{start:012d}.safetensors" for start in (0, 50, 100)]
+    parts = [load_file(path) for path in written.replay()]
+    assert all(torch.equal(torch.cat([part[name] for part in parts]), rows[name]) for name in rows)
 
 
 def test_a_full_disk_is_remembered_and_the_next_save_works(tmp_path, monkeypatch):
