@@ -92,8 +92,7 @@ class Joystick(Task):
         low, high = self.constant(model.jnt_range[1:]).T
         middle, half = (low + high) / 2, (high - low) / 2
         self.soft_low, self.soft_high = middle - SOFT_LIMITS * half, middle + SOFT_LIMITS * half
-        widths = torch.tensor((3, 3, 3, joints, joints), device=sim.device)
-        self._noise_scale = self.constant(list(NOISE.values())).repeat_interleave(widths)
+        self._noise_scale = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
         self._noise = torch.zeros(n, len(self._noise_scale), dtype=sim.dtype, device=sim.device)
         self._worlds = None if sim.parameter("body_mass") is None else WorldParameters(self)
         self._mass = self.constant(model.body_mass).unsqueeze(0) if self._worlds is None else self._worlds.mass

@@ -121,7 +121,7 @@ class Rig:
         if self._on_gpu:
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.env.device)
         return time.perf_counter()
 
 
@@ -132,7 +132,8 @@ def _nothing_changed() -> Iterator[None]:
     import torch
 
     threads, python, legacy = torch.get_num_threads(), random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=True):
+    card = [torch.cuda.current_device()] if torch.cuda.is_available() else []  # all of several: torch warns of that
+    with torch.random.fork_rng(card):
         yield
     torch.set_num_threads(threads)
     random.setstate(python)

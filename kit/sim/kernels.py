@@ -36,7 +36,7 @@ with nullcontext() if torch.cuda.is_available() else _without_stderr():  # havin
     wp.init()
 import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
 
-__all__ = ["beside_torch", "compiling", "mjw", "numbered", "wp"]
+__all__ = ["beside_torch", "compiling", "mjw", "numbered", "recording", "wp"]
 
 
 def numbered(device: str | torch.device) -> torch.device:
@@ -60,6 +60,18 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
                 yield warp_device
         else:
             yield warp_device
+
+
+@contextmanager
+def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
+    """Launches made inside are recorded as a graph, which is the answer's `graph` afterwards.
+
+    On CUDA they are recorded on a stream of torch's: its default stream cannot be recorded, and while one of Warp's own
+    is, which are "blocking", whatever another thread asks of the default stream fails and spoils the recording (CUDA's
+    error 906), such as the copy of a checkpoint on its way to disk."""
+    aside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    with aside, beside_torch(device), wp.ScopedCapture(force_module_load=False) as capture:
+        yield capture
 
 
 def compiling(what: str) -> AbstractContextManager[None]:

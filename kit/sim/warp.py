@@ -27,7 +27,7 @@ import torch
 from kit.errors import UserError
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, Overflow, capacity
-from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
+from kit.sim.kernels import beside_torch, compiling, mjw, numbered, recording, wp
 from kit.sim.render import Renderer
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
@@ -189,11 +189,7 @@ class WarpSim(Simulator):
         """`substeps` steps, or for 0 a forward pass, as one launch of a recorded graph: on CUDA the GPU then waits for
         nobody, and on the CPU it spares Python thousands of calls (50 times faster for a few worlds)."""
         if substeps not in self._graphs:
-            # recorded on Warp's own stream, for torch's default stream cannot be; what it needs is compiled by now
-            with (
-                wp.ScopedDevice(wp.device_from_torch(self.device)),
-                wp.ScopedCapture(force_module_load=False) as capture,
-            ):
+            with recording(self.device) as capture:  # what it needs is compiled by now
                 self._advance(substeps)
             self._graphs[substeps] = capture.graph
         with beside_torch(self.device):
@@ -222,8 +218,7 @@ class WarpSim(Simulator):
         if self._asked is not None and self._asked.query():
             self._raise_overflow(self._flags)
         self._flags.copy_(self._overflow, non_blocking=True)
-        self._asked = torch.cuda.Event()
-        self._asked.record()
+        self._asked = torch.cuda.current_stream(self.device).record_event()
 
     def _raise_overflow(self, flags: torch.Tensor) -> None:
         wrong = flags & _WRONG_PHYSICS

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -60,6 +61,11 @@ class TensorTrainer(BaseAlgorithm):
         if self.ep_info_buffer is None:
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+        if isinstance(self.action_space, spaces.Box):
+            low, high = self.action_space.low, self.action_space.high
+            self._bounds = torch.as_tensor(low, device=self.device), torch.as_tensor(high, device=self.device)
+        if self.device.type != "cpu":  # SB3's distributions would ask the device about every one of their parameters
+            torch.distributions.Distribution.set_default_validate_args(False)
         if self._normalize:
             settings = self._normalize if isinstance(self._normalize, dict) else {}
             settings = {"gamma": self.gamma, **settings}
@@ -131,11 +137,8 @@ class TensorTrainer(BaseAlgorithm):
 
     def _unscale(self, actions: torch.Tensor) -> torch.Tensor:
         """From [-1, 1] to the action space."""
-        low, high = (torch.as_tensor(x, device=actions.device) for x in self._bounds())
+        low, high = self._bounds
         return low + 0.5 * (actions + 1.0) * (high - low)
-
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
 
     def predict(
         self,
@@ -163,8 +166,10 @@ class TensorTrainer(BaseAlgorithm):
 
     def _read_episodes(self) -> None:
         """Before the window is looked at."""
-        for ended in self._unread:
-            self._count_episodes(*ended)
+        if self._unread:
+            columns = zip(*self._unread, strict=True)
+            whole: Any = (None if c[0] is None else torch.cat([x.flatten() for x in c]) for c in columns)
+            self._count_episodes(*whole)
         self._unread.clear()
 
     def _count_episodes(
@@ -269,7 +274,15 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread"]
-        ours += ["_normalize", "_autocast", "_ready", "_last_obs", "_last_episode_starts", "_last_original_obs"]
+        ours += [
+            "_normalize",
+            "_autocast",
+            "_ready",
+            "_last_obs",
+            "_last_episode_starts",
+            "_last_original_obs",
+            "_bounds",
+        ]
         return [*super()._excluded_save_params(), *ours]
 
 

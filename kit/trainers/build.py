@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,9 @@ def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
     algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
     if isinstance(env, SharedEnv):
         algorithm = getattr(importlib.import_module("kit.trainers.parallel"), f"Parallel{config.algo}")
-    trainer = algorithm(policy, TensorVecEnv(env), seed=config.seed, device=config.device, **hyperparameters)
+    with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
+        warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
+        trainer = algorithm(policy, TensorVecEnv(env), seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int):
         torch.set_num_threads(config.threads if largest_product(trainer) >= WORTH_SHARING else 1)
     return trainer

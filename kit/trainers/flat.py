@@ -77,7 +77,7 @@ class FlatOptimizer(FlatVector):
         optimizer.register_state_dict_pre_hook(lambda _: self._show())
         optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
         self._absorb()
-        self._recorded = Recorded(self._step, self.data.device, self.changes) if self.data.is_cuda else None
+        self._recorded = Recorded(self.apply, self.data.device, self.changes) if self.data.is_cuda else None
 
     def attach(self) -> None:
         super().attach()
@@ -85,7 +85,7 @@ class FlatOptimizer(FlatVector):
 
     @property
     def changes(self) -> list[torch.Tensor]:
-        """What `step` writes."""
+        """What `step` and `apply` write."""
         return [self.data, self.grad, self._steps, *self._moments.values()]
 
     @torch.no_grad()
@@ -94,11 +94,12 @@ class FlatOptimizer(FlatVector):
         when `attach` was last called. Destroys `grad`."""
         limit = () if max_norm is None else (max_norm,)
         if self._recorded is None:
-            self._step(*limit)
+            self.apply(*limit)
         else:
             self._recorded(*limit)
 
-    def _step(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
+    def apply(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
+        """`step`'s kernels, for what is recorded together with others."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_

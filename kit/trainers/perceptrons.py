@@ -122,6 +122,13 @@ class Perceptrons:
             if layer:
                 grad = self._activation.through(torch.bmm(grad, self._weights[layer]), inputs[layer])
 
+    def input_grads(self, grad: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
+        """The loss's gradients by some `columns` of what each net saw (k, B, columns), given those by the outputs,
+        `grad` (k, B, out)."""
+        for layer in range(len(self._weights) - 1, 0, -1):
+            grad = self._activation.through(torch.bmm(grad, self._weights[layer]), inputs[layer])
+        return torch.bmm(grad, self._weights[0][..., columns])
+
     def input_grad(
         self, net: int, grad: torch.Tensor, inputs: list[torch.Tensor], rows: torch.Tensor, columns: slice
     ) -> torch.Tensor:

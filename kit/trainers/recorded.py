@@ -45,22 +45,24 @@ class Recorded:
             a.clone() if isinstance(a, torch.Tensor) else torch.full((), a, device=self._device) for a in arguments
         )
         before = [tensor.clone() for tensor in self._changes]
-        outputs, replay = cuda_graph(self._function, inputs)
+        outputs, replay = cuda_graph(self._function, inputs, self._device)
         for tensor, value in zip(self._changes, before, strict=True):
             tensor.copy_(value)
         return inputs, outputs, replay
 
 
-def cuda_graph(function: Function, inputs: Tensors) -> tuple[Tensors, Callable[[], object]]:
+def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tuple[Tensors, Callable[[], object]]:
     """A CUDA graph of `function`. Libraries set themselves up in the calls before, on a stream of their own, as
-    PyTorch's notes on CUDA graphs ask; other threads (checkpoints on their way to disk) may use the GPU meanwhile."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outputs = function(*inputs)
+    PyTorch's notes on CUDA graphs ask; other threads (checkpoints on their way to disk) may use the GPU meanwhile.
+    Of several devices `device` is the one whose streams are meant: work on another's would run and not be recorded."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = function(*inputs)
     return outputs, graph.replay

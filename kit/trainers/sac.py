@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from kit.errors import UserError
 from kit.trainers.base import State, TensorTrainer
-from kit.trainers.on_policy import LazyInfos
+from kit.trainers.on_policy import READ_EVERY, LazyInfos
 from kit.trainers.replay import Replay, Transitions
 from kit.trainers.rollout import tmap
 from kit.trainers.stacked_sac import StackedSAC, can_stack
@@ -47,7 +47,9 @@ class SAC(TensorTrainer, sb3.SAC):
         progress_bar: bool = False,
     ) -> Self:
         """Train until `total_timesteps` env steps are done. A row of metrics comes each time another `log_interval`
-        env steps (SB3 counts episodes) have passed, and at the end."""
+        env steps (SB3 counts episodes) have passed, on a GPU no oftener than every fourth iteration, and at the end."""
+        if self.device.type != "cpu":
+            log_interval = max(log_interval, READ_EVERY * self.n_envs)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -65,6 +67,7 @@ class SAC(TensorTrainer, sb3.SAC):
             passed = self.num_timesteps // log_interval > before // log_interval
             if passed or self.num_timesteps >= total_timesteps:
                 self._log_update()
+                self._read_episodes()
                 self.dump_logs()
             self._boundary()
         callback.on_training_end()
@@ -72,7 +75,8 @@ class SAC(TensorTrainer, sb3.SAC):
 
     def _collect(self, callback: BaseCallback, train_freq: TrainFreq) -> RolloutReturn:
         """Step the worlds `train_freq` times (or until so many episodes end) and put what happens into the replay."""
-        if train_freq.unit.value == "episode" and self.n_envs > 1:
+        by_episode = train_freq.unit.value == "episode"
+        if by_episode and self.n_envs > 1:
             raise UserError(f"train_freq in episodes needs n_envs=1, not {self.n_envs}; give it in steps.")
         self.policy.set_training_mode(False)
         steps = episodes = 0
@@ -95,8 +99,8 @@ class SAC(TensorTrainer, sb3.SAC):
             self._last_obs = new_obs
             self.num_timesteps += self.n_envs
             steps += 1
-            if done.any():
-                episodes += int(done.sum())
+            if (not by_episode and self.device.type != "cpu") or done.any():  # a GPU is not asked for nothing
+                episodes += by_episode
                 self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
             infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
             callback.update_locals(locals())

@@ -20,6 +20,7 @@ from torch import nn
 
 from kit.trainers.flat import FlatOptimizer, FlatVector, can_flatten
 from kit.trainers.perceptrons import Net, Perceptrons, activation, layout, linears
+from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.replay import Transitions
 
 SQUASH_EPSILON = 1e-6
@@ -58,6 +59,16 @@ class StackedSAC:
         self._actor = Perceptrons(self.actor_optimizer, actor, kind)
         self._critics = Perceptrons(self.critic_optimizer, critics, kind)
         self._targets = Perceptrons(self._target_vector, targets, kind)
+        device = self._target_vector.data.device
+        self._numbers = torch.arange(self._critics.k, device=device).unsqueeze(1)
+        self._on_cpu = device.type == "cpu"
+        self._recorded = None if self._on_cpu else self.record()
+
+    def record(self) -> Recorded:
+        """The gradient step as a CUDA graph."""
+        optimizers = [self.actor_optimizer, self.critic_optimizer, self.temperature]
+        changes = [tensor for optimizer in optimizers if optimizer is not None for tensor in optimizer.changes]
+        return Recorded(self._step, self._target_vector.data.device, changes)
 
     def attach(self) -> None:
         """Before a run of steps: take the memory back from whatever has replaced it."""
@@ -69,15 +80,26 @@ class StackedSAC:
     def step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
         """One gradient step of everything, as `SAC._gradient_step`."""
         assert isinstance(batch.obs, torch.Tensor) and isinstance(batch.next_obs, torch.Tensor)
-        model, rows = self._model, len(batch.rewards)
-        obs, next_obs = batch.obs.flatten(1), batch.next_obs.flatten(1)
-        width, num_actions = obs.shape[1], batch.actions.shape[1]
+        rows, num_actions = batch.actions.shape
+        noise = torch.randn(2 * rows, num_actions, device=batch.actions.device)
+        given = (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.terminated, noise)
+        (figures,) = self._step(*given) if self._recorded is None else self._recorded(*given)
+        if polyak:  # θ' ← θ' + τ (θ - θ')
+            self._target_vector.data.lerp_(self.critic_optimizer.data, self._model.tau)
+        return figures
+
+    def _step(
+        self, obs: torch.Tensor, did: torch.Tensor, rewards: torch.Tensor, next_obs: torch.Tensor,
+        terminated: torch.Tensor, noise: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
+        """All but the targets' move, as a function of tensors: a batch of B and standard normal `noise` (2 B, act)."""
+        obs, next_obs = obs.flatten(1), next_obs.flatten(1)
+        (rows, width), num_actions = obs.shape, did.shape[1]
 
         # a, a' ~ π(s), π(s'): a = tanh(μ + σ ε)
         out, seen = self._actor.forward(torch.cat([obs, next_obs]))
         mean, raw_log_std = out[0].split(num_actions, 1)
         log_std = raw_log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-        noise = torch.randn_like(mean)
         spread = log_std.exp().mul_(noise)
         actions = torch.tanh(mean + spread)
         open_ = (1 - actions.square()).clamp_(min=0.0)  # da / du
@@ -89,23 +111,18 @@ class StackedSAC:
         # y = r + γ (1 - d) (min_i Q'_i(s', a') - α log π(a' | s'))
         next_q = self._targets.forward(torch.cat([next_obs, actions[rows:]], 1))[0][:, :, 0].amin(0)
         next_q.sub_(alpha * log_prob[rows:])
-        target = torch.addcmul(batch.rewards, next_q, (~batch.terminated).float(), value=model.gamma)
+        target = torch.addcmul(rewards, next_q, (~terminated).float(), value=self._model.gamma)
 
         # L_Q = ½ Σ_i E[(Q_i(s, a) - y)²]
-        q, seen_q = self._critics.forward(torch.cat([obs, batch.actions], 1))
+        q, seen_q = self._critics.forward(torch.cat([obs, did], 1))
         error = q[:, :, 0] - target
         self._critics.backward((error / rows).unsqueeze(2), seen_q)
-        self.critic_optimizer.step()
+        self.critic_optimizer.apply()
 
         # L_π = E[α log π(a | s) - min_i Q_i(s, a)], with the critics as they are now
         q_pi, seen_q = self._critics.forward(torch.cat([obs, actions[:rows]], 1))
         smallest, which = q_pi[:, :, 0].min(0)
-        action_grad = torch.empty_like(actions[:rows])
-        for net in range(self._critics.k):
-            mine = (which == net).nonzero()[:, 0]
-            down = q_pi.new_full((len(mine), 1), -1 / rows)
-            piece = self._critics.input_grad(net, down, seen_q, mine, slice(width, None))
-            action_grad.index_copy_(0, mine, piece)
+        action_grad = self._action_grad(which, seen_q, slice(width, width + num_actions))
         # ∂ log π / ∂ u = 2 a (1 - a²) / (1 - a² + ε₀), ∂ log π / ∂ log σ = that · σ ε - 1
         here, slope = actions[:rows], open_[:rows]
         mean_grad = (2 * alpha / rows) * here * slope / (slope + SQUASH_EPSILON) + action_grad * slope
@@ -113,13 +130,24 @@ class StackedSAC:
         log_std_grad = (mean_grad * spread[:rows] - alpha / rows) * inside
         head_grad = torch.cat([mean_grad, log_std_grad], 1).unsqueeze(0)
         self._actor.backward(head_grad, [layer[:, :rows] for layer in seen])
-        self.actor_optimizer.step()
+        self.actor_optimizer.apply()
 
-        if polyak:  # θ' ← θ' + τ (θ - θ')
-            self._target_vector.data.lerp_(self.critic_optimizer.data, model.tau)
         actor_loss = (alpha * log_prob[:rows] - smallest).mean()
         critic_loss = 0.5 * error.square().sum() / rows
-        return torch.stack([alpha, actor_loss, critic_loss, alpha_loss])
+        return (torch.stack([alpha, actor_loss, critic_loss, alpha_loss]),)
+
+    def _action_grad(self, which: torch.Tensor, seen: list[torch.Tensor], columns: slice) -> torch.Tensor:
+        """The gradient of -E[min_i Q_i(s, a)] by the actions (B, act), which are `columns` of the critics' input, given
+        `which` critic's value is the least (B,) and what they have `seen`."""
+        rows = len(which)
+        if not self._on_cpu:  # the shorter way below asks which rows those are, and a GPU is not asked
+            return self._critics.input_grads((which == self._numbers).unsqueeze(2) / -rows, seen, columns).sum(0)
+        grad = seen[0].new_empty(rows, columns.stop - columns.start)
+        for net in range(self._critics.k):
+            mine = (which == net).nonzero()[:, 0]
+            down = grad.new_full((len(mine), 1), -1 / rows)
+            grad.index_copy_(0, mine, self._critics.input_grad(net, down, seen, mine, columns))
+        return grad
 
     def _move_temperature(self, log_prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """α for this step, and its loss -log α · E[log π + target]; moves it if it is learnt."""
@@ -130,5 +158,5 @@ class StackedSAC:
         slack = log_prob.mean() + float(model.target_entropy)
         loss = -self.temperature.data[0] * slack
         self.temperature.grad.copy_(-slack)
-        self.temperature.step()
+        self.temperature.apply()
         return alpha, loss
