@@ -19,8 +19,8 @@ SETTLE_STEPS = 16
 costs more."""
 EPOCHS = 4
 """Of PPO in a turn."""
-STEPS = 32
-"""Of every world in a turn of A2C or SAC."""
+STEPS = 256
+"""Of all worlds together in a turn of A2C or SAC, 8 of each at least."""
 
 
 class Rigs:
@@ -113,7 +113,7 @@ class Rig:
     def _altogether(self) -> Reading:
         """A2C and SAC: iterations are short as they are."""
         trainer, before, begun = self._trainer, self._trainer.num_timesteps, self._now()
-        trainer.learn(STEPS * self._n_envs, reset_num_timesteps=False)
+        trainer.learn(max(STEPS, 8 * self._n_envs), reset_num_timesteps=False)
         steps = trainer.num_timesteps - before
         return Reading(steps, self._now() - begun, 0.0, steps / self._n_envs * self._host_s)
 

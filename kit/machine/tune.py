@@ -2,13 +2,14 @@
 
 What is learnt stays what the preset's row says. Steps and epochs are never touched, the batch is the largest divisor
 of the rollout up to the row's, and PPO's worlds double from the row's number only while the run still has `ROUNDS`
-rollouts in it: fewer, larger ones were seen to learn less from the same steps. Of what is left the probe takes the
-fewest worlds within `CLOSE` of the fastest, so that noise decides nothing that matters.
+rollouts in it: fewer, larger ones were seen to learn less from the same steps. SAC's double twice, with as many
+gradient steps for each env step, which was seen to learn the same. Of what is left the probe takes the fewest worlds
+within `CLOSE` of the fastest, so that noise decides nothing that matters.
 
 It measures parts and adds them up: one env step of all worlds with the policy's action, and one minibatch
 (`kit.machine.rig`). The answer is kept (`kit.machine.cache`), so the same request gets the same numbers the next time.
 Where nothing but the row is left there is no probe and all cores are used: runs under `SHORT` steps, runs too short for
-more worlds, A2C and SAC on a CPU, several processes, and wherever `n_envs` is given and the device is not in doubt.
+more worlds, A2C on a CPU, several processes, and wherever `n_envs` is given and the device is not in doubt.
 """
 
 from __future__ import annotations
@@ -202,6 +203,8 @@ def _worlds(config: RunConfig) -> list[int]:
         return [config.n_envs]
     row = row_of(config)
     least = int(row.get("n_envs", 1))
+    if config.device == "cpu" and config.algo == "SAC" and not {"train_freq", "gradient_steps"} & set(config.overrides):
+        return [least, 2 * least, 4 * least]
     if config.device != "cpu" or config.algo != "PPO":
         return [least]
     n_steps, batch = {"n_steps": 2048, **row, **config.overrides}["n_steps"], config.overrides.get("batch_size", 1)

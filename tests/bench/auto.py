@@ -7,8 +7,7 @@
 The sweep trains every candidate of the grid (`kit.machine.tune`), threads and worlds, end to end through the real
 trainer with the real rollouts; candidates take turns, and a rate is the median of its turns. Whoever does less than
 `HOPELESS` of the best in the first round leaves. The probe answers as it would for a user who starts for the first
-time. For A2C and SAC the grid has only the row; threads are swept, and twice and four times its worlds, SAC with as
-many gradient steps for each env step.
+time. For A2C the grid has only the row; threads are swept, and twice and four times its worlds.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def candidates(config: RunConfig) -> dict[Candidate, RunConfig]:
     for times in (1, 2, 4):
         for threads in range(int(row.threads), 0, -1):
             candidate = Candidate(times * int(row.n_envs), threads, "cpu")
-            overrides = dict(row.overrides)
-            if config.algo == "SAC":
-                overrides["gradient_steps"] = times * int(overrides.get("gradient_steps", 1))
-            found[candidate] = row.replace(n_envs=candidate.n_envs, threads=threads, overrides=overrides)
+            found[candidate] = row.replace(n_envs=candidate.n_envs, threads=threads)
     return found
 
 

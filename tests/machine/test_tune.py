@@ -180,11 +180,24 @@ def test_worlds_double_while_twenty_rollouts_are_left() -> None:
     assert {c.threads for c in grid(reach)} == {4, 2, 1}
 
 
+def test_sac_has_as_many_gradient_steps_for_each_env_step_with_any_number_of_worlds() -> None:
+    reach, ant = RunConfig(env="Reach", algo="SAC"), RunConfig(env="Ant", algo="SAC")
+    assert worlds(reach) == [8, 16, 32] and worlds(ant) == [4, 8, 16]
+
+    def steps(config: RunConfig, n_envs: int) -> int:
+        return int(config.replace(n_envs=n_envs).resolve().overrides["gradient_steps"])
+
+    assert [steps(reach, n) for n in (1, 8, 16, 32)] == [1, 2, 4, 8]
+    assert [steps(ant, n) for n in (1, 4, 16)] == [1, 1, 4]
+    assert steps(reach.replace(overrides={"gradient_steps": 3}), 16) == 3
+    assert "gradient_steps" not in reach.replace(preset="sb3").resolve().overrides
+
+
 def test_where_the_row_alone_is_left_nothing_is_measured() -> None:
     for fields in (
         {"total_steps": 40_000, "overrides": {"n_steps": 16}},
         {"env": "Ant", "total_steps": 100_000},
-        {"algo": "SAC", "total_steps": LONG},
+        {"algo": "SAC", "total_steps": LONG, "overrides": {"gradient_steps": 1}},
         {"algo": "A2C", "total_steps": LONG},
         {"n_envs": 5, "total_steps": LONG},
     ):
