@@ -79,7 +79,9 @@ def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     return int(used), int(memory)
 
 
-def _train_one_iteration(config: RunConfig) -> None:
+def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
+    """Bytes in use afterwards, with worlds and trainer still there (Warp gives back what nobody holds any more), and
+    bytes there are."""
     from kit.envs import make_vec
     from kit.trainers import make_trainer
 
@@ -87,6 +89,7 @@ def _train_one_iteration(config: RunConfig) -> None:
     env = make_vec(config.env, config.n_envs, config.device, config.seed)
     trainer = make_trainer(config, env)
     trainer.learn(config.n_envs * int(config.overrides.get("n_steps", 1)))
+    return _memory(config.device)
 
 
 def _memory(device: str) -> tuple[int, int]:
@@ -103,5 +106,4 @@ def _memory(device: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     asked = RunConfig.from_dict(json.load(sys.stdin))
-    _train_one_iteration(asked)
-    print(json.dumps(_memory(asked.device)))
+    print(json.dumps(_train_one_iteration(asked)))

@@ -23,7 +23,12 @@ def shortage(error: BaseException) -> str | None:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return said
-    return said if isinstance(error, RuntimeError) and ALLOCATION_FAILED.search(str(error)) else None
+    if not isinstance(error, RuntimeError):
+        return None
+    if ALLOCATION_FAILED.search(str(error)):
+        return said
+    # Whoever records a CUDA graph may say no more than that it was broken off; what came before says why.
+    return None if error.__context__ is None else shortage(error.__context__)
 
 
 def give_back() -> None:

@@ -38,9 +38,11 @@ from kit.config import RunConfig
 from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
+from kit.machine import settings
 from kit.sim.kernels import mjw, wp
 from kit.sim.warp import WarpSim
 from kit.trainers import make_trainer
+from kit.trainers.on_policy import READ_EVERY
 
 WORLDS = {"Ant": 4096, "Go1Joystick": 2048, "G1Joystick": 2048}
 TINY = 8
@@ -78,10 +80,11 @@ def main() -> None:
     cuda = args.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     seconds = args.seconds if cuda else min(args.seconds, 1.0)
+    applied = settings.apply(args.device)  # as a run would: with TF32, where the card has it
     machine = {
         "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
         "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
-        "mujoco_warp": mjw.__version__,
+        "mujoco_warp": mjw.__version__, "float32 products": applied["float32_products"],
     }  # fmt: skip
     rows = []
     for task in args.task:
@@ -170,10 +173,12 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
     trainer = make_trainer(config, env)
     trainer.learn(worlds * n_steps)  # compiles what it compiles
 
-    def iteration() -> None:
-        trainer.learn(worlds * n_steps, reset_num_timesteps=False)
+    steps = READ_EVERY * worlds * n_steps  # figures are read at the end of `learn`; on a GPU, a run does so as often
 
-    ppo = rate(iteration, worlds * n_steps, device, seconds)
+    def iterations() -> None:
+        trainer.learn(steps, reset_num_timesteps=False)
+
+    ppo = rate(iterations, steps, device, seconds, turns=1)
     return {
         "task": name, "worlds": worlds, "prepared_s": prepared, "bare": bare, "env": stepped, "ppo": ppo,
         "env/bare": stepped / bare, "ppo/bare": ppo / bare, "physics_steps": bare * env.task.substeps,
@@ -183,16 +188,17 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
 
 
 def rate(
-    work: Callable[[], object], steps: int, device: torch.device, seconds: float, before: Callable[[], object] = int
-) -> float:
-    """Steps per second of `work`, which takes `steps` of them each time; `before` every 20 times, not counted."""
+    work: Callable[[], object], steps: int, device: torch.device, seconds: float, before: Callable[[], object] = int,
+    turns: int = 20,
+) -> float:  # fmt: skip
+    """Steps per second of `work`, which takes `steps` of them each time; `before` every `turns`, not counted."""
     work()
     passed, done = 0.0, 0
     while passed < seconds:
         before()
         wait(device)
         started = time.perf_counter()
-        for _ in range(20):
+        for _ in range(turns):
             work()
             done += steps
             if device.type == "cpu" and time.perf_counter() - started > seconds:

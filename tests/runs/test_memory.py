@@ -66,6 +66,15 @@ def test_which_errors_mean_it(error, means):
     assert (memory.shortage(error) is None) if means is None else (means in memory.shortage(error))
 
 
+def test_a_recording_broken_off_by_it_counts():
+    with pytest.raises(RuntimeError) as raised:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert memory.shortage(raised.value) == "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
 def test_torch_s_own_allocator_is_understood():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60, dtype=torch.uint8)

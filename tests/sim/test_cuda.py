@@ -108,25 +108,31 @@ def test_running_out_of_room_is_noticed_within_two_looks_and_before_any_checkpoi
             torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("env", ["Ant", "Reach", "Go1Joystick"])
-def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env):
+@pytest.mark.parametrize(
+    ("env", "algo"), [("Ant", "PPO"), ("Reach", "PPO"), ("Go1Joystick", "PPO"), ("Reach", "A2C"), ("Reach", "SAC")]
+)
+def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, algo):
     if env == "Go1Joystick":
         menagerie = pytest.importorskip("mujoco_menagerie")
         try:
             menagerie.load("unitree_go1", "scene")
         except menagerie._errors.MenagerieError as error:
             pytest.skip(f"no model of the Go1: {error}")
-    overrides = {"n_steps": 40, "normalize": True}  # longer than the interval between looks at the overflow flags
-    run = create(tmp_path, "run", env=env, n_envs=64, device=DEVICE, overrides=overrides)
+    steps = {"SAC": {"train_freq": 40}}.get(algo, {"n_steps": 40})  # longer than from one look at the flags to the next
+    run = create(tmp_path, "run", algo, {**steps, "normalize": True}, env=env, n_envs=64, device=DEVICE)
     trainer = make_trainer(run.config, make_vec(env, 64, DEVICE))
     trainer.learn(2 * 40 * 64)  # records what it records
     _, callback = trainer._setup_learn(10**9, None, False)
     trainer._log_now = False
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.collect_rollouts(trainer.env, callback, trainer.rollout_buffer, trainer.n_steps)
-        trainer._compute_returns()
-        trainer.train()
+        if algo == "SAC":
+            trainer._collect(callback, trainer.train_freq)
+            trainer.train(4, trainer.batch_size)
+        else:
+            trainer.collect_rollouts(trainer.env, callback, trainer.rollout_buffer, trainer.n_steps)
+            trainer._compute_returns()
+            trainer.train()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
