@@ -55,9 +55,9 @@ SETTINGS = {
     ("Reach", "PPO"): Setting("auto", 8, 50_000, {}),
     ("Reach", "A2C"): Setting("auto", 8, 40_000, {}),
     ("Reach", "SAC"): Setting("auto", 8, 10_000, {}),
-    ("HalfCheetah-v5", "PPO"): Setting("sb3", 4, 120_000, {"n_steps": 512}),  # 2,048 per iteration, as SB3's default
-    ("HalfCheetah-v5", "A2C"): Setting("sb3", 4, 120_000, {}),
-    ("HalfCheetah-v5", "SAC"): Setting("sb3", 1, 10_000, {}),
+    ("HalfCheetah-v5", "PPO"): Setting("sb3", 4, 300_000, {"n_steps": 512}),  # 2,048 per iteration, as SB3's default
+    ("HalfCheetah-v5", "A2C"): Setting("sb3", 4, 300_000, {}),
+    ("HalfCheetah-v5", "SAC"): Setting("sb3", 1, 20_000, {}),
 }
 Job = tuple[str, str, str, int]
 """Env, algorithm, library, seed."""
