@@ -178,6 +178,8 @@ def _alternatives(kind: Any) -> tuple[type, ...]:
 
 
 def _spell(kind: Any) -> str:
+    if kind is int:
+        return "a whole number such as 1000 or 1e3"
     words = {int: "a whole number", str: "a text", dict: "a mapping"}
     return " or ".join(words.get(k, "nothing") for k in _alternatives(kind))
 
