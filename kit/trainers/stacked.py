@@ -46,7 +46,8 @@ class StackedActorCritic:
         assert isinstance(mean, torch.nn.Linear) and isinstance(log_std, torch.nn.Parameter) and kind is not None
         nets = [[[linear] for linear in (*linears(actor), mean)], [[linear] for linear in (*linears(critic), value)]]
         self.num_actions = mean.out_features
-        self.optimizer = FlatOptimizer(policy.optimizer, [log_std, *layout(nets)])
+        # log_std last: 29 numbers before the weights would leave no weight where tensor cores like it, at 16 bytes
+        self.optimizer = FlatOptimizer(policy.optimizer, [*layout(nets), log_std])
         self.log_std, self._log_std_grad = self.optimizer.span(log_std, self.num_actions)
         self._nets = Perceptrons(self.optimizer, nets, kind)
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # whole, actor's, critic's

@@ -62,7 +62,7 @@ class StackedSAC:
         device = self._target_vector.data.device
         self._numbers = torch.arange(self._critics.k, device=device).unsqueeze(1)
         self._on_cpu = device.type == "cpu"
-        self._recorded = None if self._on_cpu else self.record()
+        self._recorded = self.record() if device.type == "cuda" else None
 
     def record(self) -> Recorded:
         """The gradient step as a CUDA graph."""
