@@ -1,9 +1,11 @@
-"""Running out of memory: which errors mean it, in words, and how to give back what is held."""
+"""Running out of memory: which errors mean it, in words, how to give back what is held, and when not to."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
+from collections.abc import Iterator
 
 ALLOCATION_FAILED = re.compile(
     r"out of memory|failed to allocate|can't allocate memory|not enough memory|\w*_STATUS_ALLOC_FAILED", re.IGNORECASE
@@ -29,6 +31,19 @@ def shortage(error: BaseException) -> str | None:
         return said
     # Whoever records a CUDA graph may say no more than that it was broken off; what came before says why.
     return None if error.__context__ is None else shortage(error.__context__)
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """While a CUDA graph is recorded. Were Python to collect garbage then, and an older graph with it, freeing that
+    would break the recording off or become part of it (pytorch/pytorch#161037, mujocolab/mjlab#821)."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def give_back() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from kit.config import RunConfig
+from kit.machine import memory
 from kit.machine.speed import random_actions
 from kit.machine.tune import Candidate, Reading
 
@@ -45,6 +46,7 @@ class Rigs:
         for rig in self._rigs.values():
             rig.env.close()
         self._rigs.clear()
+        memory.give_back()  # a card has no room for rigs beside the run
         self._restore.close()
 
     def __call__(self, candidate: Candidate) -> Reading:

@@ -12,6 +12,7 @@ import warp as wp
 
 from kit.errors import UserError
 from kit.machine import cache
+from kit.machine.memory import nothing_collected
 from kit.sim.compiling import compiling as announced
 
 
@@ -70,7 +71,7 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     is, which are "blocking", whatever another thread asks of the default stream fails and spoils the recording (CUDA's
     error 906), such as the copy of a checkpoint on its way to disk."""
     aside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    with aside, beside_torch(device), wp.ScopedCapture(force_module_load=False) as capture:
+    with aside, beside_torch(device), nothing_collected(), wp.ScopedCapture(force_module_load=False) as capture:
         yield capture
 
 

@@ -1,5 +1,7 @@
 """Memory runs out: training goes on with half the worlds. And what the GPU does while a run trains."""
 
+import gc
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from kit.machine.monitor import Sample
 from kit.runs import metrics
 from kit.runs.session import Session
 from kit.sim.capacity import Overflow
+from kit.sim.kernels import recording
 from tests.envs.slide import Slide
 from tests.runs.crash import create
 
@@ -79,6 +82,15 @@ def test_torch_s_own_allocator_is_understood():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60, dtype=torch.uint8)
     assert memory.shortage(raised.value)
+
+
+def test_while_a_graph_is_recorded_python_collects_nothing():
+    with recording(torch.device("cpu")):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="broken"), memory.nothing_collected():
+        raise RuntimeError("broken off")
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C"])
