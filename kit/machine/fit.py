@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.presets import largest_batch
+from kit.presets import shrink
 
 PROBES = (64, 256)
 MARGIN = 0.15
@@ -63,12 +63,10 @@ def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
 
 def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     """Train one iteration with `n_envs` worlds in a process of its own, and read the memory."""
-    overrides = config.overrides
-    if config.algo == "PPO":  # the minibatches of the real run, as far as the smaller rollout has enough for one
-        rollout = n_envs * int(overrides.get("n_steps", 2048))
-        size = largest_batch(rollout, int(overrides.get("batch_size", 64)))
-        overrides = {**overrides, "batch_size": size, "n_epochs": 1}
-    request = json.dumps(config.replace(n_envs=n_envs, overrides=overrides).to_dict())
+    config = shrink(config, n_envs)  # the minibatches of the real run, as far as the smaller rollout has enough for one
+    if config.algo == "PPO":
+        config = config.replace(overrides={**config.overrides, "n_epochs": 1})
+    request = json.dumps(config.to_dict())
     child = subprocess.run([sys.executable, "-m", __name__], input=request, capture_output=True, text=True, check=False)
     if child.returncode:
         reason = child.stderr.strip().splitlines()[-1:] or ["no reason given"]

@@ -33,7 +33,7 @@ from kit.stores.layout import (
     local_folders,
     passed_over,
     read_local,
-    step_of,
+    step_in,
 )
 from kit.stores.manifest import MAX_JSON_BYTES, Refused
 from kit.stores.redact import redact_bytes
@@ -174,9 +174,9 @@ class Copier:
         kept = {step: self._verified[step] for step in sorted(self._verified)[-self.keep :]}
         needed = {path for checkpoint in kept.values() for path in checkpoint.files}
         old = {
-            p for p in held if p.startswith("checkpoints/") and (step_of(p) or 0) < self.step and step_of(p) not in kept
+            p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) < self.step and step_in(p) not in kept
         }
-        newer = {p for p in held if p.startswith("checkpoints/") and (step_of(p) or 0) > self.step}
+        newer = {p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) > self.step}
         if not newer:  # a manifest of theirs might name segments
             local = {p for c in self._local_checkpoints() for p in c.files}
             old |= {path for path in held if path.startswith("replay/")} - needed - local
@@ -254,7 +254,7 @@ class Copier:
         """Learn from the store what earlier sessions verified there."""
         latest = self._read_latest()
         damaged = passed_over(self.run_dir)
-        for folder in [folder for folder in folders_in(held) if step_of(folder + "/") not in damaged]:
+        for folder in [folder for folder in folders_in(held) if step_in(folder) not in damaged]:
             with contextlib.suppress(Refused, MissingFile):
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
@@ -327,7 +327,7 @@ class Copier:
         for path in delete:
             self._good.pop(path, None)
             if path.startswith("checkpoints/"):
-                self._verified.pop(step_of(path) or 0, None)
+                self._verified.pop(step_in(path) or 0, None)
         if self.step is not None and LATEST in files:
             self._latest = self.step
 

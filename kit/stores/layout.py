@@ -26,7 +26,7 @@ LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
-_CHECKPOINT = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/")
+_CHECKPOINT = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))(?=/|\Z)")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> list[str]:
     return sorted((folder for folder in found if folder.startswith(kind)), key=lambda folder: -found[folder])
 
 
-def step_of(path: str) -> int | None:
-    """The step of the checkpoint that a path such as "checkpoints/step_000000100/policy.safetensors" belongs to."""
+def step_in(path: str) -> int | None:
+    """The step of the checkpoint that a path such as "checkpoints/step_000000100" (or of a file in it) belongs to."""
     match = _CHECKPOINT.match(path)
     return int(match[2]) if match else None
 
@@ -92,7 +92,7 @@ def local_folders(run_dir: Path, kind: str = "checkpoints") -> list[str]:
 def newest_local(run_dir: Path) -> int | None:
     """The step of the newest committed checkpoint on this machine, by its name alone."""
     folders = local_folders(run_dir)
-    return step_of(folders[0] + "/") if folders else None
+    return step_in(folders[0]) if folders else None
 
 
 def read_local(run_dir: Path, folder: str) -> Checkpoint:

@@ -27,7 +27,7 @@ from kit.stores.layout import (
     Checkpoint,
     folders_in,
     newest_local,
-    step_of,
+    step_in,
 )
 from kit.stores.manifest import (
     MAX_JSON_BYTES,
@@ -117,7 +117,7 @@ class _Pull:
     def _bring_forward(self, run_dir: Path) -> Path:
         """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
         here = newest_local(run_dir)
-        if here is not None and here >= max((step_of(f + "/") or 0 for f in folders_in(self.held)), default=-1):
+        if here is not None and here >= max((step_in(f) or 0 for f in folders_in(self.held)), default=-1):
             return run_dir
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
             building = Path(folder)
@@ -145,7 +145,7 @@ class _Pull:
 
     def _fetch_checkpoint(self, building: Path, newer_than: int | None = None) -> Checkpoint | None:
         """The newest that is complete and right, with the replay segments it needs. None if the run has none yet."""
-        folders = [f for f in folders_in(self.held) if newer_than is None or (step_of(f + "/") or 0) > newer_than]
+        folders = [f for f in folders_in(self.held) if newer_than is None or (step_in(f) or 0) > newer_than]
         refusal: Refused | None = None
         for folder in folders:
             try:
@@ -154,7 +154,7 @@ class _Pull:
                 return checkpoint
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
-                self.passed_over.append(step_of(folder + "/") or 0)
+                self.passed_over.append(step_in(folder) or 0)
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
                     self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")

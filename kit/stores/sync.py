@@ -34,7 +34,7 @@ from kit.errors import UserError
 from kit.runs.directory import write_atomic
 from kit.stores import lease
 from kit.stores.base import OPEN_S, Store, StoreError, open_store, within
-from kit.stores.layout import folders_in, newest_local, passed_over, step_of
+from kit.stores.layout import folders_in, newest_local, passed_over, step_in
 from kit.stores.redact import one_line
 from kit.stores.worker import Lost, Worker
 
@@ -254,7 +254,7 @@ def _claim(store: Store, run_dir: Path, owner: str) -> None:
 def _check_newest(store: Store, run_dir: Path) -> None:
     start = len(run_dir.name) + 1
     folders = folders_in(path[start:] for path in store.list(run_dir.name))
-    steps = {step_of(folder + "/") or 0 for folder in folders} - passed_over(run_dir)
+    steps = {step_in(folder) or 0 for folder in folders} - passed_over(run_dir)
     there, here = max(steps, default=None), newest_local(run_dir)
     if there is not None and (here is None or here < there):
         own = "nothing" if here is None else f"step {here:,}"
