@@ -191,8 +191,10 @@ def check_overrides(algo: str, overrides: Mapping[str, Any]) -> None:
 def _device(device: str) -> str:
     import torch
 
+    from kit.machine import settings
+
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if settings.gpu_works() else "cpu"
     if device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device={device!r} needs a CUDA GPU and PyTorch sees none; use cpu or see `kit verify`.")
     return device

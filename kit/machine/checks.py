@@ -164,6 +164,19 @@ def check_physics(machine: Machine) -> Iterator[Check]:
         yield Check("Physics", "fail", f"MuJoCo {simulator} beside MuJoCo Warp {renderer} do not fit together.", remedy)
     else:
         yield Check("Physics", "ok", f"MuJoCo {simulator}, pictures by MuJoCo Warp {renderer} (no OpenGL needed)")
+        if machine.gpus:
+            yield from _gpu_physics()
+
+
+def _gpu_physics() -> Iterator[Check]:
+    """Warp's wheels may need a newer driver than torch's."""
+    import torch
+
+    if torch.cuda.is_available():
+        from kit.sim.kernels import NEWER_DRIVER, out_of_reach
+
+        if reason := out_of_reach():
+            yield Check("GPU physics", "warn", f"{reason}.", NEWER_DRIVER)
 
 
 def check_cores(machine: Machine) -> Iterator[Check]:

@@ -35,6 +35,17 @@ def apply(device: str = "cpu", threads: int | None = None) -> dict[str, str | in
     return {"threads": threads, "float32_products": "tf32" if tf32 else "full"}
 
 
+def gpu_works() -> bool:
+    """Whether networks and physics can both use a GPU here: Warp may need a newer driver than torch does."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    from kit.sim.kernels import out_of_reach
+
+    return out_of_reach() is None
+
+
 def short_floats(device: str) -> bool:
     """Whether `device` multiplies TF32 and bfloat16 in hardware: NVIDIA cards from Ampere (compute capability 8) on."""
     import torch

@@ -37,7 +37,25 @@ with nullcontext() if torch.cuda.is_available() else _without_stderr():  # havin
     wp.init()
 import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
 
-__all__ = ["beside_torch", "compiling", "mjw", "numbered", "recording", "wp"]
+__all__ = ["beside_torch", "compiling", "mjw", "numbered", "out_of_reach", "recording", "wp"]
+
+
+NEWER_DRIVER = (
+    "use a machine with a newer NVIDIA driver, the CUDA 12 wheel of warp-lang (github.com/NVIDIA/warp/releases), "
+    "or device='cpu'"
+)
+"""What to do when Warp's wheel needs a newer driver than torch's: 1.19 is built for CUDA 13, so for R580 drivers."""
+
+
+def out_of_reach() -> str | None:
+    """Why Warp cannot use the GPU that torch can, in words; None if it can."""
+    if wp.is_cuda_available():
+        return None
+    built, driver = (
+        "none" if found is None else ".".join(map(str, found))
+        for found in (wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version())
+    )
+    return f"Warp {wp.config.version} cannot use the GPU: it is built for CUDA {built}, the driver offers {driver}"
 
 
 def numbered(device: str | torch.device) -> torch.device:
@@ -47,6 +65,8 @@ def numbered(device: str | torch.device) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
+    if reason := out_of_reach():
+        raise UserError(f"device={str(device)!r} was asked for, but {reason}; {NEWER_DRIVER}.")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

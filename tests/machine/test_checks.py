@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from kit.config import RunConfig
+from kit.errors import UserError
 from kit.machine import checks, gpu, places
 from kit.machine.gpu import Gpu
+from kit.sim.kernels import numbered, wp
 from tests.machine.test_info import machine
 
 T4 = (Gpu("Tesla T4", 15 * 2**30, "470.1", "11.4"),)
@@ -53,6 +56,19 @@ def test_torch_newer_than_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     check = only(checks.check_torch(machine(gpus=T4)))
     assert "built for CUDA 13.0, which this driver cannot run" in check.message
     assert "newer driver" in check.remedy
+
+
+def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(wp, "is_cuda_available", lambda: False)
+    monkeypatch.setattr(wp, "get_cuda_toolkit_version", lambda: (13, 4))
+    monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 4))
+    check = only(checks.check_physics(machine(gpus=T4)))
+    assert (check.name, check.state) == ("GPU physics", "warn")
+    assert "built for CUDA 13.4, the driver offers 12.4" in check.message and "newer NVIDIA driver" in check.remedy
+    assert RunConfig(env="Reach", preset="sb3", device="auto").resolve().device == "cpu"
+    with pytest.raises(UserError, match=r"device='cuda' was asked for, but Warp .* the driver offers 12\.4; use a"):
+        numbered("cuda")
 
 
 def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
