@@ -69,12 +69,11 @@ def _sentences(config: RunConfig, speed: Speed, machine: Machine) -> list[str]:
 def within_reach(config: RunConfig) -> RunConfig:
     """`config` where it has a GPU. Where it has none, a tiny one of the same kind, which proves that everything works,
     and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
-    import torch
-
     from kit import envs
+    from kit.machine import settings
 
     envs.make_task(config.env)
-    if config.device != "cpu" and torch.cuda.is_available():
+    if config.device != "cpu" and settings.gpu_works():
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(

@@ -80,7 +80,8 @@ class WarpSim(Simulator):
             self._model.opt.warn_overflow = 0  # we raise instead
             if self.device.type == "cuda":  # drivers before CUDA 12.4 lack loops within graphs
                 self._model.opt.graph_conditional = wp.is_conditional_graph_supported()
-            self._model.opt.deterministic = deterministic
+            if deterministic:  # True itself would be the bit for contacts alone
+                self._model.opt.deterministic = int(mjw.DeterminismType.ALL)
             self._data = mjw.make_data(model, n, nconmax=self.capacity.contacts, njmax=self.capacity.constraints)
         self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
         self._overflow = self._tensor("overflow")

@@ -164,15 +164,15 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         if self._stacked is None:
             return
         obs = cast(torch.Tensor, self.rollout_buffer.obs).flatten(0, 1)
-        values = torch.cat([self._stacked.value(piece) for piece in obs.split(VALUE_ROWS)])
-        self.rollout_buffer.values = values.view(self.n_steps, self.n_envs)
+        self.rollout_buffer.values = self._values(obs).view(self.n_steps, self.n_envs)
         log_probs = self._stacked.log_prob(self._noise.square().flatten(0, 1), self._stacked.entropy())
         self.rollout_buffer.log_probs = log_probs.view(self.n_steps, self.n_envs)
 
     def _values(self, obs: Obs) -> torch.Tensor:
         """(n,) values of `obs` as the policy sees them."""
         if self._stacked is not None:
-            return self._stacked.value(cast(torch.Tensor, obs))
+            pieces = cast(torch.Tensor, obs).split(VALUE_ROWS)
+            return torch.cat([self._stacked.value(piece) for piece in pieces])
         return self.policy.predict_values(cast(torch.Tensor, obs)).flatten()
 
     def _compute_returns(self) -> None:

@@ -10,6 +10,7 @@ from kit.envs import make_task
 from kit.errors import UserError
 from kit.sim.capacity import Capacity, capacity, touching_pairs
 from kit.sim.cpu import CpuSim
+from kit.sim.kernels import mjw
 from kit.sim.warp import WarpSim
 
 pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels, for minutes on a busy one
@@ -239,6 +240,7 @@ def test_deterministic_mode_runs_and_repeats(balls):
     futures = []
     for _ in range(2):
         sim = WarpSim(balls, 2, "cpu", deterministic=True)
+        assert sim._model.opt.deterministic & mjw.DeterminismType.ATOMICS
         rolling(sim)
         sim.step(20)
         futures.append(sim.qpos.clone())
