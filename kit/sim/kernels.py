@@ -77,10 +77,22 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
     warp_device = wp.device_from_torch(device)
     with wp.ScopedDevice(warp_device):
         if warp_device.is_cuda:
-            with wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(device))):
+            stream = wp.stream_from_torch(torch.cuda.current_stream(device))
+            with wp.ScopedStream(stream, sync_enter=False):  # on Warp's own stream there is nothing to wait for
                 yield warp_device
         else:
             yield warp_device
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """What is inside goes to another stream of torch's. In order with the present one, for Warp fills memory for the
+    graph even while it records."""
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield
+    main.wait_stream(side)
 
 
 @contextmanager
@@ -90,7 +102,7 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     On CUDA they are recorded on a stream of torch's: its default stream cannot be recorded, and while one of Warp's own
     is, which are "blocking", whatever another thread asks of the default stream fails and spoils the recording (CUDA's
     error 906), such as the copy of a checkpoint on its way to disk."""
-    aside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    aside = _aside(device) if device.type == "cuda" else nullcontext()
     with aside, beside_torch(device), nothing_collected(), wp.ScopedCapture(force_module_load=False) as capture:
         yield capture
 
