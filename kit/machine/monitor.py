@@ -143,12 +143,19 @@ def nvml_reader(index: int) -> Callable[[], Sample] | None:
     except Exception:  # not installed, no driver, no card: there is nothing to watch
         return None
 
+    def if_told(ask: Callable[..., int], *what: int) -> float:
+        """0 from a card that does not say, as laptops and shares of a card may not."""
+        try:
+            return float(ask(handle, *what))
+        except pynvml.NVMLError:
+            return 0.0
+
     def read() -> Sample:
         return Sample(
             float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-            float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-            pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            if_told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+            if_told(pynvml.nvmlDeviceGetPowerUsage) / 1000,
         )
 
     return read

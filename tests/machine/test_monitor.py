@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+from kit.machine import monitor as monitoring
 from kit.machine import settings
 from kit.machine.monitor import GpuMonitor, Sample
 
@@ -37,6 +40,22 @@ def test_its_thread_ends_with_the_block_and_a_lost_card_is_told() -> None:
         assert seen.wait(5)
     assert monitor.error == "GPU is lost"
     assert monitor.summary() is None
+
+
+def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def untold(handle: object) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(monitoring, "_handle", lambda nvml, index: "card")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda card: SimpleNamespace(gpu=70, memory=20))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda card: SimpleNamespace(used=10**9))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", lambda card, sensor: 50)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", untold)
+    read = monitoring.nvml_reader(0)
+    assert read is not None and read() == Sample(70.0, 10**9, 50.0, 0.0)
 
 
 def test_without_a_card_it_is_silent() -> None:
