@@ -43,7 +43,7 @@ def test_its_thread_ends_with_the_block_and_a_lost_card_is_told() -> None:
 
 
 def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
+    pynvml = pytest.importorskip("pynvml")
 
     def untold(handle: object) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
