@@ -41,16 +41,22 @@ __all__ = ["beside_torch", "compiling", "mjw", "numbered", "out_of_reach", "reco
 
 
 NEWER_DRIVER = (
-    "use a machine with a newer NVIDIA driver, the CUDA 12 wheel of warp-lang (github.com/NVIDIA/warp/releases), "
-    "or device='cpu'"
+    "use a machine with a newer NVIDIA driver or card, the CUDA 12 wheel of warp-lang "
+    "(github.com/NVIDIA/warp/releases), or device='cpu'"
 )
-"""What to do when Warp's wheel needs a newer driver than torch's: 1.19 is built for CUDA 13, so for R580 drivers."""
+"""What to do when Warp's wheel needs more than torch's: that of 1.19, for CUDA 13, an R580 driver and a Turing card."""
 
 
 def out_of_reach() -> str | None:
     """Why Warp cannot use the GPU that torch can, in words; None if it can."""
     if wp.is_cuda_available():
-        return None
+        card, least = (
+            max(wp.get_cuda_devices(), key=lambda card: card.arch),
+            min(wp.get_cuda_supported_archs(), default=0),
+        )
+        return (
+            None if card.arch >= least else f"Warp {wp.config.version} has no kernels for a card as old as {card.name}"
+        )
     built, driver = (
         "none" if found is None else ".".join(map(str, found))
         for found in (wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.machine import checks, gpu, places
 from kit.machine.gpu import Gpu
-from kit.sim.kernels import numbered, wp
+from kit.sim.kernels import numbered, out_of_reach, wp
 from tests.machine.test_info import machine
 
 T4 = (Gpu("Tesla T4", 15 * 2**30, "470.1", "11.4"),)
@@ -69,6 +70,15 @@ def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: 
     assert RunConfig(env="Reach", preset="sb3", device="auto").resolve().device == "cpu"
     with pytest.raises(UserError, match=r"device='cuda' was asked for, but Warp .* the driver offers 12\.4; use a"):
         numbered("cuda")
+
+
+def test_a_card_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
+    card = SimpleNamespace(arch=75, name="Tesla T4")
+    monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
+    assert out_of_reach() is None
+    card.arch, card.name = 70, "Tesla V100"
+    assert "no kernels for a card as old as Tesla V100" in (out_of_reach() or "")
 
 
 def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
