@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import mujoco
 import pytest
 import torch
@@ -13,6 +16,7 @@ from kit.sim.capacity import Overflow
 from kit.sim.kernels import beside_torch, mjw
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer
+from kit.trainers.recorded import Recorded
 from tests.runs.crash import SMALL, create
 from tests.sim.test_warp import BALLS
 
@@ -60,6 +64,32 @@ def test_the_recorded_graph_does_what_its_kernels_do(balls):
                 mjw.step(eager._model, eager._data)
     assert torch.allclose(recorded.qpos, eager.qpos, atol=1e-5)
     assert torch.allclose(recorded.qvel, eager.qvel, atol=1e-3)
+
+
+def test_recording_stands_other_threads_and_garbage(balls):
+    """A checkpoint on its way to disk uses torch's default stream; older graphs may be waiting for Python to collect."""
+    over, device = threading.Event(), torch.device(DEVICE)
+
+    def copy() -> None:
+        while not over.is_set():
+            torch.ones(1000, device=DEVICE).cpu()
+
+    before = gc.get_threshold()
+    gc.set_threshold(20)
+    thread = threading.Thread(target=copy)
+    thread.start()
+    try:
+        for substeps in range(1, 9):
+            sim = rolling(balls)
+            older = [sim, plus_one := Recorded(lambda x: (x + 1,), device)]
+            older.append(older)  # a cycle, to be found as garbage in the next turn
+            sim.step(substeps)
+            (two,) = plus_one(torch.ones(substeps, device=DEVICE))
+            assert (two == 2).all() and sim.qpos.isfinite().all()
+    finally:
+        gc.set_threshold(*before)
+        over.set()
+        thread.join()
 
 
 def test_a_single_chain_without_contacts_repeats_bit_for_bit():
