@@ -67,7 +67,7 @@ def test_the_recorded_graph_does_what_its_kernels_do(balls):
 
 
 def test_recording_stands_other_threads_and_garbage(balls):
-    """A checkpoint on its way to disk uses torch's default stream; older graphs may be waiting for Python to collect."""
+    """A checkpoint on its way to disk uses torch's default stream; older graphs wait for Python to collect them."""
     over, device = threading.Event(), torch.device(DEVICE)
 
     def copy() -> None:
