@@ -45,8 +45,10 @@ class Rigs:
     def __exit__(self, *error: object) -> None:
         for rig in self._rigs.values():
             rig.env.close()
+        on_gpu = any(candidate.device != "cpu" for candidate in self._rigs)
         self._rigs.clear()
-        memory.give_back()  # a card has no room for rigs beside the run
+        if on_gpu:  # a card may have no room for rigs beside the run
+            memory.give_back()
         self._restore.close()
 
     def __call__(self, candidate: Candidate) -> Reading:
