@@ -225,9 +225,9 @@ def _threads(config: RunConfig) -> list[int]:
 
 
 def _sees_cuda() -> bool:
-    import torch
+    from kit.machine import settings
 
-    return torch.cuda.is_available()
+    return settings.gpu_works()
 
 
 def _must_fit(config: RunConfig, option: Candidate) -> bool:

@@ -40,11 +40,9 @@ import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines ab
 __all__ = ["beside_torch", "compiling", "mjw", "numbered", "out_of_reach", "recording", "wp"]
 
 
-NEWER_DRIVER = (
-    "use a machine with a newer NVIDIA driver or card, the CUDA 12 wheel of warp-lang "
-    "(github.com/NVIDIA/warp/releases), or device='cpu'"
-)
-"""What to do when Warp's wheel needs more than torch's: that of 1.19, for CUDA 13, an R580 driver and a Turing card."""
+NEWER_DRIVER = "use a machine with a newer NVIDIA driver or card, `pip install 'warp-lang<1.18'`, or device='cpu'"
+"""What to do when Warp needs more than torch does: wheels before 1.18 are built for CUDA 12, later ones for CUDA 13,
+which want an R580 driver and a Turing card."""
 
 
 def out_of_reach() -> str | None:
