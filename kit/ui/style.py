@@ -32,7 +32,7 @@ CSS = """
 .kit-right{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.85}
 .kit-bar{height:8px;border-radius:4px;background:rgba(128,128,128,.2);margin:9px 0 2px;overflow:hidden}
 .kit-bar>div{height:100%;border-radius:4px;transition:width .4s}
-.kit-tiles{display:flex;gap:34px;flex-wrap:wrap;margin-top:9px}
+.kit-tiles{display:flex;gap:10px 34px;flex-wrap:wrap;margin-top:9px}
 .kit-tile b{display:block;font-size:20px;line-height:1.25;font-weight:600;font-variant-numeric:tabular-nums}
 .kit-tile span{font-size:12px;opacity:.68}
 .kit-note{font-size:12.5px;opacity:.8;margin-top:8px}
