@@ -4,6 +4,7 @@ end, in one run. By hand:
     python tests/bench/ppo.py                                # PPO on Ant, SB3's defaults with 16 × 128 steps
     python tests/bench/ppo.py --env Reach
     python tests/bench/ppo.py --net 512,512 --batch 2048     # larger networks
+    python tests/bench/ppo.py --net 64/64,64                 # actor and critic of different shapes: the general path
     python tests/bench/ppo.py --algo SAC                     # gradient steps per second at batch 256
     python tests/bench/ppo.py --sbx-python ENV/bin/python    # SBX, whose JAX lives in an environment of its own
 
@@ -42,7 +43,9 @@ def main() -> None:
     parser.add_argument("--n-steps", type=int, help="steps of each world per iteration; PPO 128, A2C 5")
     parser.add_argument("--batch", type=int, default=64, help="PPO's minibatch")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--net", type=_net, help="widths such as 64,64; SB3's default otherwise")
+    parser.add_argument(
+        "--net", type=_net, help="widths such as 64,64, or the actor's/the critic's; SB3's default otherwise"
+    )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, help="env steps (SAC: gradient steps) in each turn")
     parser.add_argument("--stock-threads", type=int, default=1, help="torch threads of the others; 1 suits small nets")
@@ -58,8 +61,9 @@ def main() -> None:
         _compare(args)
 
 
-def _net(text: str) -> list[int]:
-    return [int(width) for width in text.split(",")]
+def _net(text: str) -> list[int] | dict[str, list[int]]:
+    nets = [[int(width) for width in part.split(",")] for part in text.split("/")]
+    return nets[0] if len(nets) == 1 else dict(zip(("pi", "vf"), nets, strict=True))
 
 
 # -- one contender -----------------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def _compare(args: argparse.Namespace) -> None:
     names = args.only or [name for name in CONTENDERS if name != "sbx" or args.sbx_python]
     if args.algo == "SAC":
         names = [name for name in names if name in ("kit", "sb3-dummy")]
-    if args.algo != "PPO":
+    if args.algo != "PPO" or isinstance(args.net, dict):
         names = [name for name in names if name != "single-file"]
     workers = {name: _start(name, args) for name in names}
     versions: dict[str, str] = {}
@@ -204,7 +208,7 @@ def _answer(worker: Any) -> Any:
 
 def _print(args: argparse.Namespace, rates: dict[str, list[float]], versions: dict[str, str]) -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
-    net = "x".join(map(str, args.net)) if args.net else "SB3's network"
+    net = f"network {args.net}" if args.net else "SB3's network"
     batch = f", batch {args.batch}, {args.epochs} epochs" if args.algo == "PPO" else ""
     unit = "gradient steps/s" if args.algo == "SAC" else "env steps/s"
     print(f"\n{args.algo} on {args.env}: {args.n_envs} × {args.n_steps} steps{batch}, {net}; {args.turns} turns\n")
