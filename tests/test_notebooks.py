@@ -144,12 +144,12 @@ def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(workplace: Path) -> None:
         menagerie.load("unitree_g1", "scene_mjx")
     except menagerie._errors.MenagerieError as error:
         pytest.skip(f"no model of the G1: {error}")
-    small = {"n_steps": 160, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
+    small = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
     shown = execute("04_humanoid", workplace, run_name="walk", total_steps=256, n_envs=512, overrides=small)
     assert "No GPU here, which G1Joystick wants. 256 steps instead of 256" in shown
     run = Run(workplace / "runs" / "walk")
     assert run.status()["state"] == "finished" and run.config.n_envs == 32
-    assert re.search(r"G1Joystick with PPO: a mean return of -?\d+\.\d+ after 5,120 steps", shown)
+    assert re.search(r"G1Joystick with PPO: a mean return of -?\d+\.\d+ after 2,048 steps", shown)
     assert "data:video/mp4;base64" in shown
 
 

@@ -68,6 +68,7 @@ class Session:
         self._stop_time = 0.0
         self._over = threading.Event()
         self._building = True
+        self._figures_final = False
         limit = self.config.session_limit
         self._clock = SessionClock(seconds("session_limit", limit) if limit else None)
         self._copy: tuple[int, dict[str, Any]] | None = None
@@ -335,7 +336,13 @@ class Session:
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
+    def _last_figures(self) -> None:
+        """What the last update and evaluation came to; from here on the step told is the one that is saved."""
+        self._progress()
+        self._figures_final = True
+
     def _interrupted(self) -> int:
+        self._last_figures()
         reason = self._stop_reason or "stopped"
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
@@ -355,6 +362,7 @@ class Session:
         return INTERRUPTED
 
     def _finished(self) -> int:
+        self._last_figures()
         self.status.set(phase="saving")
         self._save_now(self._step, self._state())
         self.metrics.close()
@@ -452,7 +460,7 @@ class Session:
             self._before_compiling = None
 
     def _progress(self) -> None:
-        if self._building:
+        if self._building or self._figures_final:
             return
         step, last = self.trainer.num_timesteps, self.metrics.last
         self.status.set(

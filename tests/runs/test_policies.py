@@ -29,3 +29,9 @@ def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch)
     assert session.Session(run.path)() == 0
     steps = sorted(int(path.name[5:]) for path in (run.path / "policies").iterdir())
     assert len(steps) <= 4 and steps[0] == 128 and steps[-1] == 1216, steps
+
+
+def test_a_run_of_a_moment_ends_with_what_its_last_evaluation_found(tmp_path):
+    run = create(tmp_path, "run", eval_every=400, total_steps=400)
+    assert session.Session(run.path)() == 0
+    assert run.status()["mean_return"] == run.find("best").read()["evaluation"]["mean_return"]
