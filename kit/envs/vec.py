@@ -3,7 +3,7 @@
 Where a step of 16 Ants on two cores goes (1.42 ms): bare physics 1.21 ms; threads that wake up and wait for the last
 world 0.07; about 30 small tensor operations 0.12, twice what they take when their data do not come from another core's
 cache; resets 0.02. Neither giving the costliest worlds out first, nor spinning instead of sleeping, nor one MjData per
-thread in place of one per world made it faster. With 64 worlds the same overhead is spread over four times the physics.
+thread in place of one per world made it faster. That is 0.84 of bare physics; with 64 worlds it is 0.89.
 """
 
 from __future__ import annotations

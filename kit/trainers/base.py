@@ -273,16 +273,10 @@ class TensorTrainer(BaseAlgorithm):
     # -- SB3's zip -------------------------------------------------------------------------------------------------
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread"]
-        ours += [
-            "_normalize",
-            "_autocast",
-            "_ready",
-            "_last_obs",
-            "_last_episode_starts",
-            "_last_original_obs",
-            "_bounds",
-        ]
+        ours = [
+            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize", "_autocast",
+            "_ready", "_bounds", "_last_obs", "_last_episode_starts", "_last_original_obs",
+        ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]
 
 

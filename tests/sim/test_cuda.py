@@ -19,6 +19,7 @@ from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
 from tests.runs.crash import SMALL, create
 from tests.sim.test_warp import BALLS
+from tests.trainers.iteration import one_iteration
 
 DEVICE = "cuda"
 pytestmark = [
@@ -156,13 +157,7 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
     trainer._log_now = False
     torch.cuda.set_sync_debug_mode("error")
     try:
-        if algo == "SAC":
-            trainer._collect(callback, trainer.train_freq)
-            trainer.train(4, trainer.batch_size)
-        else:
-            trainer.collect_rollouts(trainer.env, callback, trainer.rollout_buffer, trainer.n_steps)
-            trainer._compute_returns()
-            trainer.train()
+        one_iteration(trainer, callback, gradient_steps=4)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -23,6 +23,7 @@ from kit.sim.warp import WarpSim
 from kit.trainers.a2c import A2C
 from kit.trainers.ppo import PPO
 from kit.trainers.sac import SAC
+from tests.trainers.iteration import one_iteration
 
 META = torch.device("meta")
 WAIT = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
@@ -130,11 +131,5 @@ def test_nothing_crosses(border: Border, case: str) -> None:
     model._log_now = False
     for turn in range(2):
         border.watched = turn > 0  # the first one makes what is kept
-        if algorithm is SAC:
-            model._collect(callback, model.train_freq)
-            model.train(2, model.batch_size)
-        else:
-            model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-            model._compute_returns()
-            model.train()
+        one_iteration(model, callback)
     model.act(model._last_obs)

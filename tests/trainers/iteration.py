@@ -1,0 +1,18 @@
+"""One iteration of a trainer, rollout and update, without `learn` around it, which reads figures at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.trainers.sac import SAC
+
+
+def one_iteration(model: Any, callback: Any, gradient_steps: int = 2) -> None:
+    """Collect and train once; SAC takes so many `gradient_steps`."""
+    if isinstance(model, SAC):
+        model._collect(callback, model.train_freq)
+        model.train(gradient_steps, model.batch_size)
+    else:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+        model._compute_returns()
+        model.train()
