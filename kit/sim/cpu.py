@@ -1,8 +1,8 @@
 """MuJoCo in C: one `MjData` per world, the worlds shared out over a pool of threads.
 
 `mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
-Python per world and step is one pop from a queue, one `mj_step` and one array copy per registered field, all bound
-beforehand.
+Python per world and step is one pop from a queue, one `mj_step` and one copy per registered field, all bound
+beforehand. The copies are of memoryviews: 0.04 us each, where numpy takes 0.19.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 if TYPE_CHECKING:
     from kit.sim.render import Renderer
 
-Copies = list[tuple[np.ndarray, np.ndarray]]  # (destination, source)
+Copies = list[tuple[memoryview, memoryview]]  # (destination, source), flat
+Turn = tuple[
+    mujoco.MjData, Copies, Copies, int, int
+]  # a world, before, after, substeps now, substeps in a turn to come
 
 
 def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
@@ -40,6 +43,10 @@ def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
     change."""
     offset = array.__array_interface__["data"][0] - data.qpos.__array_interface__["data"][0]
     return 0 <= offset < data.nbuffer
+
+
+def _flat(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).data
 
 
 class CpuSim(Simulator):
@@ -55,7 +62,7 @@ class CpuSim(Simulator):
         self._inputs: list[Copies] = [[] for _ in range(n)]  # per world: batch -> MjData, before a step
         self._outputs: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a step
         self._all: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a reset
-        self._worlds = list(zip(self._data, self._inputs, self._outputs, strict=True))
+        self._turns: dict[int, list[Turn]] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
         self._after_constraints = False
         self._diverged: torch.Tensor | None = None
@@ -64,7 +71,7 @@ class CpuSim(Simulator):
         self._warnings = np.zeros((n, len(self._data[0].warning.number)), dtype=np.int32)
         for world, data in enumerate(self._data):
             mujoco.mj_forward(model, data)
-            self._outputs[world].append((self._warnings[world], data.warning.number))
+            self._outputs[world].append((_flat(self._warnings[world]), _flat(data.warning.number)))
         _ = self.ctrl  # an input of every step
 
     def field(self, name: str) -> torch.Tensor:
@@ -84,8 +91,8 @@ class CpuSim(Simulator):
                 mujoco.mj_rnePostConstraint(self.model, data)
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
         for world, data in enumerate(self._data):
-            here, there = batch[world], getattr(data, name)
-            np.copyto(here, there)
+            here, there = _flat(batch[world]), _flat(getattr(data, name))
+            here[:] = there
             self._all[world].append((here, there))
             if name in INPUTS:
                 self._inputs[world].append((there, here))
@@ -95,26 +102,45 @@ class CpuSim(Simulator):
         return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
 
     def step(self, substeps: int = 1) -> None:
-        self._helpers.run(partial(self._advance, deque(self._worlds), substeps))
+        if substeps not in self._turns:
+            self._turns[substeps] = self._share_out(substeps)
+        queue = deque(self._turns[substeps])
+        last = int(queue[0][-1] > 0)  # a short turn, left to the caller
+        self._helpers.run(partial(self._advance, queue), partial(self._advance, queue, last))
+        self._advance(queue)  # what a delayed helper has put back since
         self._diverged = self._diagnose() if self._warnings.any() else None
 
-    def _advance(self, queue: deque[tuple[mujoco.MjData, Copies, Copies]], substeps: int) -> None:
-        """Step worlds from `queue` until it is empty; every thread runs this. Which thread steps which world does not
-        matter: worlds share nothing but the read-only model."""
-        model, copy, step, take = self.model, np.copyto, mujoco.mj_step, queue.popleft
+    def _share_out(self, substeps: int) -> list[Turn]:
+        """The turns of a step, in order.
+
+        The threads wait for each other at its end, on average half a turn, and one that slept takes 40 us to wake up.
+        So with worlds enough the first two per thread keep a fifth of their substeps for the end, and the caller, who
+        goes on alone, is the last to finish: 16 Ants on two threads get 4 % faster."""
+        several = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
+        later = [min(substeps - 1, max(1, substeps // 5)) if world < several else 0 for world in range(self.n)]
+        worlds = zip(self._data, self._inputs, self._outputs, later, strict=True)
+        return [(data, inputs, outputs, substeps - rest, rest) for data, inputs, outputs, rest in worlds]
+
+    def _advance(self, queue: deque[Turn], leave: int = 0) -> None:
+        """Step worlds from `queue` until `leave` are left; every thread runs this. Which thread steps which world does
+        not matter: worlds share nothing but the read-only model."""
+        model, step, take, put_back = self.model, mujoco.mj_step, queue.popleft, queue.append
         after_constraints = self._after_constraints
-        while True:
+        while len(queue) > leave:
             try:
-                data, inputs, outputs = take()
-            except IndexError:
+                data, inputs, outputs, substeps, later = take()
+            except IndexError:  # another thread was faster
                 return
             for there, here in inputs:
-                copy(there, here)
+                there[:] = here
             step(model, data, substeps)
+            if later:
+                put_back((data, inputs, outputs, later, 0))
+                continue
             if after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
             for here, there in outputs:
-                copy(here, there)
+                here[:] = there
 
     def _diagnose(self) -> torch.Tensor | None:
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
@@ -141,14 +167,14 @@ class CpuSim(Simulator):
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         sources = [(name, value.numpy()) for name, value in fields.items()]
-        for world in torch.nonzero(mask).flatten().tolist():
+        for world in mask.numpy().nonzero()[0].tolist():
             data = self._data[world]
             mujoco.mj_resetData(self.model, data)
             for name, value in sources:
                 getattr(data, name)[:] = value[world]
             mujoco.mj_forward(self.model, data)
             for here, there in self._all[world]:
-                np.copyto(here, there)
+                here[:] = there
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """MuJoCo's integration state, and the registered fields as they are: after `mj_step` positions of bodies and
@@ -156,7 +182,7 @@ class CpuSim(Simulator):
         state = np.empty((self.n, mujoco.mj_stateSize(self.model, _STATE)))
         for data, inputs, row in zip(self._data, self._inputs, state, strict=True):
             for there, here in inputs:
-                np.copyto(there, here)
+                there[:] = here
             mujoco.mj_getState(self.model, data, row, _STATE)
         return {"state": torch.from_numpy(state), **{name: value.clone() for name, value in self._fields.items()}}
 
@@ -172,7 +198,7 @@ class CpuSim(Simulator):
             mujoco.mj_setState(self.model, data, row, _STATE)
             mujoco.mj_forward(self.model, data)
             for here, there in copies:
-                np.copyto(here, there)
+                here[:] = there
         for name, value in snapshot.items():
             if name != "state":
                 self.field(name).copy_(value)

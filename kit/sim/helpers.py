@@ -25,12 +25,12 @@ class Helpers:
         self.close = weakref.finalize(self, _dismiss, self._jobs, self._threads)
         """Ends the threads; also called when nobody holds this any more, and before Python ends."""
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Call `work` in every thread and in this one at the same time; return when all have come back. What it raises
-        is raised here."""
+    def run(self, work: Callable[[], object], help: Callable[[], object] | None = None) -> None:
+        """Call `help` (or else `work`) in every thread and at the same time `work` in this one; return when all have
+        come back. What they raise is raised here."""
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
         for _ in self._threads:
-            self._jobs.put((work, answers))
+            self._jobs.put((help or work, answers))
         try:
             work()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import mujoco
@@ -40,12 +41,12 @@ def random_ctrl(steps: int, n: int) -> torch.Tensor:
     return torch.rand(steps, n, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_each_world_is_bare_mujoco(model, threads):
-    sim = make_sim(model, 5, threads=threads)
+@pytest.mark.parametrize(("threads", "n"), [(1, 5), (3, 5), (3, 13)])
+def test_each_world_is_bare_mujoco(model, threads, n):
+    sim = make_sim(model, n, threads=threads)
     xpos, forces = sim.xpos, sim.cfrc_ext  # registered before the steps
-    bare = [mujoco.MjData(model) for _ in range(5)]
-    for ctrl in random_ctrl(60, 5):
+    bare = [mujoco.MjData(model) for _ in range(n)]
+    for ctrl in random_ctrl(60, n):
         sim.ctrl.copy_(ctrl)
         sim.step(3)
         for data, value in zip(bare, ctrl, strict=True):
@@ -57,6 +58,30 @@ def test_each_world_is_bare_mujoco(model, threads):
         assert np.array_equal(sim.qpos[world], data.qpos)
         assert np.array_equal(xpos[world], data.xpos)
         assert np.array_equal(forces[world], data.cfrc_ext)
+    sim.close()
+
+
+def test_what_a_late_helper_puts_back_is_stepped_too(model, monkeypatch):
+    """Worlds that keep some substeps for the end of a step: a helper stands still in the first of them until its caller
+    has done everything else."""
+    sim, n = make_sim(model, 8, threads=2), 8
+    calls, others_done = [], threading.Event()
+    mj_step = mujoco.mj_step
+
+    def step(model: mujoco.MjModel, data: mujoco.MjData, substeps: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert others_done.wait(60)
+        mj_step(model, data, substeps)
+        calls.append(substeps)
+        if len(calls) == n + 4 - 2:  # all turns but the helper's and the one that follows from it
+            others_done.set()
+
+    monkeypatch.setattr(mujoco, "mj_step", step)
+    sim.step(5)
+    assert sorted(calls) == 4 * [1] + 4 * [4] + 4 * [5]
+    alone = make_sim(model, n, threads=1)
+    alone.step(5)
+    assert torch.equal(sim.qpos, alone.qpos) and torch.equal(sim.qvel, alone.qvel)
     sim.close()
 
 
