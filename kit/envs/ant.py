@@ -41,10 +41,10 @@ class Ant(Task):
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
-        self._qpos0 = torch.as_tensor(self.model.qpos0, dtype=sim.dtype, device=sim.device)
+        self._lowest_qpos = torch.as_tensor(self.model.qpos0 - RESET_NOISE, dtype=sim.dtype, device=sim.device)
         self._dt_s = self.control_dt_s
-        # Views of the simulator's memory, always current:
-        self._pose, self._velocity, self._forces = sim.qpos[:, 2:], sim.qvel, sim.cfrc_ext.flatten(1)
+        # Views of the simulator's memory, always current; the forces on the world, in the first row, are always zero:
+        self._pose, self._velocity, self._forces = sim.qpos[:, 2:], sim.qvel, sim.cfrc_ext.flatten(1)[:, 6:]
         self._x_w, self._z_w, self._torso_x_w = sim.qpos[:, 0], sim.qpos[:, 2], sim.xpos[:, TORSO, 0]
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
@@ -52,15 +52,15 @@ class Ant(Task):
         options = {"generator": generator, "dtype": sim.dtype, "device": sim.device}
         uniform = self.draw(torch.rand, (n, self.model.nq), **options)
         normal = self.draw(torch.randn, (n, self.model.nv), **options)
-        sim.reset(mask, qpos=self._qpos0 + RESET_NOISE * (2 * uniform - 1), qvel=RESET_NOISE * normal)
+        qpos = torch.add(self._lowest_qpos, uniform, alpha=2 * RESET_NOISE)
+        sim.reset(mask, qpos=qpos, qvel=RESET_NOISE * normal)
 
     def act(self, action: torch.Tensor) -> None:
-        self._torso_x_before_w = self._torso_x_now_w
+        self._torso_x_before_w = self._torso_x_w.clone()
         self.sim.ctrl.copy_(action)
 
     def measure(self) -> None:
-        self._torso_x_now_w = self._torso_x_w.clone()
-        self._clipped_forces = self._forces.clamp(-1.0, 1.0)  # (n, 84): torque and force on each of 14 bodies
+        self._clipped_forces = self._forces.clamp(-1.0, 1.0)  # (n, 78): torque and force on each body but the world
         self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds, and a number
 
     def observe(self) -> torch.Tensor:
@@ -68,13 +68,13 @@ class Ant(Task):
             [
                 self._pose,  # 13  torso height and quaternion, 8 joint angles
                 self._velocity,  # 14  torso velocities, 8 joint velocities
-                self._clipped_forces[:, 6:],  # 78  contact torque and force on each body but the world
+                self._clipped_forces,  # 78  contact torque and force on each body but the world
             ],
             dim=1,
         )
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        forward = self._torso_x_now_w - self._torso_x_before_w
+        forward = self._torso_x_w - self._torso_x_before_w
         control = vecdot(action, action)
         contact = vecdot(self._clipped_forces, self._clipped_forces)
         reward = (HEALTHY_REWARD * self._healthy).add(forward, alpha=1 / self._dt_s)

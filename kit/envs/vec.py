@@ -118,8 +118,8 @@ class TensorEnv:
         """Reset the worlds of `done` (n,) bool and return `obs` (n, obs) with their rows replaced."""
         self.task.reset(done, self._generator)
         self.task.measure()
-        self._return = self._return.masked_fill(done, 0.0)
-        self._length = self._length.masked_fill(done, 0)
+        self._return = torch.where(done, 0.0, self._return)
+        self._length = torch.where(done, 0, self._length)
         return torch.where(done.unsqueeze(1), self.task.observe().to(self.dtype), obs)
 
     def snapshot(self) -> dict[str, torch.Tensor]:

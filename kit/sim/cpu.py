@@ -1,7 +1,10 @@
-"""MuJoCo in C: one `MjData` per world, the worlds shared out over a pool of threads.
+"""MuJoCo in C: the worlds' states in one array, shared out over threads that have one `MjData` each.
+
+A thread loads a world into its MjData, steps it and stores it again, which takes 0.7 us; in return what the physics
+works on stays in the core's own cache, which holds few MjData of an Ant, and 1,000 worlds need no more memory than one.
 
 `mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
-Python per world and step is one pop from a queue, one `mj_step` and one copy per registered field, all bound
+Python per world and step is one pop from a queue, three calls of MuJoCo and one copy per registered field, all bound
 beforehand. The copies are of memoryviews: 0.04 us each, where numpy takes 0.19.
 """
 
@@ -21,7 +24,7 @@ from kit.machine.limits import usable_cores
 from kit.sim.base import INPUTS, Simulator
 from kit.sim.helpers import Helpers
 
-_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)  # the enumeration itself takes the binding 0.3 us more
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by mj_rnePostConstraint only
 _ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized anew at every step
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
@@ -32,10 +35,8 @@ _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 if TYPE_CHECKING:
     from kit.sim.render import Renderer
 
-Copies = list[tuple[memoryview, memoryview]]  # (destination, source), flat
-Turn = tuple[
-    mujoco.MjData, Copies, Copies, int, int
-]  # a world, before, after, substeps now, substeps in a turn to come
+Turn = tuple[int, int, int]
+"""A world, the substeps to make now, and those left for a later turn."""
 
 
 def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
@@ -49,29 +50,47 @@ def _flat(array: np.ndarray) -> memoryview:
     return array.reshape(-1).data
 
 
+class _Scratch:
+    """One thread's MjData, which every world passes through, and views of the fields that go in and out."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.data = mujoco.MjData(model)
+        self.warnings = _flat(self.data.warning.number)
+        self.inputs: list[memoryview] = []
+        self.outputs: list[memoryview] = []
+
+
 class CpuSim(Simulator):
     """`n` worlds of `model` in float64 on `threads` CPU threads (by default one per usable core)."""
 
     def __init__(self, model: mujoco.MjModel, n: int, threads: int | None = None) -> None:
+        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            raise UserError(
+                "the model has sleep enabled, but MuJoCo's state does not say who sleeps, so no run could be resumed; "
+                'remove sleep="enable" from its options.'
+            )
         self.model = model
         self.n = n
         self.device = torch.device("cpu")
         self.dtype = torch.float64
         self.threads = max(1, min(threads or usable_cores(), n))
-        self._data = [mujoco.MjData(model) for _ in range(n)]
-        self._inputs: list[Copies] = [[] for _ in range(n)]  # per world: batch -> MjData, before a step
-        self._outputs: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a step
-        self._all: list[Copies] = [[] for _ in range(n)]  # per world: MjData -> batch, after a reset
+        self._scratch = [_Scratch(model) for _ in range(self.threads)]  # the first is the caller's
+        self._inputs: list[list[memoryview]] = [[] for _ in range(n)]  # per world, in the order of _Scratch.inputs
+        self._outputs: list[list[memoryview]] = [[] for _ in range(n)]
         self._turns: dict[int, list[Turn]] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
         self._after_constraints = False
+        self._warned: dict[int, np.ndarray] = {}  # by world, how often each of MuJoCo's warnings came in this step
         self._diverged: torch.Tensor | None = None
         self._helpers = Helpers(self.threads - 1, "kit-sim")
         self._renderers: dict[tuple[object, ...], Renderer] = {}
-        self._warnings = np.zeros((n, len(self._data[0].warning.number)), dtype=np.int32)
-        for world, data in enumerate(self._data):
-            mujoco.mj_forward(model, data)
-            self._outputs[world].append((_flat(self._warnings[world]), _flat(data.warning.number)))
+        self._silent = _flat(np.zeros_like(self._scratch[0].data.warning.number))
+        first = self._scratch[0].data
+        mujoco.mj_forward(model, first)
+        state = np.empty(mujoco.mj_stateSize(model, _STATE))
+        mujoco.mj_getState(model, first, state, _STATE)
+        self._state = np.tile(state, (n, 1))  # MuJoCo's integration state of every world
+        self._rows = list(self._state)
         _ = self.ctrl  # an input of every step
 
     def field(self, name: str) -> torch.Tensor:
@@ -81,34 +100,44 @@ class CpuSim(Simulator):
         return self._fields[name]
 
     def _register(self, name: str) -> torch.Tensor:
-        first: Any = getattr(self._data[0], name, None)
+        own = self._scratch[0].data
+        first: Any = getattr(own, name, None)
         known = isinstance(first, np.ndarray) and not name.startswith(_ARENA)
-        if not known or (first.size and not is_fixed(self._data[0], first)):
+        if not known or (first.size and not is_fixed(own, first)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
-        if name in _AFTER_CONSTRAINTS and not self._after_constraints:
-            self._after_constraints = True
-            for data in self._data:
-                mujoco.mj_rnePostConstraint(self.model, data)
+        self._after_constraints |= name in _AFTER_CONSTRAINTS
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
-        for world, data in enumerate(self._data):
-            here, there = _flat(batch[world]), _flat(getattr(data, name))
-            here[:] = there
-            self._all[world].append((here, there))
-            if name in INPUTS:
-                self._inputs[world].append((there, here))
-            else:
-                self._outputs[world].append((here, there))
+        rows = [_flat(row) for row in batch]
+        for world, row in enumerate(rows):
+            self._follow(world)
+            row[:] = _flat(first)
+        for scratch in self._scratch:
+            (scratch.inputs if name in INPUTS else scratch.outputs).append(_flat(getattr(scratch.data, name)))
+        for world, row in enumerate(rows):
+            (self._inputs if name in INPUTS else self._outputs)[world].append(row)
         tensor = torch.from_numpy(batch)
         return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
+
+    def _follow(self, world: int) -> None:
+        """Load `world` into the caller's MjData, with what follows from its state."""
+        mine = self._scratch[0]
+        mujoco.mj_setState(self.model, mine.data, self._rows[world], _STATE)
+        mujoco.mj_forward(self.model, mine.data)
+        if self._after_constraints:
+            mujoco.mj_rnePostConstraint(self.model, mine.data)
+        mine.warnings[:] = self._silent  # the next step gives them again
 
     def step(self, substeps: int = 1) -> None:
         if substeps not in self._turns:
             self._turns[substeps] = self._share_out(substeps)
         queue = deque(self._turns[substeps])
         last = int(queue[0][-1] > 0)  # a short turn, left to the caller
-        self._helpers.run(partial(self._advance, queue), partial(self._advance, queue, last))
-        self._advance(queue)  # what a delayed helper has put back since
-        self._diverged = self._diagnose() if self._warnings.any() else None
+        mine, *others = self._scratch
+        self._helpers.run(
+            partial(self._advance, mine, queue), *[partial(self._advance, each, queue, last) for each in others]
+        )
+        self._advance(mine, queue)  # what a delayed helper has put back since
+        self._diverged = self._diagnose() if self._warned else None
 
     def _share_out(self, substeps: int) -> list[Turn]:
         """The turns of a step, in order.
@@ -118,87 +147,93 @@ class CpuSim(Simulator):
         goes on alone, is the last to finish: 16 Ants on two threads get 4 % faster."""
         several = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
         later = [min(substeps - 1, max(1, substeps // 5)) if world < several else 0 for world in range(self.n)]
-        worlds = zip(self._data, self._inputs, self._outputs, later, strict=True)
-        return [(data, inputs, outputs, substeps - rest, rest) for data, inputs, outputs, rest in worlds]
+        return [(world, substeps - rest, rest) for world, rest in enumerate(later)]
 
-    def _advance(self, queue: deque[Turn], leave: int = 0) -> None:
-        """Step worlds from `queue` until `leave` are left; every thread runs this. Which thread steps which world does
-        not matter: worlds share nothing but the read-only model."""
-        model, step, take, put_back = self.model, mujoco.mj_step, queue.popleft, queue.append
-        after_constraints = self._after_constraints
+    def _advance(self, scratch: _Scratch, queue: deque[Turn], leave: int = 0) -> None:
+        """Step worlds from `queue` in `scratch` until `leave` are left; every thread runs this. Which thread steps
+        which world does not matter: worlds share nothing but the read-only model."""
+        model, data, rows, inputs, outputs = self.model, scratch.data, self._rows, self._inputs, self._outputs
+        load, step, store = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         while len(queue) > leave:
             try:
-                data, inputs, outputs, substeps, later = take()
+                world, substeps, later = queue.popleft()
             except IndexError:  # another thread was faster
                 return
-            for there, here in inputs:
+            load(model, data, rows[world], _STATE)
+            for there, here in zip(scratch.inputs, inputs[world], strict=True):
                 there[:] = here
             step(model, data, substeps)
+            store(model, data, rows[world], _STATE)
+            if scratch.warnings != self._silent:
+                self._warned[world] = self._warned.get(world, 0) + np.asarray(scratch.warnings)
+                scratch.warnings[:] = self._silent
             if later:
-                put_back((data, inputs, outputs, later, 0))
+                queue.append((world, later, 0))
                 continue
-            if after_constraints:
+            if self._after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for here, there in outputs:
+            for here, there in zip(outputs[world], scratch.outputs, strict=True):
                 here[:] = there
 
     def _diagnose(self) -> torch.Tensor | None:
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
-        counts = self._warnings.copy()
-        self._warnings[:] = 0
-        for world in np.flatnonzero(counts.any(1)).tolist():
-            self._data[world].warning.number[:] = 0
-        if counts[:, _BAD_CTRL].any():
-            world = int(np.argmax(counts[:, _BAD_CTRL] > 0))
-            raise FloatingPointError(f"ctrl of world {world} is not finite; the policy's actions are probably NaN")
-        if counts[:, _FULL].any():
+        warned, self._warned = self._warned, {}
+        if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
+            raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
+        if any(counts[_FULL].any() for counts in warned.values()):
             raise MemoryError("MuJoCo ran out of room for contacts; give the model more with MjSpec.memory")
-        diverged = counts[:, _DIVERGED].any(1)
-        if not diverged.any():
+        diverged = sorted(world for world, counts in warned.items() if counts[_DIVERGED].any())
+        if not diverged:
             return None
         warnings.warn(
-            f"the physics of {diverged.sum()} of {self.n} worlds diverged (first: world {np.argmax(diverged)}); "
+            f"the physics of {len(diverged)} of {self.n} worlds diverged (first: world {diverged[0]}); "
             "MuJoCo put them back into their initial state", RuntimeWarning, stacklevel=3,
         )  # fmt: skip
-        return torch.from_numpy(diverged)
+        mask = torch.zeros(self.n, dtype=torch.bool)
+        mask[diverged] = True
+        return mask
 
     def diverged(self) -> torch.Tensor | None:
         return self._diverged
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
-        sources = [(name, value.numpy()) for name, value in fields.items()]
+        mine = self._scratch[0]
+        targets = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():
-            data = self._data[world]
-            mujoco.mj_resetData(self.model, data)
-            for name, value in sources:
-                getattr(data, name)[:] = value[world]
-            mujoco.mj_forward(self.model, data)
-            for here, there in self._all[world]:
-                here[:] = there
+            mujoco.mj_resetData(self.model, mine.data)
+            for there, value in targets:
+                there[:] = value[world]
+            mujoco.mj_forward(self.model, mine.data)
+            mujoco.mj_getState(self.model, mine.data, self._rows[world], _STATE)
+            self._show(world)
+            mine.warnings[:] = self._silent  # the next step gives them again
+
+    def _show(self, world: int) -> None:
+        """Copy the registered fields of `world`, inputs too, from the caller's MjData."""
+        mine = self._scratch[0]
+        for here, there in zip(self._outputs[world], mine.outputs, strict=True):
+            here[:] = there
+        for here, there in zip(self._inputs[world], mine.inputs, strict=True):
+            here[:] = there
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """MuJoCo's integration state, and the registered fields as they are: after `mj_step` positions of bodies and
         the like lag one substep behind qpos, so they cannot be recomputed."""
-        state = np.empty((self.n, mujoco.mj_stateSize(self.model, _STATE)))
-        for data, inputs, row in zip(self._data, self._inputs, state, strict=True):
-            for there, here in inputs:
-                there[:] = here
-            mujoco.mj_getState(self.model, data, row, _STATE)
-        return {"state": torch.from_numpy(state), **{name: value.clone() for name, value in self._fields.items()}}
+        fields = {name: value.clone() for name, value in self._fields.items()}
+        return {"state": torch.from_numpy(self._state.copy()), **fields}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
-        if state.shape != (self.n, size := mujoco.mj_stateSize(self.model, _STATE)):
+        if state.shape != self._state.shape:
             raise UserError(
                 f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {self.n} of "
-                f"{size}; build it with the same model and number of envs."
+                f"{self._state.shape[1]}; build it with the same model and number of envs."
             )
-        for data, copies, row in zip(self._data, self._all, state, strict=True):
-            mujoco.mj_resetData(self.model, data)
-            mujoco.mj_setState(self.model, data, row, _STATE)
-            mujoco.mj_forward(self.model, data)
-            for here, there in copies:
-                here[:] = there
+        self._state[:] = state
+        if not self._fields.keys() <= snapshot.keys():
+            for world in range(self.n):
+                self._follow(world)
+                self._show(world)
         for name, value in snapshot.items():
             if name != "state":
                 self.field(name).copy_(value)

@@ -25,16 +25,16 @@ class Helpers:
         self.close = weakref.finalize(self, _dismiss, self._jobs, self._threads)
         """Ends the threads; also called when nobody holds this any more, and before Python ends."""
 
-    def run(self, work: Callable[[], object], help: Callable[[], object] | None = None) -> None:
-        """Call `help` (or else `work`) in every thread and at the same time `work` in this one; return when all have
+    def run(self, work: Callable[[], object], *others: Callable[[], object]) -> None:
+        """Call `work` here and at the same time `others`, as many as there are threads, in these; return when all have
         come back. What they raise is raised here."""
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
-        for _ in self._threads:
-            self._jobs.put((help or work, answers))
+        for other in others:
+            self._jobs.put((other, answers))
         try:
             work()
         finally:
-            failures = [error for _ in self._threads if (error := answers.get()) is not None]
+            failures = [error for _ in others if (error := answers.get()) is not None]
         if failures:
             raise failures[0]
 

@@ -86,15 +86,18 @@ def test_what_a_late_helper_puts_back_is_stepped_too(model, monkeypatch):
 
 
 def test_a_field_is_the_same_memory_for_life_and_current_from_its_first_use(model):
-    sim = CpuSim(model, 2)
+    sim, bare = CpuSim(model, 2), mujoco.MjData(model)
     sim.step(10)
+    mujoco.mj_step(model, bare, 10)
     late = sim.geom_xmat
     assert late.shape == (2, model.ngeom, 3, 3)
-    assert np.array_equal(late[0].flatten(1), sim._data[0].geom_xmat)
+    mujoco.mj_kinematics(model, bare)  # at its first use it follows from the state ...
+    assert np.array_equal(late[0].flatten(1), bare.geom_xmat)
     address = late.data_ptr()
     sim.step(10)
+    mujoco.mj_step(model, bare, 10)  # ... and from then on it is what mj_step leaves
     assert sim.geom_xmat is late and late.data_ptr() == address
-    assert np.array_equal(late[1].flatten(1), sim._data[1].geom_xmat)
+    assert np.array_equal(late[1].flatten(1), bare.geom_xmat)
     sim.close()
 
 
@@ -163,10 +166,7 @@ def test_restore_is_bit_exact_over_200_random_steps(model, elsewhere):
     target = CpuSim(model, 3, threads=1) if elsewhere else sim
     target.restore(saved)
     assert torch.equal(target.xpos, lagging)
-    state = np.empty(saved["state"].shape[1])
-    for data, row in zip(target._data, saved["state"], strict=True):  # what MuJoCo goes on from, warm start included
-        mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-        assert np.array_equal(state, row)
+    assert torch.equal(target.snapshot()["state"], saved["state"])  # what MuJoCo goes on from, warm start included
     assert all(torch.equal(a, b) for a, b in zip(first, run(target, range(100, 300)), strict=True))
     sim.close()
 
@@ -199,6 +199,25 @@ def test_actions_that_are_not_numbers_are_refused(model):
     with pytest.raises(FloatingPointError, match="world 1"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sim.step()
+
+
+def test_a_warning_of_a_reset_is_not_another_worlds(model):
+    """A thread's worlds share an MjData and its counters."""
+    sim = CpuSim(model, 3, threads=1)
+    ctrl = torch.full((3, 1), torch.nan, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sim.reset(torch.tensor([False, False, True]), ctrl=ctrl)
+        with pytest.raises(FloatingPointError, match="world 2"):
+            sim.step()
+        sim.ctrl[:] = 0.0
+        sim.step()
+
+
+def test_a_model_that_sleeps_is_refused():
+    xml = '<mujoco><option><flag sleep="enable"/></option><worldbody/></mujoco>'
+    with pytest.raises(UserError, match='remove sleep="enable"'):
+        CpuSim(mujoco.MjModel.from_xml_string(xml), 1)
 
 
 def test_mujocos_warnings_are_pythons_and_no_file_is_written(model, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def test_every_thread_and_the_caller_do_the_work_once():
         seen.append(threading.get_ident())
 
     for turn in range(1, 4):
-        helpers.run(work)
+        helpers.run(work, work, work, work)
         assert len(seen) == 4 * turn and len(set(seen)) == 4
     helpers.close()
 
@@ -37,8 +37,8 @@ def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
             raise ValueError("no room")
 
     with pytest.raises(ValueError, match="no room"):
-        helpers.run(fail_elsewhere)
-    helpers.run(lambda: calls.append(1))
+        helpers.run(*[fail_elsewhere] * (count + 1))
+    helpers.run(*[lambda: calls.append(1)] * (count + 1))
     assert len(calls) == count + 1
     helpers.close()
 
@@ -54,7 +54,7 @@ def test_an_interrupted_caller_leaves_no_work_behind():
         finished.append(1)
 
     with pytest.raises(KeyboardInterrupt):
-        helpers.run(work)
+        helpers.run(work, work)
     assert finished == [1]
     helpers.close()
 
