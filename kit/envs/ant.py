@@ -74,11 +74,11 @@ class Ant(Task):
         )
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        forward = self._torso_x_w - self._torso_x_before_w
+        forward_mps = (self._torso_x_w - self._torso_x_before_w).div_(self._dt_s)
         control = vecdot(action, action)
         contact = vecdot(self._clipped_forces, self._clipped_forces)
-        reward = (HEALTHY_REWARD * self._healthy).add(forward, alpha=1 / self._dt_s)
-        return reward.sub(control, alpha=CONTROL_COST).sub(contact, alpha=CONTACT_COST)
+        reward = forward_mps.add_(self._healthy, alpha=HEALTHY_REWARD)
+        return reward.sub_(control, alpha=CONTROL_COST).sub_(contact, alpha=CONTACT_COST)
 
     def terminated(self) -> torch.Tensor:
         return ~self._healthy

@@ -81,9 +81,13 @@ class TensorEnv:
     def step(self, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]:
         """One control step with `action` (n, act), clipped to the action space."""
         task = self.task
-        action = torch.clamp(action.to(self.device, self.sim.dtype), self._low, self._high)
-        task.act(action)
-        self.sim.step(task.substeps)
+
+        def act() -> None:
+            nonlocal action
+            action = torch.clamp(action.to(self.device, self.sim.dtype), self._low, self._high)
+            task.act(action)
+
+        self.sim.step(task.substeps, prepare=act)
         task.measure()
 
         obs = task.observe().to(self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import mujoco
 import torch
@@ -40,8 +41,9 @@ class Simulator(ABC):
         return self.field(name)
 
     @abstractmethod
-    def step(self, substeps: int = 1) -> None:
-        """Advance every world by `substeps` of `model.opt.timestep` seconds with the present inputs."""
+    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
+        """Advance every world by `substeps` of `model.opt.timestep` seconds with the present inputs. What writes these
+        inputs may be left to `prepare`, which is called first: on the CPU it runs while other threads are waking up."""
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:

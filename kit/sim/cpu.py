@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,14 +128,22 @@ class CpuSim(Simulator):
             mujoco.mj_rnePostConstraint(self.model, mine.data)
         mine.warnings[:] = self._silent  # the next step gives them again
 
-    def step(self, substeps: int = 1) -> None:
+    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
         if substeps not in self._turns:
             self._turns[substeps] = self._share_out(substeps)
-        queue = deque(self._turns[substeps])
-        last = int(queue[0][-1] > 0)  # a short turn, left to the caller
+        turns, queue = self._turns[substeps], deque[Turn]()
+        last = int(turns[0][-1] > 0)  # a short turn, left to the caller
         mine, *others = self._scratch
+
+        def fill_queue() -> None:
+            if prepare is not None:
+                prepare()
+            queue.extend(turns)
+
         self._helpers.run(
-            partial(self._advance, mine, queue), *[partial(self._advance, each, queue, last) for each in others]
+            partial(self._advance, mine, queue),
+            *[partial(self._advance, scratch, queue, last) for scratch in others],
+            prepare=fill_queue,
         )
         self._advance(mine, queue)  # what a delayed helper has put back since
         self._diverged = self._diagnose() if self._warned else None

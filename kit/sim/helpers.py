@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Lock
 
 
 class Helpers:
@@ -25,26 +26,36 @@ class Helpers:
         self.close = weakref.finalize(self, _dismiss, self._jobs, self._threads)
         """Ends the threads; also called when nobody holds this any more, and before Python ends."""
 
-    def run(self, work: Callable[[], object], *others: Callable[[], object]) -> None:
+    def run(
+        self, work: Callable[[], object], *others: Callable[[], object], prepare: Callable[[], object] | None = None
+    ) -> None:
         """Call `work` here and at the same time `others`, as many as there are threads, in these; return when all have
-        come back. What they raise is raised here."""
-        answers: SimpleQueue[BaseException | None] = SimpleQueue()
-        for other in others:
-            self._jobs.put((other, answers))
+        come back. `prepare` is called first, while the threads are waking up, which takes them 25 us. What any of them
+        raises is raised here."""
+        gate, answers, called = Lock(), Answers(), 0
         try:
+            with gate:
+                for other in others:
+                    self._jobs.put((other, gate, answers))
+                    called += 1
+                if prepare is not None:
+                    prepare()
             work()
         finally:
-            failures = [error for _ in others if (error := answers.get()) is not None]
+            failures = [error for _ in range(called) if (error := answers.get()) is not None]
         if failures:
             raise failures[0]
 
 
-Job = tuple[Callable[[], object], SimpleQueue[BaseException | None]]
+Answers = SimpleQueue["BaseException | None"]
+Job = tuple[Callable[[], object], Lock, Answers]
 
 
 def _serve(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        work, answers = job
+        work, gate, answers = job
+        with gate:  # until the work is prepared
+            pass
         try:
             work()
         except BaseException as error:

@@ -19,6 +19,7 @@ This was read in the sources of MuJoCo Warp 4.0.0 and Warp 1.19; tests/sim/test_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -118,7 +119,9 @@ class WarpSim(Simulator):
             self._parameters[name] = own
         return self._parameters[name]
 
-    def step(self, substeps: int = 1) -> None:
+    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
+        if prepare is not None:
+            prepare()
         self._launch(substeps)
         self._steps += 1
         if self.device.type == "cpu":

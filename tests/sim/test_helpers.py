@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import mujoco
 import pytest
@@ -41,6 +42,24 @@ def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
     helpers.run(*[lambda: calls.append(1)] * (count + 1))
     assert len(calls) == count + 1
     helpers.close()
+
+
+def test_nobody_starts_before_the_work_is_prepared():
+    helpers, order = Helpers(2, "test"), []
+
+    def prepare() -> None:
+        order.append("prepared")
+
+    def refuse() -> None:
+        prepare()
+        raise ValueError("no action")
+
+    work = partial(order.append, "worked")
+    helpers.run(work, work, work, prepare=prepare)
+    assert order == ["prepared", "worked", "worked", "worked"]
+    with pytest.raises(ValueError, match="no action"):
+        helpers.run(work, work, work, prepare=refuse)
+    helpers.close()  # none of them waits for ever
 
 
 def test_an_interrupted_caller_leaves_no_work_behind():
