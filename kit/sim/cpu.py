@@ -1,11 +1,12 @@
-"""MuJoCo in C: the worlds' states in one array, shared out over threads that have one `MjData` each.
+"""MuJoCo in C: the states of all worlds are one array; threads, each with one `MjData`, step them in turn.
 
-A thread loads a world into its MjData, steps it and stores it again, which takes 0.7 us; in return what the physics
-works on stays in the core's own cache, which holds few MjData of an Ant, and 1,000 worlds need no more memory than one.
+A thread loads a world's state into its MjData, steps it and stores it again, which takes 0.7 us; in return what the
+physics works on stays in the core's own cache, which is too small for the MjData of more than a few Ants, and a
+thousand worlds need hardly more memory than one.
 
 `mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
-Python per world and step is one pop from a queue, three calls of MuJoCo and one copy per registered field, all bound
-beforehand. The copies are of memoryviews: 0.04 us each, where numpy takes 0.19.
+Python per world and step is one pop from a queue, three calls of MuJoCo and one copy per field that is not itself part
+of the state, all bound beforehand. The copies are of memoryviews: 0.04 us each, where numpy takes 0.19.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from kit.errors import UserError
 from kit.machine.limits import usable_cores
-from kit.sim.base import INPUTS, Simulator
+from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)  # the enumeration itself takes the binding 0.3 us more
@@ -51,14 +52,25 @@ def _flat(array: np.ndarray) -> memoryview:
     return array.reshape(-1).data
 
 
+def _state_columns(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, slice]:
+    """Where MuJoCo puts the arrays of MjData into a state: in the order of the bits that stand for them."""
+    columns = {}
+    for member in mujoco.mjtState.__members__.values():
+        bit = int(member)
+        array = getattr(data, member.name.removeprefix("mjSTATE_").lower(), None)
+        if bit & _STATE and bit.bit_count() == 1 and isinstance(array, np.ndarray) and array.dtype == np.float64:
+            start = mujoco.mj_stateSize(model, bit - 1)
+            columns[member.name.removeprefix("mjSTATE_").lower()] = slice(start, start + array.size)
+    return columns
+
+
 class _Scratch:
-    """One thread's MjData, which every world passes through, and views of the fields that go in and out."""
+    """One thread's MjData, which every world passes through, and views of the fields that are copied from it."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self.data = mujoco.MjData(model)
         self.warnings = _flat(self.data.warning.number)
-        self.inputs: list[memoryview] = []
-        self.outputs: list[memoryview] = []
+        self.derived: list[memoryview] = []
 
 
 class CpuSim(Simulator):
@@ -76,8 +88,7 @@ class CpuSim(Simulator):
         self.dtype = torch.float64
         self.threads = max(1, min(threads or usable_cores(), n))
         self._scratch = [_Scratch(model) for _ in range(self.threads)]  # the first is the caller's
-        self._inputs: list[list[memoryview]] = [[] for _ in range(n)]  # per world, in the order of _Scratch.inputs
-        self._outputs: list[list[memoryview]] = [[] for _ in range(n)]
+        self._derived: list[list[memoryview]] = [[] for _ in range(n)]  # per world, in the order of _Scratch.derived
         self._turns: dict[int, list[Turn]] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
         self._after_constraints = False
@@ -92,7 +103,7 @@ class CpuSim(Simulator):
         mujoco.mj_getState(model, first, state, _STATE)
         self._state = np.tile(state, (n, 1))  # MuJoCo's integration state of every world
         self._rows = list(self._state)
-        _ = self.ctrl  # an input of every step
+        self._columns = _state_columns(model, first)
 
     def field(self, name: str) -> torch.Tensor:
         if name not in self._fields:
@@ -106,16 +117,16 @@ class CpuSim(Simulator):
         known = isinstance(first, np.ndarray) and not name.startswith(_ARENA)
         if not known or (first.size and not is_fixed(own, first)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
+        if name in self._columns:
+            return torch.from_numpy(self._state)[:, self._columns[name]].unflatten(1, first.shape)
         self._after_constraints |= name in _AFTER_CONSTRAINTS
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
-        rows = [_flat(row) for row in batch]
-        for world, row in enumerate(rows):
-            self._follow(world)
-            row[:] = _flat(first)
         for scratch in self._scratch:
-            (scratch.inputs if name in INPUTS else scratch.outputs).append(_flat(getattr(scratch.data, name)))
-        for world, row in enumerate(rows):
-            (self._inputs if name in INPUTS else self._outputs)[world].append(row)
+            scratch.derived.append(_flat(getattr(scratch.data, name)))
+        for world, row in enumerate(batch):
+            self._derived[world].append(_flat(row))
+            self._follow(world)
+            row[...] = first
         tensor = torch.from_numpy(batch)
         return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
 
@@ -161,7 +172,7 @@ class CpuSim(Simulator):
     def _advance(self, scratch: _Scratch, queue: deque[Turn], leave: int = 0) -> None:
         """Step worlds from `queue` in `scratch` until `leave` are left; every thread runs this. Which thread steps
         which world does not matter: worlds share nothing but the read-only model."""
-        model, data, rows, inputs, outputs = self.model, scratch.data, self._rows, self._inputs, self._outputs
+        model, data, rows, derived = self.model, scratch.data, self._rows, self._derived
         load, step, store = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         while len(queue) > leave:
             try:
@@ -169,8 +180,6 @@ class CpuSim(Simulator):
             except IndexError:  # another thread was faster
                 return
             load(model, data, rows[world], _STATE)
-            for there, here in zip(scratch.inputs, inputs[world], strict=True):
-                there[:] = here
             step(model, data, substeps)
             store(model, data, rows[world], _STATE)
             if scratch.warnings != self._silent:
@@ -181,7 +190,7 @@ class CpuSim(Simulator):
                 continue
             if self._after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for here, there in zip(outputs[world], scratch.outputs, strict=True):
+            for here, there in zip(derived[world], scratch.derived, strict=True):
                 here[:] = there
 
     def _diagnose(self) -> torch.Tensor | None:
@@ -218,18 +227,15 @@ class CpuSim(Simulator):
             mine.warnings[:] = self._silent  # the next step gives them again
 
     def _show(self, world: int) -> None:
-        """Copy the registered fields of `world`, inputs too, from the caller's MjData."""
-        mine = self._scratch[0]
-        for here, there in zip(self._outputs[world], mine.outputs, strict=True):
-            here[:] = there
-        for here, there in zip(self._inputs[world], mine.inputs, strict=True):
+        """Copy what follows from the state of `world` from the caller's MjData."""
+        for here, there in zip(self._derived[world], self._scratch[0].derived, strict=True):
             here[:] = there
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """MuJoCo's integration state, and the registered fields as they are: after `mj_step` positions of bodies and
-        the like lag one substep behind qpos, so they cannot be recomputed."""
-        fields = {name: value.clone() for name, value in self._fields.items()}
-        return {"state": torch.from_numpy(self._state.copy()), **fields}
+        """MuJoCo's integration state, and the fields that follow from it as they are: after `mj_step` positions of
+        bodies and the like lag one substep behind qpos, so they cannot be recomputed."""
+        derived = {name: value.clone() for name, value in self._fields.items() if name not in self._columns}
+        return {"state": torch.from_numpy(self._state.copy()), **derived}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
@@ -239,7 +245,7 @@ class CpuSim(Simulator):
                 f"{self._state.shape[1]}; build it with the same model and number of envs."
             )
         self._state[:] = state
-        if not self._fields.keys() <= snapshot.keys():
+        if self._fields.keys() - self._columns.keys() - snapshot.keys():
             for world in range(self.n):
                 self._follow(world)
                 self._show(world)

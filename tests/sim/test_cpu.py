@@ -115,6 +115,15 @@ def test_inputs_are_read_by_step(model):
     assert site[1, 0].tolist() == [1.0, 2.0, 3.0]
     assert site[0, 0].tolist() == [0.0, 0.0, 0.0]
 
+    bare = mujoco.MjData(model)
+    mujoco.mj_step(model, bare)
+    sim.xfrc_applied[0, 1] = torch.arange(6.0)
+    sim.qfrc_applied[0, 0] = bare.qfrc_applied[0] = 2.0
+    bare.xfrc_applied[1] = np.arange(6.0)
+    sim.step(5)
+    mujoco.mj_step(model, bare, 5)
+    assert np.array_equal(sim.qpos[0], bare.qpos) and np.array_equal(sim.qvel[0], bare.qvel)
+
 
 def test_reset_touches_only_the_masked_worlds(model):
     sim = CpuSim(model, 4, threads=2)
