@@ -190,7 +190,7 @@ class CpuSim(Simulator):
                 continue
             if self._after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for here, there in zip(derived[world], scratch.derived, strict=True):
+            for here, there in zip(derived[world], scratch.derived, strict=False):
                 here[:] = there
 
     def _diagnose(self) -> torch.Tensor | None:

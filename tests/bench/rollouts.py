@@ -1,6 +1,6 @@
 """Env steps per second: bare MuJoCo, kit's TensorEnv, SB3's vector envs, EnvPool. By hand:
 
-    python tests/bench/rollouts.py                                      # Ant, 16 envs, as many threads as cores
+    python tests/bench/rollouts.py                                      # Ant: 16, 32, 64 envs, a thread per core
     python tests/bench/rollouts.py --envpool-python ENV/bin/python      # EnvPool too, from an environment that has it
 
 The contestants take many short turns, so that a noisy machine treats them alike; what counts are the ratios. Their
@@ -33,6 +33,7 @@ from kit.machine.limits import usable_cores
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 AT_ONCE = 20
+BARE = "bare mj_step"
 Step = Callable[[], object]
 
 
@@ -76,8 +77,9 @@ def _states(task: str, n: int, rng: np.random.Generator) -> np.ndarray:
     return np.stack(states)
 
 
-def tensors(task: str, n: int, threads: int, rng: np.random.Generator) -> Step:
+def tensors(task: str, n: int, threads: int, rng: np.random.Generator, stack: contextlib.ExitStack) -> Step:
     env = make_vec(task, n, seed=0, threads=threads)
+    stack.callback(env.close)
     actions = [
         torch.as_tensor(rng.uniform(-1, 1, (n, *env.action_space.shape)), dtype=torch.float32) for _ in range(64)
     ]
@@ -85,7 +87,7 @@ def tensors(task: str, n: int, threads: int, rng: np.random.Generator) -> Step:
     return lambda: env.step(actions[next(clock) % 64])
 
 
-def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator) -> Step:
+def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator, stack: contextlib.ExitStack) -> Step:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
@@ -94,6 +96,7 @@ def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator) -> Step:
         env = make_vec_env(env_id, n, seed=0, vec_env_cls=SubprocVecEnv, vec_env_kwargs=kwargs)
     else:
         env = make_vec_env(env_id, n, seed=0, vec_env_cls=DummyVecEnv)
+    stack.callback(env.close)
     env.reset()
     actions = rng.uniform(-1, 1, (64, n, *env.action_space.shape)).astype(np.float32)
     clock = itertools.count()
@@ -117,6 +120,13 @@ class EnvPool:
         self._process.stdin.flush()
         return float(self._answer())
 
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -137,7 +147,7 @@ def measure(step: Step, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="Ant", help="one of kit's tasks")
-    parser.add_argument("--envs", type=int, default=16)
+    parser.add_argument("--envs", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each contestant's turn in a round")
@@ -145,34 +155,41 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
+    versions = f"Python {platform.python_version()}, MuJoCo {mujoco.__version__}, torch {torch.__version__}"
+    print(f"{platform.machine()}, {versions}")
+    for n in args.envs:
+        print(f"\n{args.task}, {n} envs, {args.threads} threads, {args.rounds} rounds of {args.seconds:g} s\n")
+        show(take_turns(args, n))
+
+
+def take_turns(args: argparse.Namespace, n: int) -> dict[str, list[float]]:
+    """Env steps per second of each contestant with `n` envs, round by round."""
     rng = np.random.default_rng(0)
     theirs = f"{args.task}-v5" if f"{args.task}-v5" in gymnasium.registry else f"kit/{args.task}-v0"
-    steps = {
-        "bare mj_step": bare(args.task, args.envs, args.threads, rng),
-        "kit TensorEnv": tensors(args.task, args.envs, args.threads, rng),
-        "SB3 DummyVecEnv": sb3(theirs, args.envs, False, rng),
-        "SB3 SubprocVecEnv (forkserver)": sb3(theirs, args.envs, True, rng),
-    }
-    turns: dict[str, Callable[[float], float]] = {name: partial(measure, step) for name, step in steps.items()}
-    if args.envpool_python:
-        pool = EnvPool(args.envpool_python, theirs, args.envs, args.threads)
-        turns[f"EnvPool {pool.version}"] = pool.measure
-    speeds: dict[str, list[float]] = {name: [] for name in turns}
-    for _, (name, turn) in itertools.product(range(args.rounds), turns.items()):
-        per_call = args.envs * (AT_ONCE if name == "bare mj_step" else 1)
-        speeds[name].append(turn(args.seconds) * per_call)
+    with contextlib.ExitStack() as stack:
+        steps = {
+            BARE: bare(args.task, n, args.threads, rng),
+            "kit TensorEnv": tensors(args.task, n, args.threads, rng, stack),
+            "SB3 DummyVecEnv": sb3(theirs, n, False, rng, stack),
+            "SB3 SubprocVecEnv (forkserver)": sb3(theirs, n, True, rng, stack),
+        }
+        turns: dict[str, Callable[[float], float]] = {name: partial(measure, step) for name, step in steps.items()}
+        if args.envpool_python:
+            pool = stack.enter_context(EnvPool(args.envpool_python, theirs, n, args.threads))
+            turns[f"EnvPool {pool.version}"] = pool.measure
+        speeds: dict[str, list[float]] = {name: [] for name in turns}
+        for _, (name, turn) in itertools.product(range(args.rounds), turns.items()):
+            speeds[name].append(turn(args.seconds) * n * (AT_ONCE if name == BARE else 1))
+    return speeds
 
-    base = speeds["bare mj_step"]
-    what = f"{args.task}, {args.envs} envs, {args.threads} threads, {args.rounds} rounds of {args.seconds:g} s"
-    versions = f"Python {platform.python_version()}, MuJoCo {mujoco.__version__}, torch {torch.__version__}"
-    print(f"{what}; {platform.machine()}, {versions}\n")
-    print(
-        "| | env steps/s, median | upper decile | of bare physics, median | upper decile |\n|---|---:|---:|---:|---:|"
-    )
+
+def show(speeds: dict[str, list[float]]) -> None:
+    print("| | env steps/s, median | upper decile | of bare physics, median | upper decile |")
+    print("|---|---:|---:|---:|---:|")
     for name, values in speeds.items():
         columns = [np.percentile(values, q) for q in (50, 90)]
-        ratios = [column / np.percentile(base, q) for column, q in zip(columns, (50, 90), strict=True)]
-        print(f"| {name} | {columns[0]:,.0f} | {columns[1]:,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        ratios = [column / np.percentile(speeds[BARE], q) for column, q in zip(columns, (50, 90), strict=True)]
+        print(f"| {name} | {columns[0]:,.0f} | {columns[1]:,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
