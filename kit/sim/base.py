@@ -8,9 +8,6 @@ from collections.abc import Callable
 import mujoco
 import torch
 
-INPUTS = frozenset({"ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"})
-"""The fields that are written by the caller and read by `Simulator.step`; every other field is an output."""
-
 
 class Simulator(ABC):
     """`n` worlds of one `mujoco.MjModel`, stepped together.

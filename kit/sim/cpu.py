@@ -56,11 +56,11 @@ def _state_columns(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, slic
     """Where MuJoCo puts the arrays of MjData into a state: in the order of the bits that stand for them."""
     columns = {}
     for member in mujoco.mjtState.__members__.values():
-        bit = int(member)
-        array = getattr(data, member.name.removeprefix("mjSTATE_").lower(), None)
+        bit, name = int(member), member.name.removeprefix("mjSTATE_").lower()
+        array = getattr(data, name, None)
         if bit & _STATE and bit.bit_count() == 1 and isinstance(array, np.ndarray) and array.dtype == np.float64:
             start = mujoco.mj_stateSize(model, bit - 1)
-            columns[member.name.removeprefix("mjSTATE_").lower()] = slice(start, start + array.size)
+            columns[name] = slice(start, start + array.size)
     return columns
 
 
@@ -142,7 +142,8 @@ class CpuSim(Simulator):
     def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
         if substeps not in self._turns:
             self._turns[substeps] = self._share_out(substeps)
-        turns, queue = self._turns[substeps], deque[Turn]()
+        turns = self._turns[substeps]
+        queue: deque[Turn] = deque()
         last = int(turns[0][-1] > 0)  # a short turn, left to the caller
         mine, *others = self._scratch
 
