@@ -173,7 +173,7 @@ class CpuSim(Simulator):
     def _advance(self, scratch: _Scratch, queue: deque[Turn], leave: int = 0) -> None:
         """Step worlds from `queue` in `scratch` until `leave` are left; every thread runs this. Which thread steps
         which world does not matter: worlds share nothing but the read-only model."""
-        model, data, rows, derived = self.model, scratch.data, self._rows, self._derived
+        model, data, rows = self.model, scratch.data, self._rows
         load, step, store = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         while len(queue) > leave:
             try:
@@ -191,8 +191,7 @@ class CpuSim(Simulator):
                 continue
             if self._after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for here, there in zip(derived[world], scratch.derived, strict=False):
-                here[:] = there
+            self._show(world, scratch)
 
     def _diagnose(self) -> torch.Tensor | None:
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
@@ -224,12 +223,12 @@ class CpuSim(Simulator):
                 there[:] = value[world]
             mujoco.mj_forward(self.model, mine.data)
             mujoco.mj_getState(self.model, mine.data, self._rows[world], _STATE)
-            self._show(world)
+            self._show(world, mine)
             mine.warnings[:] = self._silent  # the next step gives them again
 
-    def _show(self, world: int) -> None:
-        """Copy what follows from the state of `world` from the caller's MjData."""
-        for here, there in zip(self._derived[world], self._scratch[0].derived, strict=True):
+    def _show(self, world: int, scratch: _Scratch) -> None:
+        """Copy what follows from the state of `world` from the MjData that holds it."""
+        for here, there in zip(self._derived[world], scratch.derived, strict=False):
             here[:] = there
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -249,7 +248,7 @@ class CpuSim(Simulator):
         if self._fields.keys() - self._columns.keys() - snapshot.keys():
             for world in range(self.n):
                 self._follow(world)
-                self._show(world)
+                self._show(world, self._scratch[0])
         for name, value in snapshot.items():
             if name != "state":
                 self.field(name).copy_(value)

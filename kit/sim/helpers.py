@@ -63,7 +63,7 @@ def _serve(jobs: SimpleQueue[Job | None]) -> None:
             answers.put(error)
         else:
             answers.put(None)
-        del job, work, answers  # while asleep, keep nothing alive
+        del job, work, gate, answers  # while asleep, keep nothing alive
 
 
 def _dismiss(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> None:
