@@ -3,7 +3,7 @@
 Where a step of 16 Ants on two cores goes (1.31 ms): bare physics 1.13 ms; threads that wake up and wait for each other
 0.05; worlds loaded, stored and copied 0.05; about 30 small tensor operations 0.06, twice what they take when physics
 has not just filled the caches; resets 0.02 (0.2 each). What is not physics doubles when the worlds quadruple: 0.87 of
-bare physics with 16, 0.93 with 64. Not worth it when tried: the costliest worlds first, spinning instead of sleeping,
+bare physics with 16, 0.92 with 64. Not worth it when tried: the costliest worlds first, spinning instead of sleeping,
 numpy in place of torch (0.02 ms), inference mode (0.01), fewer tensor operations for the same arithmetic (0.01).
 """
 
