@@ -71,6 +71,7 @@ class _Scratch:
         self.data = mujoco.MjData(model)
         self.warnings = _flat(self.data.warning.number)
         self.derived: list[memoryview] = []
+        self.after_constraints: list[np.ndarray] = []
 
 
 class CpuSim(Simulator):
@@ -91,18 +92,17 @@ class CpuSim(Simulator):
         self._derived: list[list[memoryview]] = [[] for _ in range(n)]  # per world, in the order of _Scratch.derived
         self._turns: dict[int, list[Turn]] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
-        self._after_constraints = False
         self._warned: dict[int, np.ndarray] = {}  # by world, how often each of MuJoCo's warnings came in this step
         self._diverged: torch.Tensor | None = None
         self._helpers = Helpers(self.threads - 1, "kit-sim")
         self._renderers: dict[tuple[object, ...], Renderer] = {}
         self._silent = _flat(np.zeros_like(self._scratch[0].data.warning.number))
         first = self._scratch[0].data
-        mujoco.mj_forward(model, first)
-        state = np.empty(mujoco.mj_stateSize(model, _STATE))
-        mujoco.mj_getState(model, first, state, _STATE)
-        self._state = np.tile(state, (n, 1))  # MuJoCo's integration state of every world
+        self._initial = np.empty(mujoco.mj_stateSize(model, _STATE))
+        mujoco.mj_getState(model, first, self._initial, _STATE)
+        self._state = np.tile(self._initial, (n, 1))  # MuJoCo's integration state of every world
         self._rows = list(self._state)
+        mujoco.mj_forward(model, first)
         self._columns = _state_columns(model, first)
 
     def field(self, name: str) -> torch.Tensor:
@@ -119,10 +119,12 @@ class CpuSim(Simulator):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
         if name in self._columns:
             return torch.from_numpy(self._state)[:, self._columns[name]].unflatten(1, first.shape)
-        self._after_constraints |= name in _AFTER_CONSTRAINTS
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
         for scratch in self._scratch:
-            scratch.derived.append(_flat(getattr(scratch.data, name)))
+            array = getattr(scratch.data, name)
+            scratch.derived.append(_flat(array))
+            if name in _AFTER_CONSTRAINTS:
+                scratch.after_constraints.append(array)
         for world, row in enumerate(batch):
             self._derived[world].append(_flat(row))
             self._follow(world)
@@ -135,7 +137,7 @@ class CpuSim(Simulator):
         mine = self._scratch[0]
         mujoco.mj_setState(self.model, mine.data, self._rows[world], _STATE)
         mujoco.mj_forward(self.model, mine.data)
-        if self._after_constraints:
+        if mine.after_constraints:
             mujoco.mj_rnePostConstraint(self.model, mine.data)
         mine.warnings[:] = self._silent  # the next step gives them again
 
@@ -189,7 +191,7 @@ class CpuSim(Simulator):
             if later:
                 queue.append((world, later, 0))
                 continue
-            if self._after_constraints:
+            if scratch.after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
             self._show(world, scratch)
 
@@ -216,13 +218,17 @@ class CpuSim(Simulator):
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         mine = self._scratch[0]
-        targets = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
+        drawn = [(self._columns[name], value.flatten(1).numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():
-            mujoco.mj_resetData(self.model, mine.data)
-            for there, value in targets:
-                there[:] = value[world]
+            row = self._rows[world]
+            row[:] = self._initial
+            for columns, values in drawn:
+                row[columns] = values[world]
+            mujoco.mj_setState(self.model, mine.data, row, _STATE)
+            for array in mine.after_constraints:
+                array.fill(0)
             mujoco.mj_forward(self.model, mine.data)
-            mujoco.mj_getState(self.model, mine.data, self._rows[world], _STATE)
+            mujoco.mj_getState(self.model, mine.data, row, _STATE)
             self._show(world, mine)
             mine.warnings[:] = self._silent  # the next step gives them again
 
