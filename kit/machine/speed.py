@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.config import RunConfig
-from kit.machine import cache, prices, settings
+from kit.machine import busy, cache, prices, settings
 from kit.machine.info import Machine, describe
 
 Progress = Callable[[float, str], None]
@@ -47,6 +47,8 @@ class Speed:
     """With observation, reward and resets, over all worlds, random actions."""
     steps_per_s: float
     """End to end: what training will do."""
+    busy: bool = False
+    """Whether other programs used the cores meanwhile, so that it may do more."""
 
     def seconds(self, total_steps: int) -> float:
         """Estimated duration of a training, from pressing Train to the end."""
@@ -56,7 +58,8 @@ class Speed:
         """Such as "about 2 min on this machine (1,450 steps/s), free"."""
         cost = prices.cost(machine or describe(), self.seconds(total_steps))
         spent = f", {cost}" if cost else ""
-        return f"about {duration(self.seconds(total_steps))} on this machine ({self.steps_per_s:,.0f} steps/s){spent}"
+        rate = f"{self.steps_per_s:,.0f} steps/s" + self.busy * f" {busy.SAID}"
+        return f"about {duration(self.seconds(total_steps))} on this machine ({rate}){spent}"
 
     def __str__(self) -> str:
         rows = [
@@ -83,8 +86,9 @@ def probe(config: RunConfig | None = None, *, seconds: float = 8.0, fresh: bool 
     if known is not None:
         return known
     with bar() if show else contextlib.nullcontext(lambda fraction, what: None) as progress:
-        speed = measure(config, seconds, progress)
-    cache.write(_key(config), speed.to_dict())
+        watch = busy.Watch()
+        speed = dataclasses.replace(measure(config, seconds, progress), busy=watch.busy())
+    cache.write(_key(config), speed.to_dict(), doubtful=speed.busy)
     return speed
 
 

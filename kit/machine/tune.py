@@ -7,7 +7,8 @@ gradient steps for each env step, which was seen to learn the same. Of what is l
 within `CLOSE` of the fastest, so that noise decides nothing that matters.
 
 It measures parts and adds them up: one env step of all worlds with the policy's action, and one minibatch
-(`kit.machine.rig`). The answer is kept (`kit.machine.cache`), so the same request gets the same numbers the next time.
+(`kit.machine.rig`). The answer is kept (`kit.machine.cache`), so the same request gets the same numbers the next time,
+unless other programs used the cores meanwhile (`kit.machine.busy`): it then counts for ten minutes.
 Where nothing but the row is left there is no probe and all cores are used: runs under `SHORT` steps, runs too short for
 more worlds, A2C on a CPU, several processes, and wherever `n_envs` is given and the device is not in doubt.
 """
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import cache, group
+from kit.machine import busy, cache, group
 from kit.machine.limits import usable_cores
 
 ROUNDS = 20
@@ -104,6 +105,8 @@ class Plan:
     """None where there was but one choice."""
     about_gpu: str = ""
     """What the GPU, if there is one, would do."""
+    busy: bool = False
+    """Whether other programs used the cores meanwhile, so that it may not be the best."""
 
 
 # -- from a request to a plan ------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def sentence(asked: RunConfig, resolved: RunConfig) -> str:
     said += f", {hyper['n_steps']} steps" if "n_steps" in hyper else ""
     said += f", batch {hyper['batch_size']:,}" if "batch_size" in hyper else ""
     if plan is not None and plan.steps_per_s is not None:
-        said += f": about {float(f'{plan.steps_per_s:.2g}'):,.0f} steps/s here"
+        said += f": about {float(f'{plan.steps_per_s:.2g}'):,.0f} steps/s here" + plan.busy * f" {busy.SAID}"
     return said + (f"; {plan.about_gpu}" if plan is not None and plan.about_gpu else "")
 
 
@@ -151,10 +154,12 @@ def _probe(config: RunConfig) -> Plan | None:
     options[0].of(config)  # whatever is wrong with the request is said before anything is built
     from kit.machine.rig import Rigs
 
+    watch = busy.Watch()
     with Rigs(config) as measure:
         plan = search(fitted(config, options), measure)
     if plan is not None:
-        cache.write(_key(config, options), dataclasses.asdict(plan))
+        plan = dataclasses.replace(plan, busy=watch.busy())
+        cache.write(_key(config, options), dataclasses.asdict(plan), doubtful=plan.busy)
     return plan
 
 

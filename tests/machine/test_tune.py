@@ -8,7 +8,7 @@ import pytest
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import tune
+from kit.machine import busy, tune
 from kit.machine.tune import Candidate, Plan, Reading, fitted, grid, search
 
 LONG = 1_000_000
@@ -253,7 +253,7 @@ def test_a_real_probe_is_kept_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatc
     assert plan is not None and plan.steps_per_s is not None and plan.steps_per_s > 10
     said = tune.sentence(config, resolved)
     assert said.startswith(f"auto: {resolved.n_envs} worlds on {resolved.threads} thread")
-    assert "16 steps, batch 32: about" in said and said.endswith("steps/s here")
+    assert "16 steps, batch 32: about" in said and said.removesuffix(f" {busy.SAID}").endswith("steps/s here")
 
     monkeypatch.setattr(tune, "search", lambda options, measure: pytest.fail("measured again"))
     assert not tune.needs_probe(config)
