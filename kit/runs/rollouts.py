@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,9 @@ def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
 
     settings.apply("cpu", 1)
     config = config.replace(device="cpu", n_envs=1)
-    trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
+    with warnings.catch_warnings():  # SB3 advises on batches larger than one world's rollout, but nothing trains here
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
+        trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
     state = found.read() if found is not None else {}
     if state:
         trainer.load_policy({name: state[name] for name in ("policy", "normalizer") if name in state})
