@@ -11,10 +11,11 @@ import gymnasium
 import mujoco
 import numpy as np
 import torch
+from torch.linalg import vecdot
 
 from kit.envs.joystick_models import CAMERAS, FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
-from kit.envs.task import Task
+from kit.envs.task import Task, may_have
 from kit.sim import Simulator
 
 CONTROL_DT_S = 0.02
@@ -23,6 +24,8 @@ ACTION_SCALE_RAD = 0.5
 SOFT_LIMITS = 0.95
 """Part of a joint's range that costs nothing."""
 PUSH_EVERY_S = (5.0, 10.0)
+STEPS_PER_S = (1.25, 1.5)
+"""Of each foot, by the gait clock."""
 START_M, START_SPEED = 0.5, 0.5
 """Half widths of the uniform start position, m, and of the six base velocities, m/s and rad/s."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
@@ -44,7 +47,8 @@ class Joystick(Task):
     vary on every simulator. Friction, masses and joints vary, anew in every episode, where worlds have a model of
     their own: on MuJoCo Warp. In C all worlds share one model, as compiled.
 
-    What a world remembers from step to step is in `_memory`; random numbers come from the env's generator.
+    What a world remembers from step to step is in `_memory`, columns of one tensor; random numbers come from the env's
+    generator, all of a step at once.
     """
 
     episode_steps = 1000
@@ -63,6 +67,8 @@ class Joystick(Task):
     start_joint_scale = (1.0, 1.0)
     """An episode starts with the home pose's joint angles scaled by factors from this range."""
     joint_friction_scale: tuple[float, float]
+    command_chances = 3
+    """How many random numbers a new command takes."""
     clocked = False
     """Whether the feet follow a gait clock, which then is seen as a cosine and a sine per foot."""
 
@@ -92,114 +98,142 @@ class Joystick(Task):
         low, high = self.constant(model.jnt_range[1:]).T
         middle, half = (low + high) / 2, (high - low) / 2
         self.soft_low, self.soft_high = middle - SOFT_LIMITS * half, middle + SOFT_LIMITS * half
-        self._noise_scale = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
-        self._noise = torch.zeros(n, len(self._noise_scale), dtype=sim.dtype, device=sim.device)
+        most_noise = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
+        self._least_noise, self._noise_width = -most_noise, 2 * most_noise
         self._worlds = None if sim.parameter("body_mass") is None else WorldParameters(self)
         self._mass = self.constant(model.body_mass).unsqueeze(0) if self._worlds is None else self._worlds.mass
+        self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
 
-        def zeros(*shape: int, dtype: torch.dtype = sim.dtype) -> torch.Tensor:
-            return torch.zeros(n, *shape, dtype=dtype, device=sim.device)
-
-        self.command, self._command_left = zeros(3), zeros()  # _left: seconds until the next
-        self._push_left = zeros()
-        self.action, self.previous_action = zeros(joints), zeros(joints)
-        self.air_time = zeros(feet)  # seconds since the foot was last on the ground
-        self._last_contact, self._peak = zeros(feet, dtype=torch.bool), zeros(feet)
-        self.phase, self._phase_rate = zeros(feet), zeros(1)  # rad in [-π, π), rad/s
-        self._memory = {
-            "command": self.command, "command_left": self._command_left, "push_left": self._push_left,
-            "action": self.action, "previous_action": self.previous_action, "air_time": self.air_time,
-            "last_contact": self._last_contact, "peak": self._peak, "phase": self.phase, "phase_rate": self._phase_rate,
-            "noise": self._noise,
+        self._widths = {
+            "command": 3, "action": joints, "previous_action": joints, "noise": len(self._noise_width),
+            "air_time": feet, "last_contact": feet, "peak": feet, "phase": feet, "phase_rate": 1,
+            "command_left": 1, "push_left": 1,
         }  # fmt: skip
+        self._all_memory = torch.zeros(n, sum(self._widths.values()), dtype=sim.dtype, device=sim.device)
+        self._memory = memory = self._named(self._all_memory)
+        self.command, self.action, self.previous_action = memory["command"], memory["action"], memory["previous_action"]
+        self.air_time = memory["air_time"]  # seconds since the foot was last on the ground
+        self.phase = memory["phase"]  # rad in [-π, π)
+        self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
+
+    def _named(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The columns of `memory` by name."""
+        return dict(zip(self._widths, memory.split(list(self._widths.values()), 1), strict=True))
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        self._generator, n, nv = generator, self.sim.n, self.model.nv
-        qpos, qvel = self._home_qpos.repeat(n, 1), self._home_qpos.new_zeros(n, nv)
-        yaw = self.uniform((n,), -math.pi, math.pi)
-        qpos[:, :2] += self.uniform((n, 2), -START_M, START_M)
-        qpos[:, 3], qpos[:, 6] = torch.cos(yaw / 2), torch.sin(yaw / 2)
-        qpos[:, 7:] *= self.uniform((n, self.model.nu), *self.start_joint_scale)
-        qvel[:, :6] = self.uniform((n, 6), -START_SPEED, START_SPEED)
+        self._generator, n, joints = generator, self.sim.n, self.model.nu
+        place, yaw, bend, velocity, command, command_left, push_left, noise, phase_rate = self.chances(
+            2, 1, joints, 6, self.command_chances, 1, 1, len(self._noise_width), 1
+        )
+        qpos, qvel = self._home_qpos.repeat(n, 1), self._home_qpos.new_zeros(n, self.model.nv)
+        half_yaw = between(yaw[:, 0], -math.pi / 2, math.pi / 2)
+        qpos[:, :2] += between(place, -START_M, START_M)
+        qpos[:, 3], qpos[:, 6] = torch.cos(half_yaw), torch.sin(half_yaw)
+        qpos[:, 7:] *= between(bend, *self.start_joint_scale)
+        qvel[:, :6] = between(velocity, -START_SPEED, START_SPEED)
 
-        fresh = {name: torch.zeros_like(value) for name, value in self._memory.items()}
-        fresh["command"], fresh["command_left"] = self.first_command(), self.command_duration()
-        fresh["push_left"] = self.uniform((n,), *PUSH_EVERY_S)
-        fresh["noise"] = self.draw_noise()
+        all_fresh = torch.zeros_like(self._all_memory)
+        fresh = self._named(all_fresh)
+        fresh["command"][:] = self.first_command(command)
+        fresh["command_left"][:] = self.command_duration(command_left)
+        fresh["push_left"][:] = between(push_left, *PUSH_EVERY_S)
+        torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
         fresh["phase"][:, 1::2] = -math.pi  # half a step apart
-        fresh["phase_rate"] = 2 * math.pi * self.uniform((n, 1), 1.25, 1.5)
-        for name, value in self._memory.items():
-            value.copy_(torch.where(mask.view(-1, *[1] * (value.ndim - 1)), fresh[name], value))
+        fresh["phase_rate"][:] = 2 * math.pi * between(phase_rate, *STEPS_PER_S)
+        self._all_memory.copy_(torch.where(mask.unsqueeze(1), all_fresh, self._all_memory))
         if self._worlds is not None:
             self._worlds.draw(mask)
         self.sim.reset(mask, qpos=qpos, qvel=qvel, ctrl=qpos[:, 7:])
 
-    def draw_noise(self) -> torch.Tensor:
-        """Of what is observed, as wide as the measured part of an observation."""
-        return self.uniform(self._noise.shape, -1.0, 1.0) * self._noise_scale
-
     def act(self, action: torch.Tensor) -> None:
-        contact, peak = self.contact, self.swing_peak
-        self.air_time.masked_fill_(contact, 0.0).add_(CONTROL_DT_S)
-        self._peak.copy_(peak.masked_fill_(contact, 0.0))
-        self._last_contact.copy_(contact)
-        self.phase.add_(self._phase_rate * CONTROL_DT_S + math.pi).remainder_(2 * math.pi).sub_(math.pi)
+        noise, command, command_left, push = self.chances(len(self._noise_width), self.command_chances, 1, 3)
+        memory = self._memory
+        self.air_time.masked_fill_(self.contact, 0.0).add_(CONTROL_DT_S)
+        memory["peak"].copy_(self.swing_peak.masked_fill(self.contact, 0.0))
+        memory["last_contact"].copy_(self.contact)
+        if self.clocked:
+            self.phase.add_(memory["phase_rate"] * CONTROL_DT_S + math.pi).remainder_(2 * math.pi).sub_(math.pi)
         self.previous_action.copy_(self.action)
         self.action.copy_(action)
-        self._change_command()
-        self._push()
-        self._noise.copy_(self.draw_noise())
-        self.sim.ctrl.copy_(self.home + ACTION_SCALE_RAD * action)
+        torch.addcmul(self._least_noise, noise, self._noise_width, out=memory["noise"])
+        self.sim.xfrc_applied.zero_()
+        due = self._timers.sub_(CONTROL_DT_S) <= 0
+        if may_have(due):
+            self._change_command(due[:, :1], command, command_left)
+            self._push(due[:, 1:], push)
+        torch.add(self.home, action, alpha=ACTION_SCALE_RAD, out=self.sim.ctrl)
 
-    def _change_command(self) -> None:
-        self._command_left -= CONTROL_DT_S
-        due = self._command_left <= 0
-        self.command.copy_(torch.where(due.unsqueeze(1), self.next_command(), self.command))
-        self._command_left.copy_(torch.where(due, self.command_duration(), self._command_left))
+    def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
+        """In the worlds of `due` (n, 1)."""
+        self.command.copy_(torch.where(due, self.next_command(command), self.command))
+        timer = self._memory["command_left"]
+        timer.copy_(torch.where(due, self.command_duration(left), timer))
 
-    def _push(self) -> None:
-        self._push_left -= CONTROL_DT_S
-        due, n = self._push_left <= 0, self.sim.n
-        angle, speed = self.uniform((n,), -math.pi, math.pi), self.uniform((n,), *self.push_speed) * due
-        change_w = torch.stack([speed * torch.cos(angle), speed * torch.sin(angle)], 1)  # (n, 2), m/s
+    def _push(self, due: torch.Tensor, chance: torch.Tensor) -> None:
+        """The robots of the worlds of `due` (n, 1)."""
+        angle, speed = between(chance[:, :1], -math.pi, math.pi), between(chance[:, 1:2], *self.push_speed)
+        change_w = torch.cat([torch.cos(angle), torch.sin(angle)], 1) * (speed * due)  # (n, 2), m/s
         self.sim.xfrc_applied[..., :2] = self._mass.unsqueeze(2) * change_w.unsqueeze(1) / CONTROL_DT_S  # F = m Δv/Δt
-        self._push_left.copy_(torch.where(due, self.uniform((n,), *PUSH_EVERY_S), self._push_left))
+        timer = self._memory["push_left"]
+        timer.copy_(torch.where(due, between(chance[:, 2:], *PUSH_EVERY_S), timer))
+
+    def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
+        """Random numbers in [0, 1), (n, width) each, drawn in one go: a step needs many, and each draw takes as long as
+        an operation on all of them."""
+        options = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
+        return self.draw(torch.rand, (self.sim.n, sum(widths)), **options).split(list(widths), 1)
 
     @abstractmethod
-    def first_command(self) -> torch.Tensor:
-        """Commands (n, 3) for the start of an episode."""
+    def first_command(self, chance: torch.Tensor) -> torch.Tensor:
+        """Commands (n, 3) for the start of an episode, from `chance` (n, command_chances)."""
 
     @abstractmethod
-    def next_command(self) -> torch.Tensor:
+    def next_command(self, chance: torch.Tensor) -> torch.Tensor:
         """Commands (n, 3) to change to."""
 
     @abstractmethod
-    def command_duration(self) -> torch.Tensor:
-        """Seconds (n,) for which a command stays."""
+    def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
+        """Seconds for which a command stays, of the shape of `chance`."""
+
+    def measure(self) -> None:
+        self.joint_offset = self.joints - self.home  # (n, joints), rad
+        self.contact = self._feet_contact[..., 0] > 0
+        """Feet on the ground, (n, feet) bool."""
+        self.first_contact = (self.air_time > 1.5 * CONTROL_DT_S) & (self.contact | (self._memory["last_contact"] > 0))
+        """Feet that have come down after more than one step in the air, (n, feet) bool."""
+        self.feet_z_w = self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
+        """Height of the feet (n, feet), m."""
+        self.swing_peak = torch.maximum(self._memory["peak"], self.feet_z_w)
+        """Greatest height of each foot since it left the ground (n, feet), m."""
+        self.moving = self.command.norm(dim=1) > 0.01
+        """Whether the command asks for any motion, (n,) bool."""
+        self._fallen = self.has_fallen()
+
+    def has_fallen(self) -> torch.Tensor:
+        """(n,) bool."""
+        return self.sensor("torso_up_w")[:, 2] < 0.0
 
     def observe(self) -> torch.Tensor:
         measured = torch.cat([
             self.sensor("linvel_b"),  # 3  m/s
             self.sensor("gyro_b"),  # 3  rad/s
             -self.sim.site_xmat[:, self._base_site, 2],  # 3  which way is down
-            self.joints - self.home,  # joints  rad
+            self.joint_offset,  # joints  rad
             self.sim.qvel[:, 6:],  # joints  rad/s
         ], dim=1)  # fmt: skip
         return torch.cat([
-            measured + self._noise,
+            measured + self._memory["noise"],
             self.action,  # joints  the latest
             self.command,  # 3
             *([torch.cos(self.phase), torch.sin(self.phase)] if self.clocked else []),  # feet, feet
         ], dim=1)  # fmt: skip
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros(self.sim.n, dtype=self.sim.dtype, device=self.sim.device)
-        for weight, term in self.rewards.values():
-            total += weight * term(self)
-        return (total * CONTROL_DT_S).clamp(min=self.least_reward)
+        terms = torch.stack([term(self) for _, term in self.rewards.values()], 1)
+        return vecdot(terms, self._weights).clamp_(min=self.least_reward)
 
     def terminated(self) -> torch.Tensor:
-        return self.sensor("torso_up_w")[:, 2] < 0.0
+        return self._fallen
 
     def info(self) -> dict[str, torch.Tensor]:
         moving = (self.command[:, :2] - self.sensor("linvel_b")[:, :2]).norm(dim=1)
@@ -210,7 +244,7 @@ class Joystick(Task):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in self._memory.items():
-            value.copy_(state[name])
+            value.copy_(state[name].view_as(value))
 
     # What the rewards look at, all of leading size n.
 
@@ -227,34 +261,9 @@ class Joystick(Task):
         return self.sim.qpos[:, 7:]
 
     @property
-    def moving(self) -> torch.Tensor:
-        """Whether the command asks for any motion, (n,) bool."""
-        return self.command.norm(dim=1) > 0.01
-
-    @property
-    def contact(self) -> torch.Tensor:
-        """Feet on the ground, (n, feet) bool."""
-        return self._feet_contact[..., 0] > 0
-
-    @property
-    def first_contact(self) -> torch.Tensor:
-        """Feet that have come down after more than one step in the air, (n, feet) bool."""
-        return (self.air_time > 1.5 * CONTROL_DT_S) & (self.contact | self._last_contact)
-
-    @property
     def feet_force(self) -> torch.Tensor:
         """Force between feet and ground (n, feet, 3), N."""
         return self._feet_contact[..., 1:]
-
-    @property
-    def feet_z_w(self) -> torch.Tensor:
-        """Height of the feet (n, feet), m."""
-        return self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
-
-    @property
-    def swing_peak(self) -> torch.Tensor:
-        """Greatest height of each foot since it left the ground (n, feet), m."""
-        return torch.maximum(self._peak, self.feet_z_w)
 
     def indices(self, values: list[int]) -> torch.Tensor:
         """On the device once: a list as an index is sent there each time, and the GPU is waited for."""
@@ -264,5 +273,10 @@ class Joystick(Task):
         return torch.as_tensor(np.asarray(values), dtype=self.sim.dtype, device=self.sim.device)
 
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
-        options = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
-        return low + (high - low) * self.draw(torch.rand, shape, **options)
+        """(n, ...)"""
+        return between(self.chances(math.prod(shape[1:]))[0].view(shape), low, high)
+
+
+def between(chance: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Uniform in [low, high), from `chance` in [0, 1)."""
+    return low + (high - low) * chance

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.linalg import vecdot
 
 if TYPE_CHECKING:
     from kit.envs.joystick import Joystick
-    from kit.envs.joystick_robots import G1Joystick
+    from kit.envs.joystick_robots import G1Joystick, Go1Joystick
 
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward has fallen to 1/e, (m/s)² or (rad/s)²."""
@@ -20,12 +21,11 @@ PHASE_SIGMA = 0.01
 
 
 def tracking_lin_vel(task: Joystick) -> torch.Tensor:
-    error = (task.command[:, :2] - task.sensor("linvel_b")[:, :2]).square().sum(1)
-    return torch.exp(-error / TRACKING_SIGMA)
+    return torch.exp(squared(task.command[:, :2] - task.sensor("linvel_b")[:, :2]) / -TRACKING_SIGMA)
 
 
 def tracking_ang_vel(task: Joystick) -> torch.Tensor:
-    return torch.exp(-(task.command[:, 2] - task.sensor("gyro_b")[:, 2]).square() / TRACKING_SIGMA)
+    return torch.exp((task.command[:, 2] - task.sensor("gyro_b")[:, 2]).square() / -TRACKING_SIGMA)
 
 
 def lin_vel_z(task: Joystick) -> torch.Tensor:
@@ -33,12 +33,12 @@ def lin_vel_z(task: Joystick) -> torch.Tensor:
 
 
 def ang_vel_xy(task: Joystick) -> torch.Tensor:
-    return task.sensor("torso_angvel_w")[:, :2].square().sum(1)
+    return squared(task.sensor("torso_angvel_w")[:, :2])
 
 
 def orientation(task: Joystick) -> torch.Tensor:
     """Squared sine of the torso's tilt."""
-    return task.sensor("torso_up_w")[:, :2].square().sum(1)
+    return squared(task.sensor("torso_up_w")[:, :2])
 
 
 def termination(task: Joystick) -> torch.Tensor:
@@ -46,33 +46,31 @@ def termination(task: Joystick) -> torch.Tensor:
 
 
 def stand_still(task: Joystick) -> torch.Tensor:
-    return (task.joints - task.home).abs().sum(1) * ~task.moving
+    return task.joint_offset.abs().sum(1) * ~task.moving
 
 
 def pose(task: Joystick) -> torch.Tensor:
-    return (task.joints - task.home).square().sum(1)
+    return squared(task.joint_offset)
 
 
-def pose_kept(task: Joystick) -> torch.Tensor:
-    """The quadruped's: 1 at home; the knees, every third joint, may bend more freely."""
-    hips_and_knees = (task.joints - task.home).square().unflatten(1, (-1, 3))  # (n, legs, 3)
-    return torch.exp(-(hips_and_knees[..., :2].sum((1, 2)) + 0.1 * hips_and_knees[..., 2].sum(1)))
+def pose_kept(task: Go1Joystick) -> torch.Tensor:
+    """The quadruped's: 1 at home; the knees may bend more freely."""
+    return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
 
 
 def dof_pos_limits(task: Joystick) -> torch.Tensor:
-    below, above = task.soft_low - task.joints, task.joints - task.soft_high
-    return (below.clamp(min=0.0) + above.clamp(min=0.0)).sum(1)
+    return (task.joints - task.joints.clamp(task.soft_low, task.soft_high)).abs().sum(1)
 
 
 def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
     """Rolling the hips is free while the command asks for steps to the left."""
-    deviation = (task.joints - task.home).abs()
+    deviation = task.joint_offset.abs()
     sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
     return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
 
 
 def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
-    return (task.joints - task.home)[:, task.knee].abs().sum(1)
+    return task.joint_offset[:, task.knee].abs().sum(1)
 
 
 def torques(task: Joystick) -> torch.Tensor:
@@ -81,11 +79,11 @@ def torques(task: Joystick) -> torch.Tensor:
 
 
 def energy(task: Joystick) -> torch.Tensor:
-    return (task.sim.qvel[:, 6:].abs() * task.sim.actuator_force.abs()).sum(1)
+    return (task.sim.qvel[:, 6:] * task.sim.actuator_force).abs().sum(1)
 
 
 def action_rate(task: Joystick) -> torch.Tensor:
-    return (task.action - task.previous_action).square().sum(1)
+    return squared(task.action - task.previous_action)
 
 
 def feet_air_time(task: Joystick) -> torch.Tensor:
@@ -100,8 +98,7 @@ def feet_air_time_moving(task: Joystick) -> torch.Tensor:
 
 
 def feet_slip(task: Joystick) -> torch.Tensor:
-    speed_squared = task.feet_velocity_w[..., :2].square().sum(2)
-    return (speed_squared * task.contact).sum(1) * task.moving
+    return (squared(task.feet_velocity_w[..., :2]) * task.contact).sum(1) * task.moving
 
 
 def feet_slip_base(task: Joystick) -> torch.Tensor:
@@ -116,14 +113,14 @@ def feet_clearance(task: Joystick) -> torch.Tensor:
 
 def feet_height(task: Joystick) -> torch.Tensor:
     error = task.swing_peak / task.swing_height_m - 1.0
-    return (error.square() * task.first_contact).sum(1) * task.moving
+    return squared(error * task.first_contact) * task.moving
 
 
 def feet_phase(task: Joystick) -> torch.Tensor:
     """The feet rise and fall with the gait's clock, whenever the robot moves or should."""
-    error = (task.feet_z_w - swing(task.phase, task.swing_height_m)).square().sum(1)
+    error = squared(task.feet_z_w - swing(task.phase, task.swing_height_m))
     drifting = (task.sensor("linvel_w")[:, :2].norm(dim=1) > 0.1) | (task.sensor("angvel_w")[:, 2].abs() > 0.1)
-    return torch.exp(-error / PHASE_SIGMA) * (drifting | task.moving)
+    return torch.exp(error / -PHASE_SIGMA) * (drifting | task.moving)
 
 
 def contact_force(task: Joystick) -> torch.Tensor:
@@ -133,6 +130,11 @@ def contact_force(task: Joystick) -> torch.Tensor:
 
 def collision(task: G1Joystick) -> torch.Tensor:
     return task.hands_on_thighs().to(task.joints.dtype)
+
+
+def squared(vectors: torch.Tensor) -> torch.Tensor:
+    """Squared lengths of `vectors` (..., size)."""
+    return vecdot(vectors, vectors)
 
 
 def swing(phase: torch.Tensor, height_m: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from kit.envs import joystick_rewards as r
-from kit.envs.joystick import Joystick, Rewards
+from kit.envs.joystick import Joystick, Rewards, between
 from kit.envs.joystick_models import g1_model, go1_model
 from kit.sim import Simulator
 
@@ -45,6 +45,7 @@ class G1Joystick(Joystick):
     most_speed = (1.0, 0.5, 1.0)
     """Forward and left, m/s; turning, rad/s."""
     stand_probability = 0.1
+    command_chances = 4
     command_s = 10.0
 
     def __init__(self) -> None:
@@ -60,19 +61,18 @@ class G1Joystick(Joystick):
         self.hip_roll, self.hip_yaw, self.knee = joints("hip_roll"), joints("hip_yaw"), joints("knee")
         self._most_speed = self.constant(self.most_speed)
 
-    def first_command(self) -> torch.Tensor:
-        n = self.sim.n
-        stand = self.uniform((n, 1), 0.0, 1.0) < self.stand_probability
-        return (self.uniform((n, 3), -1.0, 1.0) * self._most_speed).masked_fill_(stand, 0.0)
+    def first_command(self, chance: torch.Tensor) -> torch.Tensor:
+        stand = chance[:, 3:] < self.stand_probability
+        return (between(chance[:, :3], -1.0, 1.0) * self._most_speed).masked_fill_(stand, 0.0)
 
-    def next_command(self) -> torch.Tensor:
-        return self.first_command()
+    def next_command(self, chance: torch.Tensor) -> torch.Tensor:
+        return self.first_command(chance)
 
-    def command_duration(self) -> torch.Tensor:
-        return torch.full_like(self._command_left, self.command_s)
+    def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(chance, self.command_s)
 
-    def terminated(self) -> torch.Tensor:
-        return super().terminated() | self.touching("crossed0", "crossed1", "crossed2")
+    def has_fallen(self) -> torch.Tensor:
+        return super().has_fallen() | self.touching("crossed0", "crossed1", "crossed2")
 
     def hands_on_thighs(self) -> torch.Tensor:
         return self.touching("touching0", "touching1")
@@ -111,6 +111,7 @@ class Go1Joystick(Joystick):
     """Chance that a new command's part is not zero."""
     change_probability = 0.5
     """Chance that a part changes when the command does."""
+    command_chances = 9
     mean_command_s = 5.0
 
     def __init__(self) -> None:
@@ -119,15 +120,14 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._most_speed, self._move_probability = self.constant(self.most_speed), self.constant(self.move_probability)
+        self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # the knees' are small
 
-    def first_command(self) -> torch.Tensor:
-        return self.uniform((self.sim.n, 3), -1.0, 1.0) * self._most_speed
+    def first_command(self, chance: torch.Tensor) -> torch.Tensor:
+        return between(chance[:, :3], -1.0, 1.0) * self._most_speed
 
-    def next_command(self) -> torch.Tensor:
-        shape = (self.sim.n, 3)
-        move = self.uniform(shape, 0.0, 1.0) < self._move_probability
-        change = self.uniform(shape, 0.0, 1.0) < self.change_probability
-        return torch.where(change, self.first_command() * move, self.command)
+    def next_command(self, chance: torch.Tensor) -> torch.Tensor:
+        move, change = chance[:, 3:6] < self._move_probability, chance[:, 6:] < self.change_probability
+        return torch.where(change, self.first_command(chance) * move, self.command)
 
-    def command_duration(self) -> torch.Tensor:
-        return -self.mean_command_s * torch.log1p(-self.uniform((self.sim.n,), 0.0, 1.0))  # exponential
+    def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
+        return -self.mean_command_s * torch.log1p(-chance)  # exponential

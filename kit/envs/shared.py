@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kit.envs.foreign import ForeignEnv
-from kit.envs.task import Share
+from kit.envs.task import Share, may_have
 from kit.envs.vec import TensorEnv
 from kit.machine.group import Group
 
@@ -57,7 +57,7 @@ class SharedEnv:
     def _begin(self, own: TensorEnv, obs: torch.Tensor, all_obs: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
         """Reset the worlds of `done` (num_envs,). All processes draw at the same time, whosever world it is, for they
         must go on drawing the same; so it waits until here, where all know."""
-        if done.device.type == "cpu" and not done.any():
+        if not may_have(done):
             return all_obs
         return self.group.gather({"obs": own.begin(done[self._mine], obs)})["obs"]
 

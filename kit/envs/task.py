@@ -20,6 +20,11 @@ class Share(NamedTuple):
     total: int
 
 
+def may_have(mask: torch.Tensor) -> bool:
+    """Whether any of `mask` is true, on the CPU; asking a GPU takes longer than work on nothing, so there: yes."""
+    return mask.device.type != "cpu" or bool(mask.any())
+
+
 class Task(ABC):
     """One robot task for `n` worlds at once. It does not know which simulator runs it.
 

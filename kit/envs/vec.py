@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.envs.task import Share, Task
+from kit.envs.task import Share, Task, may_have
 from kit.sim import Simulator, make_sim
 
 Info = dict[str, torch.Tensor]
@@ -115,7 +115,7 @@ class TensorEnv:
         }
         if success is not None:
             info["success"] = success
-        if self.autoreset and (self.device.type != "cpu" or done.any()):  # asking a GPU costs more than an empty reset
+        if self.autoreset and may_have(done):
             obs = self.begin(done, obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 

@@ -52,6 +52,7 @@ def stand(env: TensorEnv, qpos: torch.Tensor | None = None) -> torch.Tensor:
     """Put every robot into its home pose, or into `qpos`, at rest; returns what it is in now."""
     home = env.task._home_qpos.repeat(env.num_envs, 1)
     env.sim.reset(torch.ones(env.num_envs, dtype=torch.bool), qpos=home if qpos is None else qpos)
+    env.task.measure()
     return home
 
 
@@ -99,6 +100,7 @@ def test_tracking_is_paid_in_full_when_the_command_is_followed(env):
     stand(env)
     task = env.task
     task.command.copy_(torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, 1.0]]))
+    task.measure()
     e = math.exp(-0.25 / 0.25)  # an error of 0.5 m/s
     assert torch.allclose(r.tracking_lin_vel(task), torch.tensor([1, e, e, 1], dtype=torch.float64), atol=1e-6)
     turning = torch.tensor([1, 1, 1, math.exp(-4)], dtype=torch.float64)
@@ -114,6 +116,7 @@ def test_costs_by_hand(go1):
     task = go1.task
     task.command.zero_()
     task.command[2, 0] = 1.0
+    task.measure()
     assert torch.allclose(r.stand_still(task), torch.tensor([0, 1.2, 0, 0], dtype=torch.float64))
     assert torch.allclose(r.pose(task), torch.tensor([0, 0.12, 0, 0], dtype=torch.float64))
     assert r.pose_kept(task)[1] == pytest.approx(math.exp(-(8 * 0.01 + 4 * 0.001)))
@@ -130,36 +133,36 @@ def test_swing_curve():
     assert torch.allclose(r.swing(phase, 0.15), 0.15 * torch.tensor([0.0, 0.5, 1.0, 0.5, 0.0]), atol=1e-4)
 
 
-def test_time_in_the_air_is_counted_and_paid_on_landing(go1, monkeypatch):
-    go1.reset(seed=0)
+def test_time_in_the_air_is_counted_and_paid_on_landing(go1):
+    stand(go1)
     task = go1.task
     task.command.fill_(0.5)
-    steps = [1, 0, 0, 0, 0, 0, 0, 1, 1]  # a foot leaves the ground for six control steps
+    contacts = [1, 1, 0, 0, 0, 0, 0, 0, 1, 1]  # the feet leave the ground for six control steps
     seen, paid = [], []
-    task._last_contact.fill_(True)
-    task.air_time.zero_()
-    for now in steps:
-        contact = torch.full((4, 4), bool(now))
-        paid.append(float(r.feet_air_time(task)[0])) if seen else None
-        monkeypatch.setattr(type(task), "contact", property(lambda _, contact=contact: contact))
+    for found in contacts:
         task.act(torch.zeros(4, 12, dtype=torch.float64))
+        task._feet_contact[..., 0] = found  # in place of the physics
+        task.measure()
         seen.append(round(float(task.air_time[0, 0]) / CONTROL_DT_S))
-    assert seen == [1, 2, 3, 4, 5, 6, 7, 1, 1]  # read before a step, in which another one passes
+        paid.append(float(r.feet_air_time(task)[0]))
+    assert seen[1:] == [1, 1, 2, 3, 4, 5, 6, 7, 1]  # the step at whose end they come down counts
+    assert paid[:8] == [0] * 8 and paid[9] == 0
+    assert paid[8] == pytest.approx(4 * (7 * 0.02 - 0.1))  # each of four feet, for what exceeds 0.1 s
 
 
 def test_commands_stay_in_range_and_change(env):
     env.reset(seed=0)
     task = env.task
-    drawn = torch.cat([task.first_command() for _ in range(500)])
+    drawn = task.first_command(torch.rand(2000, task.command_chances, generator=torch.Generator().manual_seed(0)))
     assert (drawn.abs() <= task.constant(task.most_speed)).all()
     assert drawn.abs().amax(0).allclose(task.constant(task.most_speed), rtol=0.02)
     if env.task.name == "G1Joystick":
         assert 0.07 < (drawn == 0).all(1).double().mean() < 0.13
     before = task.command.clone()
-    task._command_left.copy_(torch.tensor([0.01, 1.0, 1.0, 1.0]))
+    task._memory["command_left"].copy_(torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
     for _ in range(3):
         env.step(random_actions(env, 1)[0] * 0)
-        task._command_left[0] = 0.01
+        task._memory["command_left"][0] = 0.01
     assert torch.equal(task.command[1:], before[1:]) and not torch.equal(task.command[0], before[0])
 
 
@@ -168,7 +171,7 @@ def test_a_push_changes_the_speed_of_the_whole_robot(env):
     qpos[:, 2] += 2.0  # in the air
     stand(env, qpos)
     task = env.task
-    task._push_left.copy_(torch.tensor([0.01, 1.0, 1.0, 1.0]))
+    task._memory["push_left"].copy_(torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
     env.step(torch.zeros(4, task.model.nu))
     pushed, others = env.sim.qvel[0, :2].norm(), env.sim.qvel[1:, :2].norm(dim=1)
     low, high = task.push_speed
@@ -176,15 +179,14 @@ def test_a_push_changes_the_speed_of_the_whole_robot(env):
     speed = env.sim.qvel[0, :2].clone()
     env.step(torch.zeros(4, task.model.nu))
     assert torch.allclose(env.sim.qvel[0, :2], speed, atol=0.02)  # one step long
-    assert 5.0 - 2 * CONTROL_DT_S <= task._push_left[0] <= 10.0
+    assert 5.0 - 2 * CONTROL_DT_S <= task._memory["push_left"][0] <= 10.0
 
 
 def test_nothing_is_forgotten(env):
     """A snapshot continues bit for bit through falls, commands, pushes and noise."""
     env.reset(seed=1)
     actions = random_actions(env, 90)
-    env.task._push_left.copy_(torch.tensor([0.3, 0.7, 0.9, 1.3]))
-    env.task._command_left.copy_(torch.tensor([0.9, 1.0, 0.35, 0.5]))
+    env.task._timers.copy_(torch.tensor([[0.9, 0.3], [1.0, 0.7], [0.35, 0.9], [0.5, 1.3]]))  # command, push
     for action in actions[:30]:
         env.step(action)
     saved = env.snapshot()
