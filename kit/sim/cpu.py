@@ -1,12 +1,14 @@
-"""MuJoCo in C: the states of all worlds are one array; threads, each with one `MjData`, step them in turn.
+"""MuJoCo in C: every world is a row of bytes; threads, each with one `MjData`, step them in turn.
 
-A thread loads a world's state into its MjData, steps it and stores it again, which takes 0.7 us; in return what the
-physics works on stays in the core's own cache, which is too small for the MjData of more than a few Ants, and a
-thousand worlds need hardly more memory than one.
+MjData keeps its arrays in one buffer, those that make up the state in front. A thread copies a world's front into its
+MjData, steps it and copies it back, which takes 0.5 us; in return what the physics works on stays in the core's own
+cache, which is too small for the MjData of more than a few Ants, and a thousand worlds need hardly more memory than
+one.
 
 `mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
-Python per world and step is one pop from a queue, three calls of MuJoCo and one copy per field that is not itself part
-of the state, all bound beforehand. The copies are of memoryviews: 0.04 us each, where numpy takes 0.19.
+Python per world and step is one pop from a queue and one copy per field that is no part of the state, all bound
+beforehand. Memoryviews are copied in 0.05 us each, where numpy takes 0.19. MuJoCo's own mj_setState and mj_getState
+give up Python's lock each time, and the threads then wait for it: 1.5 % of a step of 16 Ants.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from kit.machine.limits import usable_cores
 from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
 
-_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)  # the enumeration itself takes the binding 0.3 us more
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by mj_rnePostConstraint only
 _ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized anew at every step
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
+_ALIGNED = 64
+"""Bytes; where arrays begin in MjData's buffer."""
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
@@ -41,36 +45,52 @@ Turn = tuple[int, int, int]
 """A world, the substeps to make now, and those left for a later turn."""
 
 
+def _offset(data: mujoco.MjData, array: np.ndarray) -> int:
+    """Where `array` begins, counted from the beginning of MjData's buffer, whose first array is qpos."""
+    start: int = data.qpos.__array_interface__["data"][0]
+    return int(array.__array_interface__["data"][0]) - start
+
+
 def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
-    """Whether `array` lies in MjData's main buffer, whose first field is qpos, so that its size and address never
-    change."""
-    offset = array.__array_interface__["data"][0] - data.qpos.__array_interface__["data"][0]
-    return 0 <= offset < data.nbuffer
+    """Whether `array` lies in MjData's buffer, so that its size and address never change."""
+    return 0 <= _offset(data, array) < data.nbuffer
+
+
+def _front(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[memoryview, np.ndarray]:
+    """The front of MjData's buffer as bytes, up to the last one that `mj_setState` writes, and which of them it writes
+    (a part of each number). Leaves `data` as new."""
+    buffer = np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (data.nbuffer,), (1,))
+    written = []
+    for value in (0.0, 1.0):
+        mujoco.mj_setState(model, data, np.full(mujoco.mj_stateSize(model, _STATE), value), _STATE)
+        written.append(buffer.copy())
+    mujoco.mj_resetData(model, data)
+    differ = np.not_equal(*written)
+    size = int(differ.nonzero()[0][-1]) // _ALIGNED * _ALIGNED + _ALIGNED
+    front = buffer[:size]
+    if model.nplugin and _offset(data, data.plugin_data) < len(front):  # pointers, which are each MjData's own
+        raise NotImplementedError("this version of MuJoCo keeps pointers among the state; kit cannot run its plugins")
+    return front.data, differ[:size]
 
 
 def _flat(array: np.ndarray) -> memoryview:
     return array.reshape(-1).data
 
 
-def _state_columns(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, slice]:
-    """Where MuJoCo puts the arrays of MjData into a state: in the order of the bits that stand for them."""
-    columns = {}
-    for member in mujoco.mjtState.__members__.values():
-        bit, name = int(member), member.name.removeprefix("mjSTATE_").lower()
-        array = getattr(data, name, None)
-        if bit & _STATE and bit.bit_count() == 1 and isinstance(array, np.ndarray) and array.dtype == np.float64:
-            start = mujoco.mj_stateSize(model, bit - 1)
-            columns[name] = slice(start, start + array.size)
-    return columns
+def _tensor(name: str, batch: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(batch)
+    return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
 
 
 class _Scratch:
-    """One thread's MjData, which every world passes through, and views of the fields that are copied from it."""
+    """One thread's MjData, which every world passes through, and views of what is copied."""
 
-    def __init__(self, model: mujoco.MjModel) -> None:
+    def __init__(self, model: mujoco.MjModel, n: int) -> None:
         self.data = mujoco.MjData(model)
+        self.front, self.is_state = _front(model, self.data)
         self.warnings = _flat(self.data.warning.number)
-        self.derived: list[memoryview] = []
+        self.copies: list[list[tuple[memoryview, memoryview]]] = [[] for _ in range(n)]
+        """Per world, the fields that are no part of the state: where they belong, and where they are here."""
         self.after_constraints: list[np.ndarray] = []
 
 
@@ -83,27 +103,27 @@ class CpuSim(Simulator):
                 "the model has sleep enabled, but MuJoCo's state does not say who sleeps, so no run could be resumed; "
                 'remove sleep="enable" from its options.'
             )
+        if not model.nq:
+            raise UserError("the model has no joints, so nothing in it can move; add one.")
         self.model = model
         self.n = n
         self.device = torch.device("cpu")
         self.dtype = torch.float64
         self.threads = max(1, min(threads or usable_cores(), n))
-        self._scratch = [_Scratch(model) for _ in range(self.threads)]  # the first is the caller's
-        self._derived: list[list[memoryview]] = [[] for _ in range(n)]  # per world, in the order of _Scratch.derived
+        self._scratch = [_Scratch(model, n) for _ in range(self.threads)]  # the first is the caller's
+        first = self._scratch[0]
+        self._worlds = np.tile(first.front, (n, 1))
+        self._fronts = [front.data for front in self._worlds]
+        self._times_s = [0.0] * n  # which is not in the buffer
+        self._initial = bytes(first.front)
         self._turns: dict[int, list[Turn]] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
         self._warned: dict[int, np.ndarray] = {}  # by world, how often each of MuJoCo's warnings came in this step
         self._diverged: torch.Tensor | None = None
         self._helpers = Helpers(self.threads - 1, "kit-sim")
         self._renderers: dict[tuple[object, ...], Renderer] = {}
-        self._silent = _flat(np.zeros_like(self._scratch[0].data.warning.number))
-        first = self._scratch[0].data
-        self._initial = np.empty(mujoco.mj_stateSize(model, _STATE))
-        mujoco.mj_getState(model, first, self._initial, _STATE)
-        self._state = np.tile(self._initial, (n, 1))  # MuJoCo's integration state of every world
-        self._rows = list(self._state)
-        mujoco.mj_forward(model, first)
-        self._columns = _state_columns(model, first)
+        self._silent = _flat(np.zeros_like(first.data.warning.number))
+        mujoco.mj_forward(model, first.data)
 
     def field(self, name: str) -> torch.Tensor:
         if name not in self._fields:
@@ -117,25 +137,45 @@ class CpuSim(Simulator):
         known = isinstance(first, np.ndarray) and not name.startswith(_ARENA)
         if not known or (first.size and not is_fixed(own, first)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
-        if name in self._columns:
-            return torch.from_numpy(self._state)[:, self._columns[name]].unflatten(1, first.shape)
+        if self._is_state(name):
+            strides = (self._worlds.strides[0], *first.strides)
+            at = _offset(own, first)
+            return _tensor(name, np.ndarray((self.n, *first.shape), first.dtype, self._worlds, at, strides))
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
         for scratch in self._scratch:
             array = getattr(scratch.data, name)
-            scratch.derived.append(_flat(array))
+            computed = _flat(array)
+            for copies, row in zip(scratch.copies, batch, strict=True):
+                copies.append((_flat(row), computed))
             if name in _AFTER_CONSTRAINTS:
                 scratch.after_constraints.append(array)
         for world, row in enumerate(batch):
-            self._derived[world].append(_flat(row))
             self._follow(world)
             row[...] = first
-        tensor = torch.from_numpy(batch)
-        return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
+        return _tensor(name, batch)
+
+    def _is_state(self, name: str) -> bool:
+        first = self._scratch[0]
+        array = getattr(first.data, name)
+        start = _offset(first.data, array)
+        return start >= 0 and bool(first.is_state[start : start + array.nbytes].any())
+
+    def _load(self, world: int) -> None:
+        """Into the caller's MjData."""
+        mine = self._scratch[0]
+        mine.front[:] = self._fronts[world]
+        mine.data.time = self._times_s[world]
+
+    def _store(self, world: int) -> None:
+        """From the caller's MjData."""
+        mine = self._scratch[0]
+        self._fronts[world][:] = mine.front
+        self._times_s[world] = mine.data.time
 
     def _follow(self, world: int) -> None:
         """Load `world` into the caller's MjData, with what follows from its state."""
         mine = self._scratch[0]
-        mujoco.mj_setState(self.model, mine.data, self._rows[world], _STATE)
+        self._load(world)
         mujoco.mj_forward(self.model, mine.data)
         if mine.after_constraints:
             mujoco.mj_rnePostConstraint(self.model, mine.data)
@@ -159,7 +199,8 @@ class CpuSim(Simulator):
             *[partial(self._advance, scratch, queue, last) for scratch in others],
             prepare=fill_queue,
         )
-        self._advance(mine, queue)  # what a delayed helper has put back since
+        if queue:  # what a delayed helper has put back since
+            self._advance(mine, queue)
         self._diverged = self._diagnose() if self._warned else None
 
     def _share_out(self, substeps: int) -> list[Turn]:
@@ -175,16 +216,18 @@ class CpuSim(Simulator):
     def _advance(self, scratch: _Scratch, queue: deque[Turn], leave: int = 0) -> None:
         """Step worlds from `queue` in `scratch` until `leave` are left; every thread runs this. Which thread steps
         which world does not matter: worlds share nothing but the read-only model."""
-        model, data, rows = self.model, scratch.data, self._rows
-        load, step, store = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
+        model, data, here, fronts, times_s = self.model, scratch.data, scratch.front, self._fronts, self._times_s
         while len(queue) > leave:
             try:
                 world, substeps, later = queue.popleft()
             except IndexError:  # another thread was faster
                 return
-            load(model, data, rows[world], _STATE)
-            step(model, data, substeps)
-            store(model, data, rows[world], _STATE)
+            front = fronts[world]
+            here[:] = front
+            data.time = times_s[world]
+            mujoco.mj_step(model, data, substeps)
+            front[:] = here
+            times_s[world] = data.time
             if scratch.warnings != self._silent:
                 self._warned[world] = self._warned.get(world, 0) + np.asarray(scratch.warnings)
                 scratch.warnings[:] = self._silent
@@ -193,7 +236,8 @@ class CpuSim(Simulator):
                 continue
             if scratch.after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            self._show(world, scratch)
+            for field, computed in scratch.copies[world]:
+                field[:] = computed
 
     def _diagnose(self) -> torch.Tensor | None:
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
@@ -218,43 +262,48 @@ class CpuSim(Simulator):
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         mine = self._scratch[0]
-        drawn = [(self._columns[name], value.flatten(1).numpy()) for name, value in fields.items()]
+        targets = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():
-            row = self._rows[world]
-            row[:] = self._initial
-            for columns, values in drawn:
-                row[columns] = values[world]
-            mujoco.mj_setState(self.model, mine.data, row, _STATE)
+            mine.front[:], mine.data.time = self._initial, 0.0
+            for there, value in targets:
+                there[:] = value[world]
             for array in mine.after_constraints:
                 array.fill(0)
             mujoco.mj_forward(self.model, mine.data)
-            mujoco.mj_getState(self.model, mine.data, row, _STATE)
-            self._show(world, mine)
+            self._store(world)
+            self._show(world)
             mine.warnings[:] = self._silent  # the next step gives them again
 
-    def _show(self, world: int, scratch: _Scratch) -> None:
-        """Copy what follows from the state of `world` from the MjData that holds it."""
-        for here, there in zip(self._derived[world], scratch.derived, strict=False):
-            here[:] = there
+    def _show(self, world: int) -> None:
+        """Copy what follows from the state of `world` from the caller's MjData, which holds it."""
+        for field, computed in self._scratch[0].copies[world]:
+            field[:] = computed
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """MuJoCo's integration state, and the fields that follow from it as they are: after `mj_step` positions of
         bodies and the like lag one substep behind qpos, so they cannot be recomputed."""
-        derived = {name: value.clone() for name, value in self._fields.items() if name not in self._columns}
-        return {"state": torch.from_numpy(self._state.copy()), **derived}
+        state = np.empty((self.n, mujoco.mj_stateSize(self.model, _STATE)))
+        for world, row in enumerate(state):
+            self._load(world)
+            mujoco.mj_getState(self.model, self._scratch[0].data, row, _STATE)
+        derived = {name: value.clone() for name, value in self._fields.items() if not self._is_state(name)}
+        return {"state": torch.from_numpy(state), **derived}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
-        if state.shape != self._state.shape:
+        shape = (self.n, mujoco.mj_stateSize(self.model, _STATE))
+        if state.shape != shape:
             raise UserError(
-                f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {self.n} of "
-                f"{self._state.shape[1]}; build it with the same model and number of envs."
+                f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {shape[0]} of "
+                f"{shape[1]}; build it with the same model and number of envs."
             )
-        self._state[:] = state
-        if self._fields.keys() - self._columns.keys() - snapshot.keys():
+        for world, row in enumerate(state):
+            mujoco.mj_setState(self.model, self._scratch[0].data, row, _STATE)
+            self._store(world)
+        if any(not self._is_state(name) for name in self._fields.keys() - snapshot.keys()):
             for world in range(self.n):
                 self._follow(world)
-                self._show(world, self._scratch[0])
+                self._show(world)
         for name, value in snapshot.items():
             if name != "state":
                 self.field(name).copy_(value)
