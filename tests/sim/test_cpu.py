@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 
@@ -180,6 +181,57 @@ def test_restore_is_bit_exact_over_200_random_steps(model, elsewhere):
     sim.close()
 
 
+# What a state may hold beside positions and velocities: activations, a delayed actuator's past, a switch, user's data.
+ODD = """
+<mujoco>
+  <size nuserdata="3"/>
+  <option timestep="0.005"/>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <body name="a" pos="0 0 .3"><freejoint/><geom size=".1"/></body>
+    <body name="b" pos=".5 0 .3"><joint name="j" axis="0 1 0"/><geom size=".1" pos=".1 0 0"/></body>
+  </worldbody>
+  <equality><connect body1="a" body2="b" anchor="0 0 0"/></equality>
+  <actuator>
+    <general joint="j" dyntype="filter" dynprm=".1" gainprm="3" delay="0.02" nsample="8" interp="linear"/>
+  </actuator>
+</mujoco>
+"""
+
+
+def test_whatever_makes_up_a_state_is_each_worlds_own_and_saved():
+    model = mujoco.MjModel.from_xml_string(ODD)
+    assert min(model.na, model.neq, model.nuserdata, mujoco.MjData(model).history.size) > 0
+    sim, ctrl, n = CpuSim(model, 5, threads=2), random_ctrl(60, 5), 5
+    bare = [mujoco.MjData(model) for _ in range(n)]
+    sim.eq_active[1], bare[1].eq_active[0] = False, 0
+    for world, data in enumerate(bare):
+        sim.userdata[world] = data.userdata[:] = world
+    names = ("qpos", "act", "history", "userdata", "eq_active", "qacc", "qfrc_actuator")
+    for name in names:
+        sim.field(name)
+
+    def step(sim: CpuSim, value: torch.Tensor) -> None:
+        sim.ctrl.copy_(value)
+        sim.step(3)
+
+    for value in ctrl[:30]:
+        step(sim, value)
+        for data, number in zip(bare, value, strict=True):
+            data.ctrl[:] = number
+            mujoco.mj_step(model, data, 3)
+        for name, (world, data) in itertools.product(names, enumerate(bare)):
+            assert np.array_equal(sim.field(name)[world], getattr(data, name)), name
+    other = CpuSim(model, n, threads=1)
+    other.restore(sim.snapshot())
+    assert all(torch.equal(sim.field(name), other.field(name)) for name in names)
+    for value in ctrl[30:]:
+        step(sim, value), step(other, value)
+    assert all(torch.equal(sim.field(name), other.field(name)) for name in names)
+    assert sim.snapshot()["state"][:, 0].tolist() == pytest.approx([180 * 0.005] * n)  # seconds
+    sim.close()
+
+
 def test_a_snapshot_of_another_size_is_refused(model):
     with pytest.raises(UserError, match="3 worlds"):
         CpuSim(model, 2).restore(CpuSim(model, 3).snapshot())
@@ -227,6 +279,11 @@ def test_a_model_that_sleeps_is_refused():
     xml = '<mujoco><option><flag sleep="enable"/></option><worldbody/></mujoco>'
     with pytest.raises(UserError, match='remove sleep="enable"'):
         CpuSim(mujoco.MjModel.from_xml_string(xml), 1)
+
+
+def test_a_model_without_joints_is_refused():
+    with pytest.raises(UserError, match="no joints"):
+        CpuSim(mujoco.MjModel.from_xml_string("<mujoco/>"), 1)
 
 
 def test_mujocos_warnings_are_pythons_and_no_file_is_written(model, tmp_path, monkeypatch):
