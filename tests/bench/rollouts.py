@@ -6,6 +6,9 @@
 The contestants take many short turns, so that a noisy machine treats them alike; what counts are the ratios. Their
 upper deciles tell most: what each does while nothing else runs. All get the same number of threads, the same substeps,
 and actions drawn beforehand in the type they take.
+
+Bare MuJoCo comes twice. The limit: threads step their worlds and meet every 20 env steps. And in lockstep: they meet at
+every one, as they must where one policy acts in all worlds; the difference is what waking up and waiting costs here.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,37 +32,39 @@ import torch
 
 from kit.envs import make_task, make_vec
 from kit.machine.limits import usable_cores
+from kit.sim.helpers import Helpers
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 AT_ONCE = 20
-BARE = "bare mj_step"
+BARE, LOCKSTEP = "bare mj_step", "bare mj_step in lockstep"
 Step = Callable[[], object]
 
 
-def bare(task: str, n: int, threads: int, rng: np.random.Generator) -> Step:
-    """mj_step alone, the limit: every thread steps its share of the worlds, and all meet every `AT_ONCE` env steps.
+def bare(task: str, n: int, threads: int, rng: np.random.Generator, at_once: int = AT_ONCE) -> Step:
+    """mj_step alone: every thread steps its share of the worlds, and all meet every `at_once` env steps.
 
-    So that the worlds are as costly as those of an env that resets the fallen, they are then put into states of such
-    an env."""
+    So that the worlds are as costly as those of an env that resets the fallen, they are put into states of such an env
+    every `AT_ONCE` steps."""
     made = make_task(task)
     model, substeps, size = made.model, made.substeps, made.action_space.shape[0]
     states = _states(task, n, rng)
     datas = [mujoco.MjData(model) for _ in range(n)]
     ctrl = rng.uniform(-1, 1, (64, n, size))
-    pool = ThreadPoolExecutor(threads)
-    clock = itertools.count()
+    helpers = Helpers(threads - 1, "bare")
+    clock = itertools.count(step=at_once)
 
-    def share(worlds: range, turn: int) -> None:
-        for world in worlds:
-            mujoco.mj_setState(model, datas[world], states[turn % len(states), world], _STATE)
-        for row in range(AT_ONCE):
+    def share(worlds: range, now: int) -> None:
+        for at in range(now, now + at_once):
+            if at % AT_ONCE == 0:
+                for world in worlds:
+                    mujoco.mj_setState(model, datas[world], states[at // AT_ONCE % len(states), world], _STATE)
             for world in worlds:
-                datas[world].ctrl[:size] = ctrl[row, world]
+                datas[world].ctrl[:size] = ctrl[at % 64, world]
                 mujoco.mj_step(model, datas[world], substeps)
 
     def step() -> None:
-        turn = next(clock)
-        list(pool.map(share, [range(i, n, threads) for i in range(threads)], [turn] * threads))
+        now = next(clock)
+        helpers.run(*[partial(share, range(i, n, threads), now) for i in range(threads)])
 
     return step
 
@@ -169,6 +173,7 @@ def take_turns(args: argparse.Namespace, n: int) -> dict[str, list[float]]:
     with contextlib.ExitStack() as stack:
         steps = {
             BARE: bare(args.task, n, args.threads, rng),
+            LOCKSTEP: bare(args.task, n, args.threads, rng, at_once=1),
             "kit TensorEnv": tensors(args.task, n, args.threads, rng, stack),
             "SB3 DummyVecEnv": sb3(theirs, n, False, rng, stack),
             "SB3 SubprocVecEnv (forkserver)": sb3(theirs, n, True, rng, stack),
