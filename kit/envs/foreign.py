@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from kit.envs.task import Share
 from kit.errors import UserError
-from kit.sim.cpu import is_fixed
+from kit.sim.worlds import is_fixed
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 

@@ -1,20 +1,11 @@
-"""MuJoCo in C: every world is a row of bytes; threads, each with one `MjData`, step them in turn.
+"""MuJoCo in C: threads step the worlds in turn.
 
-MjData keeps its arrays in one buffer, those that make up the state in front. A thread copies a world's front into its
-MjData, steps it and copies it back, which takes 0.5 us; in return what the physics works on stays in the core's own
-cache, which is too small for the MjData of more than a few Ants, and a thousand worlds need hardly more memory than
-one.
-
-`mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics. What remains in
-Python per world and step is one pop from a queue and one copy per field that is no part of the state, all bound
-beforehand. Memoryviews are copied in 0.05 us each, where numpy takes 0.19. MuJoCo's own mj_setState and mj_getState
-give up Python's lock each time, and the threads then wait for it: 1.5 % of a step of 16 Ants.
+`mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,71 +18,24 @@ from kit.errors import UserError
 from kit.machine.limits import usable_cores
 from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
+from kit.sim.worlds import STATE, Scratch, Turn, Worlds, flat, is_fixed, offset
 
-_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by mj_rnePostConstraint only
 _ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized anew at every step
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
-_ALIGNED = 64
-"""Bytes; where arrays begin in MjData's buffer."""
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 if TYPE_CHECKING:
     from kit.sim.render import Renderer
 
-Turn = tuple[int, int, int]
-"""A world, the substeps to make now, and those left for a later turn."""
-
-
-def _offset(data: mujoco.MjData, array: np.ndarray) -> int:
-    """Where `array` begins, counted from the beginning of MjData's buffer, whose first array is qpos."""
-    start: int = data.qpos.__array_interface__["data"][0]
-    return int(array.__array_interface__["data"][0]) - start
-
-
-def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
-    """Whether `array` lies in MjData's buffer, so that its size and address never change."""
-    return 0 <= _offset(data, array) < data.nbuffer
-
-
-def _front(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[memoryview, np.ndarray]:
-    """The front of MjData's buffer as bytes, up to the last one that `mj_setState` writes, and which of them it writes
-    (a part of each number). Leaves `data` as new."""
-    buffer = np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (data.nbuffer,), (1,))
-    written = []
-    for value in (0.0, 1.0):
-        mujoco.mj_setState(model, data, np.full(mujoco.mj_stateSize(model, _STATE), value), _STATE)
-        written.append(buffer.copy())
-    mujoco.mj_resetData(model, data)
-    differ = np.not_equal(*written)
-    size = int(differ.nonzero()[0][-1]) // _ALIGNED * _ALIGNED + _ALIGNED
-    front = buffer[:size]
-    if model.nplugin and _offset(data, data.plugin_data) < len(front):  # pointers, which are each MjData's own
-        raise NotImplementedError("this version of MuJoCo keeps pointers among the state; kit cannot run its plugins")
-    return front.data, differ[:size]
-
-
-def _flat(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).data
+Round = tuple[list[Turn], list[Callable[[], None]]]
+"""A step's turns in order, and what each thread does, the caller first."""
 
 
 def _tensor(name: str, batch: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(batch)
     return tensor.unflatten(-1, (3, 3)) if name.endswith("mat") else tensor
-
-
-class _Scratch:
-    """One thread's MjData, which every world passes through, and views of what is copied."""
-
-    def __init__(self, model: mujoco.MjModel, n: int) -> None:
-        self.data = mujoco.MjData(model)
-        self.front, self.is_state = _front(model, self.data)
-        self.warnings = _flat(self.data.warning.number)
-        self.copies: list[list[tuple[memoryview, memoryview]]] = [[] for _ in range(n)]
-        """Per world, the fields that are no part of the state: where they belong, and where they are here."""
-        self.after_constraints: list[np.ndarray] = []
 
 
 class CpuSim(Simulator):
@@ -110,20 +54,13 @@ class CpuSim(Simulator):
         self.device = torch.device("cpu")
         self.dtype = torch.float64
         self.threads = max(1, min(threads or usable_cores(), n))
-        self._scratch = [_Scratch(model, n) for _ in range(self.threads)]  # the first is the caller's
-        first = self._scratch[0]
-        self._worlds = np.tile(first.front, (n, 1))
-        self._fronts = [front.data for front in self._worlds]
-        self._times_s = [0.0] * n  # which is not in the buffer
-        self._initial = bytes(first.front)
-        self._turns: dict[int, list[Turn]] = {}  # by substeps
+        self._worlds = Worlds(model, n)
+        self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first is the caller's
+        self._rounds: dict[int, Round] = {}  # by substeps
         self._fields: dict[str, torch.Tensor] = {}
-        self._warned: dict[int, np.ndarray] = {}  # by world, how often each of MuJoCo's warnings came in this step
         self._diverged: torch.Tensor | None = None
         self._helpers = Helpers(self.threads - 1, "kit-sim")
         self._renderers: dict[tuple[object, ...], Renderer] = {}
-        self._silent = _flat(np.zeros_like(first.data.warning.number))
-        mujoco.mj_forward(model, first.data)
 
     def field(self, name: str) -> torch.Tensor:
         if name not in self._fields:
@@ -138,70 +75,46 @@ class CpuSim(Simulator):
         if not known or (first.size and not is_fixed(own, first)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
         if self._is_state(name):
-            strides = (self._worlds.strides[0], *first.strides)
-            at = _offset(own, first)
-            return _tensor(name, np.ndarray((self.n, *first.shape), first.dtype, self._worlds, at, strides))
+            rows = self._worlds.bytes
+            strides = (rows.strides[0], *first.strides)
+            return _tensor(name, np.ndarray((self.n, *first.shape), first.dtype, rows, offset(own, first), strides))
         batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
+        rows_of = [flat(row) for row in batch]
         for scratch in self._scratch:
-            array = getattr(scratch.data, name)
-            computed = _flat(array)
-            for copies, row in zip(scratch.copies, batch, strict=True):
-                copies.append((_flat(row), computed))
-            if name in _AFTER_CONSTRAINTS:
-                scratch.after_constraints.append(array)
+            scratch.register(name, rows_of)
         for world, row in enumerate(batch):
-            self._follow(world)
-            row[...] = first
+            self._scratch[0].follow(world)
+            row[...] = first  # no other field: those may lag behind the state
         return _tensor(name, batch)
 
     def _is_state(self, name: str) -> bool:
-        first = self._scratch[0]
-        array = getattr(first.data, name)
-        start = _offset(first.data, array)
-        return start >= 0 and bool(first.is_state[start : start + array.nbytes].any())
-
-    def _load(self, world: int) -> None:
-        """Into the caller's MjData."""
-        mine = self._scratch[0]
-        mine.front[:] = self._fronts[world]
-        mine.data.time = self._times_s[world]
-
-    def _store(self, world: int) -> None:
-        """From the caller's MjData."""
-        mine = self._scratch[0]
-        self._fronts[world][:] = mine.front
-        self._times_s[world] = mine.data.time
-
-    def _follow(self, world: int) -> None:
-        """Load `world` into the caller's MjData, with what follows from its state."""
-        mine = self._scratch[0]
-        self._load(world)
-        mujoco.mj_forward(self.model, mine.data)
-        if mine.after_constraints:
-            mujoco.mj_rnePostConstraint(self.model, mine.data)
-        mine.warnings[:] = self._silent  # the next step gives them again
+        data = self._scratch[0].data
+        array = getattr(data, name)
+        start = offset(data, array)
+        return start >= 0 and bool(self._worlds.is_state[start : start + array.nbytes].any())
 
     def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
-        if substeps not in self._turns:
-            self._turns[substeps] = self._share_out(substeps)
-        turns = self._turns[substeps]
-        queue: deque[Turn] = deque()
-        last = int(turns[0][-1] > 0)  # a short turn, left to the caller
-        mine, *others = self._scratch
+        if substeps not in self._rounds:
+            self._rounds[substeps] = self._round(substeps)
+        turns, work = self._rounds[substeps]
+        queue = self._worlds.queue
 
         def fill_queue() -> None:
             if prepare is not None:
                 prepare()
+            queue.clear()  # of what a step that failed has left
             queue.extend(turns)
 
-        self._helpers.run(
-            partial(self._advance, mine, queue),
-            *[partial(self._advance, scratch, queue, last) for scratch in others],
-            prepare=fill_queue,
-        )
+        self._helpers.run(*work, prepare=fill_queue)
         if queue:  # what a delayed helper has put back since
-            self._advance(mine, queue)
-        self._diverged = self._diagnose() if self._warned else None
+            work[0]()
+        self._diverged = self._diagnose() if self._worlds.warned else None
+
+    def _round(self, substeps: int) -> Round:
+        turns = self._share_out(substeps)
+        mine, *others = self._scratch
+        last = int(turns[0][-1] > 0)  # a short turn, left to the caller
+        return turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
 
     def _share_out(self, substeps: int) -> list[Turn]:
         """The turns of a step, in order.
@@ -213,35 +126,9 @@ class CpuSim(Simulator):
         later = [min(substeps - 1, max(1, substeps // 5)) if world < several else 0 for world in range(self.n)]
         return [(world, substeps - rest, rest) for world, rest in enumerate(later)]
 
-    def _advance(self, scratch: _Scratch, queue: deque[Turn], leave: int = 0) -> None:
-        """Step worlds from `queue` in `scratch` until `leave` are left; every thread runs this. Which thread steps
-        which world does not matter: worlds share nothing but the read-only model."""
-        model, data, here, fronts, times_s = self.model, scratch.data, scratch.front, self._fronts, self._times_s
-        while len(queue) > leave:
-            try:
-                world, substeps, later = queue.popleft()
-            except IndexError:  # another thread was faster
-                return
-            front = fronts[world]
-            here[:] = front
-            data.time = times_s[world]
-            mujoco.mj_step(model, data, substeps)
-            front[:] = here
-            times_s[world] = data.time
-            if scratch.warnings != self._silent:
-                self._warned[world] = self._warned.get(world, 0) + np.asarray(scratch.warnings)
-                scratch.warnings[:] = self._silent
-            if later:
-                queue.append((world, later, 0))
-                continue
-            if scratch.after_constraints:
-                mujoco.mj_rnePostConstraint(model, data)
-            for field, computed in scratch.copies[world]:
-                field[:] = computed
-
     def _diagnose(self) -> torch.Tensor | None:
         """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
-        warned, self._warned = self._warned, {}
+        warned, self._worlds.warned = self._worlds.warned, {}
         if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
             raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
         if any(counts[_FULL].any() for counts in warned.values()):
@@ -262,48 +149,35 @@ class CpuSim(Simulator):
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         mine = self._scratch[0]
-        targets = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
+        drawn = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():
-            mine.front[:], mine.data.time = self._initial, 0.0
-            for there, value in targets:
-                there[:] = value[world]
-            for array in mine.after_constraints:
-                array.fill(0)
-            mujoco.mj_forward(self.model, mine.data)
-            self._store(world)
-            self._show(world)
-            mine.warnings[:] = self._silent  # the next step gives them again
-
-    def _show(self, world: int) -> None:
-        """Copy what follows from the state of `world` from the caller's MjData, which holds it."""
-        for field, computed in self._scratch[0].copies[world]:
-            field[:] = computed
+            mine.begin(world, drawn)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """MuJoCo's integration state, and the fields that follow from it as they are: after `mj_step` positions of
         bodies and the like lag one substep behind qpos, so they cannot be recomputed."""
-        state = np.empty((self.n, mujoco.mj_stateSize(self.model, _STATE)))
+        state = np.empty((self.n, mujoco.mj_stateSize(self.model, STATE)))
         for world, row in enumerate(state):
-            self._load(world)
-            mujoco.mj_getState(self.model, self._scratch[0].data, row, _STATE)
+            self._scratch[0].load(world)
+            mujoco.mj_getState(self.model, self._scratch[0].data, row, STATE)
         derived = {name: value.clone() for name, value in self._fields.items() if not self._is_state(name)}
         return {"state": torch.from_numpy(state), **derived}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
-        shape = (self.n, mujoco.mj_stateSize(self.model, _STATE))
+        shape = (self.n, mujoco.mj_stateSize(self.model, STATE))
         if state.shape != shape:
             raise UserError(
                 f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {shape[0]} of "
                 f"{shape[1]}; build it with the same model and number of envs."
             )
         for world, row in enumerate(state):
-            mujoco.mj_setState(self.model, self._scratch[0].data, row, _STATE)
-            self._store(world)
+            mujoco.mj_setState(self.model, self._scratch[0].data, row, STATE)
+            self._scratch[0].store(world)
         if any(not self._is_state(name) for name in self._fields.keys() - snapshot.keys()):
             for world in range(self.n):
-                self._follow(world)
-                self._show(world)
+                self._scratch[0].follow(world)
+                self._scratch[0].show(world)
         for name, value in snapshot.items():
             if name != "state":
                 self.field(name).copy_(value)
