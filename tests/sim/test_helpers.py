@@ -80,7 +80,8 @@ def test_an_interrupted_caller_leaves_no_work_behind():
 
 def test_a_simulator_that_nobody_holds_takes_its_threads_along():
     before = threading.active_count()
-    sim = CpuSim(mujoco.MjModel.from_xml_string("<mujoco><worldbody/></mujoco>"), 4, threads=4)
+    xml = '<mujoco><worldbody><body><joint/><geom size=".1"/></body></worldbody></mujoco>'
+    sim = CpuSim(mujoco.MjModel.from_xml_string(xml), 4, threads=4)
     sim.step()
     assert threading.active_count() == before + 3
     del sim
