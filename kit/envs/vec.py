@@ -1,10 +1,11 @@
 """The tensor-native vector env: `n` worlds of one task, everything in and out a tensor on the simulator's device.
 
-Where a step of 16 Ants on two cores goes (1.31 ms): bare physics 1.13 ms; threads that wake up and wait for each other
-0.05; worlds loaded, stored and copied 0.05; about 30 small tensor operations 0.06, twice what they take when physics
-has not just filled the caches; resets 0.02 (0.2 each). What is not physics doubles when the worlds quadruple: 0.87 of
-bare physics with 16, 0.92 with 64. Not worth it when tried: the costliest worlds first, spinning instead of sleeping,
-numpy in place of torch (0.02 ms), inference mode (0.01), fewer tensor operations for the same arithmetic (0.01).
+Where a step of 16 Ants on two cores goes (1.28 ms): bare physics 1.13 ms; threads that wake up and wait for each other
+0.05, as bare physics would in lockstep; about 30 small tensor operations 0.05, twice what they take when physics has
+not just filled the caches; resets 0.02 (0.2 each); worlds copied in and out 0.02. What is not physics doubles when the
+worlds quadruple: 0.86 to 0.9 of bare physics with 16, 0.92 to 0.94 with 64. Not worth it when tried: the costliest
+worlds first, more and shorter turns, spinning instead of sleeping, numpy in place of torch (0.02 ms), inference mode
+(0.01), fewer tensor operations for the same arithmetic (0.01), those on actions alone while threads wake up (0.00).
 """
 
 from __future__ import annotations
