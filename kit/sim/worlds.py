@@ -37,21 +37,24 @@ def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
     return 0 <= offset(data, array) < data.nbuffer
 
 
-def _front(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[memoryview, np.ndarray]:
-    """The front of MjData's buffer as bytes, up to the last one that `mj_setState` writes, and which of them it writes
-    (a part of each number). Leaves `data` as new."""
-    buffer = np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (data.nbuffer,), (1,))
+def _buffer(data: mujoco.MjData) -> np.ndarray:
+    """MjData's buffer as bytes."""
+    return np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (data.nbuffer,), (1,))
+
+
+def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """For every byte in front, up to the last one that `mj_setState` writes, whether it does (it tells a part of each
+    number). Leaves `data` as new."""
     written = []
     for value in (0.0, 1.0):
         mujoco.mj_setState(model, data, np.full(mujoco.mj_stateSize(model, STATE), value), STATE)
-        written.append(buffer.copy())
+        written.append(_buffer(data).copy())
     mujoco.mj_resetData(model, data)
     differ = np.not_equal(*written)
     size = int(differ.nonzero()[0][-1]) // _ALIGNED * _ALIGNED + _ALIGNED
-    front = buffer[:size]
-    if model.nplugin and offset(data, data.plugin_data) < len(front):  # pointers, which are each MjData's own
+    if model.nplugin and offset(data, data.plugin_data) < size:  # pointers, which are each MjData's own
         raise NotImplementedError("this version of MuJoCo keeps pointers among the state; kit cannot run its plugins")
-    return front.data, differ[:size]
+    return differ[:size]
 
 
 def flat(array: np.ndarray) -> memoryview:
@@ -64,7 +67,8 @@ class Worlds:
     def __init__(self, model: mujoco.MjModel, n: int) -> None:
         self.model = model
         new = mujoco.MjData(model)
-        front, self.is_state = _front(model, new)
+        self.is_state = _find_state(model, new)
+        front = _buffer(new)[: len(self.is_state)]
         self.bytes = np.tile(front, (n, 1))
         self.fronts = [row.data for row in self.bytes]
         self.times_s = [0.0] * n  # which is not in the buffer
@@ -81,7 +85,7 @@ class Scratch:
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self.data = mujoco.MjData(worlds.model)
-        self.front, _ = _front(worlds.model, self.data)
+        self.front = _buffer(self.data)[: len(worlds.is_state)].data
         self.warnings = flat(self.data.warning.number)
         self.copies: list[list[tuple[memoryview, memoryview]]] = [[] for _ in worlds.fronts]
         """Per world, the fields that are no part of the state: where they belong, and where they are here."""
@@ -120,7 +124,7 @@ class Scratch:
                 continue
             if self.after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for field, computed in self.copies[world]:
+            for field, computed in self.copies[world]:  # as `show` does, without a call
                 field[:] = computed
 
     def load(self, world: int) -> None:
