@@ -115,7 +115,7 @@ def _video(options: argparse.Namespace) -> int:
 
 
 def _fingerprint(options: argparse.Namespace) -> int:
-    from kit.runs.checkpoint import Damaged
+    from kit.format.checkpoint import Damaged
     from kit.runs.fingerprint import fingerprint
     from kit.runs.run import Run
 
@@ -127,7 +127,7 @@ def _fingerprint(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from kit.machine.bench import bench
+    from kit.measure.bench import bench
 
     report = bench(options.env)
     _print(report.to_dict() if options.json else str(report), options.json)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import re
+import time
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,8 @@ from kit.errors import UserError
 VERSION = 1
 """Of config.yaml; a run written by a newer version is refused."""
 
-ALGOS = ("PPO", "A2C", "SAC")
+ALGOS = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
+"""kit's own algorithms, and the module that holds each one's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit")
@@ -26,12 +28,15 @@ MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoin
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to train, how, and where the run lives. `resolve()` replaces every "auto" by the value that will be used."""
+    """What to train, how, and where the run lives. `kit.resolve` replaces every "auto" by the value that is used."""
 
     env: str = field(
         default="Reach",
-        metadata={"help": "the task: one of kit's (Reach, Ant, ...) or any registered Gymnasium id (Ant-v5)"},
+        metadata={
+            "help": "the task: one of kit's (Reach, Ant, ...), a Gymnasium id (Ant-v5, package:Id-v0), or module:Class"
+        },
     )
+    env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "settings of the task itself"})
     algo: str = field(default="PPO", metadata={"help": "the algorithm: PPO, A2C or SAC"})
     encoder: str = field(default="auto", metadata={"help": "how observations become features: auto, mlp or nature_cnn"})
     preset: str = field(
@@ -42,7 +47,7 @@ class RunConfig:
     seed: int = field(default=0, metadata={"help": "of every random generator"})
     device: str = field(
         default="auto",
-        metadata={"help": "cpu, cuda, or auto: the faster one where preset auto measures, else cuda if there is one"},
+        metadata={"help": "cpu, cuda, or auto: cuda where there is one and the task or the network is made for it"},
     )
     store: str | None = field(
         default=None,
@@ -72,10 +77,11 @@ class RunConfig:
                 object.__setattr__(self, name, value)
             if isinstance(value, bool) or not isinstance(value, _alternatives(kind)):
                 raise UserError(f"{name}={value!r} is a {type(value).__name__}, not {_spell(kind)}.")
-        object.__setattr__(self, "overrides", json.loads(json.dumps(self.overrides, default=_not_json)))
-        _choice("algo", self.algo, ALGOS)
-        _choice("encoder", self.encoder, ENCODERS)
-        _choice("preset", self.preset, PRESETS)
+        for name in ("overrides", "env_options"):
+            mapping = json.loads(json.dumps(getattr(self, name), default=lambda value, name=name: _not_json(name, value)))
+            object.__setattr__(self, name, mapping)
+        for name, valid in (("algo", ALGOS), ("encoder", ENCODERS), ("preset", PRESETS)):
+            object.__setattr__(self, name, _choice(name, getattr(self, name), tuple(valid)))
         if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UserError(f"device={self.device!r} is not a device; use auto, cpu, cuda or cuda:0.")
         _at_least("total_steps", self.total_steps, 1)
@@ -137,13 +143,16 @@ class RunConfig:
 
         return yaml.safe_dump({"version": VERSION, **self.to_dict()}, sort_keys=False)
 
-    # -- what will really be used ----------------------------------------------------------------------------------
-
-    def resolve(self) -> RunConfig:
-        """With every "auto" replaced and `overrides` completed by the preset; checks env and hyperparameters."""
-        from kit.presets import resolve
-
-        return resolve(self)
+    @staticmethod
+    def from_text(name: str, text: str) -> Any:
+        """The value of the field `name` that somebody typed as `text`: 1e6, 400k and 1,000,000 are numbers, mappings are
+        JSON, and nothing at all is None."""
+        kinds, text = _alternatives(typing.get_type_hints(RunConfig)[name]), text.strip()
+        if dict in kinds:
+            return _mapping(name, text)
+        if not text and types.NoneType in kinds:
+            return None
+        return _number(text) if int in kinds else text
 
 
 def seconds(name: str, value: str) -> float:
@@ -156,9 +165,40 @@ def seconds(name: str, value: str) -> float:
     return total
 
 
-def _choice(name: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
+def default_name(config: RunConfig) -> str:
+    """Such as reach-ppo-s0-20261121-090000, in UTC."""
+    env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (config.env, config.algo))
+    return f"{env}-{algo}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+
+
+def _choice(name: str, value: str, valid: Sequence[str]) -> str:
+    """`value` as it is spelled in `valid`; an algorithm or encoder of the user's own is module:NAME."""
+    known = {word.lower(): word for word in valid}
+    if value.lower() not in known and not (name == "algo" and re.fullmatch(r"[\w.]+:\w+", value)):
         raise UserError(f"{name}={value!r} is unknown; {_suggest(value, valid)}.")
+    return known.get(value.lower(), value)
+
+
+def _mapping(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise UserError(f"{name}={text!r} is not JSON ({error}); write '{{\"gamma\": 0.98}}'.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{name}={text!r} is not a JSON mapping; write '{{\"gamma\": 0.98}}'.")
+    return value
+
+
+def _number(text: str) -> int | float | str:
+    """Anything that is no number stays text, for RunConfig to judge."""
+    match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
+    digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
+    for kind in (int, float):
+        try:
+            return kind(digits)
+        except ValueError:
+            continue
+    return text
 
 
 def _suggest(value: str, valid: Sequence[str]) -> str:
@@ -184,5 +224,5 @@ def _spell(kind: Any) -> str:
     return " or ".join(words.get(k, "nothing") for k in _alternatives(kind))
 
 
-def _not_json(value: Any) -> Any:
-    raise UserError(f"overrides holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")
+def _not_json(name: str, value: Any) -> Any:
+    raise UserError(f"{name} holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")

@@ -10,6 +10,10 @@ class UserError(ValueError):
     """The request is wrong. Its message is one sentence; the command line prints it and exits with code 2."""
 
 
+class Overflow(RuntimeError):
+    """A world needed more contacts or constraint rows than it was given room for; fewer worlds would not help."""
+
+
 def need(module: str, extra: str) -> ModuleType:
     """Import an optional `module`, or raise `UserError` naming the `extra` that brings it."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.linalg import vecdot
 
-from kit.envs.task import Task
+from kit.envs.task import MujocoTask
 from kit.sim import Simulator
 
 HEALTHY_Z_M = (0.2, 1.0)
@@ -21,7 +21,7 @@ RESET_NOISE = 0.1
 TORSO = 1
 
 
-class Ant(Task):
+class Ant(MujocoTask):
     """Run along x with 4 legs: the same model, observation, reward, termination and start as `gymnasium`'s Ant-v5.
 
     Kept from there: positions of bodies after `mj_step` lag one substep behind, the forward velocity is computed from

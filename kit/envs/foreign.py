@@ -1,7 +1,8 @@
-"""Anybody's Gymnasium env behind the interface of `TensorEnv`: stepped by SB3's vector envs, tensors at the border."""
+"""Anybody's Gymnasium env behind the contract of vector envs: stepped by SB3's, tensors at the border."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +12,24 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.envs.mujoco import MujocoEnv
-from gymnasium.wrappers import FlattenObservation, TimeLimit
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit, TransformObservation
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from kit.envs.task import Share
+from kit.envs.contract import BatchEnv, Step
+from kit.envs.obs import Obs, entries, tree_map
 from kit.errors import UserError
 from kit.sim.worlds import is_fixed
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_KNOWN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class ForeignEnv:
-    """`num_envs` copies of the registered Gymnasium env `env_id`, with the methods and infos of `TensorEnv`.
+class ForeignEnv(BatchEnv):
+    """`num_envs` copies of a Gymnasium env: of a class or a registered spec, made with `options`.
 
-    Observations of a nested space (Dict, Tuple, ...) are flattened. By default the copies
-    take turns in this process, which is faster than processes of their own unless a step takes milliseconds
+    Entries of nested Dicts get names such as "hand/force"; Tuples, texts and the like are flattened. By default the
+    copies take turns in this process, which is faster than processes of their own unless a step takes milliseconds
     (`processes=True`).
 
     Gymnasium's own MuJoCo envs are snapshotted exactly. Others begin new episodes on `restore`, as `snapshot_note`
@@ -36,38 +40,38 @@ class ForeignEnv:
 
     def __init__(
         self,
-        env_id: str,
+        env: EnvSpec | type[gymnasium.Env],
         num_envs: int,
         device: str | torch.device = "cpu",
         seed: int = 0,
         processes: bool = False,
-        share: Share | None = None,
+        first: int = 0,
         **options: Any,
     ) -> None:
+        """`first`: the number of the first of these worlds, where other processes have those before."""
+        name = env.id if isinstance(env, EnvSpec) else env.__name__
         self.num_envs = num_envs
         self.device = torch.device(device)
         self.dtype = torch.float32
-        makers = [_maker(env_id, options)] * num_envs
+        makers = [_maker(env, name, options)] * num_envs
         self.vec_env: VecEnv = SubprocVecEnv(makers, "forkserver") if processes else DummyVecEnv(makers)
         self.observation_space = self.vec_env.observation_space
         self.action_space = self.vec_env.action_space
         self.snapshots = all(self.vec_env.get_attr("resumable"))
         self.snapshot_note = (
-            f"{env_id} is saved exactly, as part of every checkpoint."
+            f"{name} is saved exactly, as part of every checkpoint."
             if self.snapshots
-            else f"{env_id} cannot save where its worlds stand, so a resumed run begins new episodes in them."
+            else f"{name} cannot save where its worlds stand, so a resumed run begins new episodes in them."
         )
-        """A sentence for the user."""
-        spec = gymnasium.spec(env_id)
-        self.episode_steps = spec.max_episode_steps or 1000
+        self.episode_steps = (env.max_episode_steps if isinstance(env, EnvSpec) else None) or 1000
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
         self._return = torch.zeros(num_envs, dtype=torch.float64)
         self._length = torch.zeros(num_envs, dtype=torch.int64)
-        self._seed, self._first = seed, 0 if share is None else share.first
+        self._seed, self._first = seed, first
         self.reset(seed)
 
-    def reset(self, seed: int | None = None) -> torch.Tensor:
-        """Begin a new episode in every world; world i is seeded with `seed` + i. Returns obs (n, ...)."""
+    def reset(self, seed: int | None = None) -> Obs:
+        """Begin a new episode in every world; world i is seeded with `seed` + i."""
         if seed is not None:
             self._seed = seed
             self.vec_env.seed(seed + self._first)
@@ -75,10 +79,7 @@ class ForeignEnv:
         self._length.zero_()
         return self._tensor(self.vec_env.reset())
 
-    def step(
-        self, action: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One step with `action` (n, ...); continuous ones are clipped to the action space."""
+    def step(self, action: torch.Tensor) -> Step:
         numbers = action.cpu().numpy()
         if isinstance(self.action_space, spaces.Box):
             numbers = np.clip(numbers, self.action_space.low, self.action_space.high)
@@ -99,22 +100,26 @@ class ForeignEnv:
         device = self.device
         return obs, reward.to(device), (done & ~truncated).to(device), truncated.to(device), info
 
-    def _final(self, obs: torch.Tensor, done: np.ndarray, infos: list[dict[str, Any]]) -> torch.Tensor:
+    def _final(self, obs: Obs, done: np.ndarray, infos: list[dict[str, Any]]) -> Obs:
         """`obs` with the rows of finished worlds replaced by what those worlds ended with."""
         if not done.any():
             return obs
-        final = obs.clone()
+        final = tree_map(torch.clone, obs)
         for world in np.flatnonzero(done).tolist():
-            final[world] = self._tensor(np.asarray(infos[world]["terminal_observation"]))
+            last = self._tensor(infos[world]["terminal_observation"])
+            tree_map(lambda rows, row, world=world: rows[world].copy_(row), final, last)
         return final
 
-    def _tensor(self, obs: Any) -> torch.Tensor:
+    def _tensor(self, obs: Any) -> Obs:
         """Real numbers become float32; bytes and whole numbers keep their type."""
-        tensor = torch.as_tensor(obs, device=self.device)
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+        def convert(values: Any) -> torch.Tensor:
+            tensor = torch.as_tensor(np.asarray(values), device=self.device)
+            return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+        return tree_map(convert, obs)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of everything that decides the future where `snapshots`, else what `restore` needs to begin anew."""
         common = {"return": self._return.clone(), "length": self._length.clone(), "seed": torch.tensor(self._seed)}
         if not self.snapshots:
             return common
@@ -143,19 +148,34 @@ class ForeignEnv:
         self.vec_env.close()
 
 
-def _maker(env_id: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
+def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
     """Makes one copy of the env, with what `ForeignEnv` asks of it."""
 
     def make() -> gymnasium.Env:
         try:
-            env = gymnasium.make(env_id, render_mode="rgb_array", **options)
+            if isinstance(env, EnvSpec):
+                made = gymnasium.make(env, render_mode="rgb_array", **options)
+            else:
+                pictures = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
+                made = OrderEnforcing(env(**pictures, **options))
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise UserError(f"env={env_id!r} cannot be made here: {error}") from error
-        if isinstance(env.observation_space, spaces.Dict | spaces.Tuple | spaces.Text | spaces.Sequence | spaces.Graph):
-            env = FlattenObservation(env)
-        return _Saved(env)
+            raise UserError(f"env={name!r} cannot be made here with env_options={options!r}: {error}") from error
+        return _Saved(_in_our_spaces(made))
 
     return make
+
+
+def _in_our_spaces(env: gymnasium.Env) -> gymnasium.Env:
+    """Observations as a space that SB3 knows, or a flat Dict of such."""
+    space = env.observation_space
+    if isinstance(space, _KNOWN):
+        return env
+    if isinstance(space, spaces.Dict):
+        flat = spaces.Dict(dict(entries(space)))
+        if all(isinstance(inner, _KNOWN) for inner in flat.values()):
+            nested = flat.keys() != space.keys()
+            return TransformObservation(env, lambda obs: dict(entries(obs)), flat) if nested else env
+    return FlattenObservation(env)
 
 
 class _Saved(gymnasium.Wrapper):

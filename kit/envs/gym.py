@@ -10,13 +10,15 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from kit.envs.obs import Obs, tree_map
+from kit.envs.registry import make_task
 from kit.envs.vec import TensorEnv
 
 Infos = dict[str, Any]
 _TOTALS = ("final_obs", "episode_return", "episode_length")  # what Gymnasium's own wrappers report in their own way
 
 
-class TaskEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+class TaskEnv(gymnasium.Env[Any, Any]):
     """One world of the task named `task`. `info` holds the task's figures as numbers, `is_success` among them.
 
     `camera` names the view that `render` shows, by default the task's first.
@@ -33,27 +35,25 @@ class TaskEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         width: int = 480,
         **options: Any,
     ) -> None:
-        from kit.envs import make_task
-
         self.tensor_env = TensorEnv(make_task(task, **options), 1, autoreset=False)
         self.observation_space = self.tensor_env.observation_space
         self.action_space = self.tensor_env.action_space
-        self.metadata = {**self.metadata, "render_fps": round(1 / self.tensor_env.task.control_dt_s)}
+        self.metadata = {**self.metadata, "render_fps": round(1 / self.tensor_env.control_dt_s)}
         self.render_mode = render_mode
-        self._view = ((camera or self.tensor_env.task.cameras[0],), height, width)
+        self._view = ((camera,) if camera else None, height, width)
         self._seeded = False
 
-    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[np.ndarray, Infos]:
+    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[Any, Infos]:
         super().reset(seed=seed)
         fresh = seed is not None or not self._seeded
         self._seeded = True
         obs = self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None)
-        return obs[0].numpy(), {}
+        return _numpy(obs, 0), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Infos]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Infos]:
         obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(action).unsqueeze(0))
         numbers = {name: value.item() for name, value in _rename(info).items()}
-        return obs[0].numpy(), reward.item(), bool(terminated.item()), bool(truncated.item()), numbers
+        return _numpy(obs, 0), reward.item(), bool(terminated.item()), bool(truncated.item()), numbers
 
     def render(self) -> np.ndarray | None:
         """RGB picture, uint8 (height, width, 3)."""
@@ -66,7 +66,7 @@ class TaskEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.tensor_env.close()
 
 
-class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     """`num_envs` worlds of the task named `task`. Finished worlds are reset in the same step; what they ended with is
     in `infos["final_obs"]` and `infos["final_info"]`, as in Gymnasium's own vector envs."""
 
@@ -89,8 +89,6 @@ class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         threads: int | None = None,
         **options: Any,
     ) -> None:
-        from kit.envs import make_task
-
         made = make_task(task, **options)
         self.tensor_env = TensorEnv(made, num_envs, device, threads=threads)
         if max_episode_steps is not None:
@@ -102,16 +100,16 @@ class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.action_space = batch_space(made.action_space, num_envs)
         self.metadata = {**self.metadata, "render_fps": round(1 / made.control_dt_s)}
         self.render_mode = render_mode
-        self._view = ((camera or made.cameras[0],), height, width)
+        self._view = ((camera,) if camera else None, height, width)
         self._seeded = False
 
-    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[np.ndarray, Infos]:
+    def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[Any, Infos]:
         super().reset(seed=seed)
         fresh = seed is not None or not self._seeded
         self._seeded = True
-        return self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None).cpu().numpy(), {}
+        return _numpy(self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None)), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]:
         obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(actions))
         done = (terminated | truncated).cpu().numpy()
         infos: Infos = {}
@@ -121,11 +119,11 @@ class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             final_obs = np.full(self.num_envs, None, dtype=object)
             final_info = {name: value.copy() for name, value in infos.items() if name[0] != "_"}
             for world in np.flatnonzero(done):
-                final_obs[world] = info["final_obs"][world].cpu().numpy()
+                final_obs[world] = _numpy(info["final_obs"], int(world))
             infos |= {"final_obs": final_obs, "_final_obs": done, "_final_info": done.copy()}
             infos["final_info"] = {**final_info, **{f"_{name}": done.copy() for name in final_info}}
         return (
-            obs.cpu().numpy(),
+            _numpy(obs),
             reward.double().cpu().numpy(),
             terminated.cpu().numpy(),
             truncated.cpu().numpy(),
@@ -138,6 +136,11 @@ class TaskVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def close_extras(self, **kwargs: Any) -> None:
         self.tensor_env.close()
+
+
+def _numpy(obs: Obs, world: int | None = None) -> Any:
+    """Of all worlds, or of one."""
+    return tree_map(lambda x: (x if world is None else x[world]).cpu().numpy(), obs)
 
 
 def _rename(info: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from torch.linalg import vecdot
 
 from kit.envs.joystick_models import CAMERAS, FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
-from kit.envs.task import Task, may_have
+from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
 
 CONTROL_DT_S = 0.02
@@ -35,7 +35,7 @@ Rewards = Mapping[str, tuple[float, Callable[[Any], torch.Tensor]]]
 """Name -> weight and term, a function of the task."""
 
 
-class Joystick(Task):
+class Joystick(MujocoTask):
     """Follow a command (n, 3): velocity forward and to the left, m/s, and turning to the left, rad/s, as the robot
     sees it. It changes during an episode. 50 Hz; 20 s per episode, less if the robot falls.
 

@@ -73,13 +73,13 @@ def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
     return task.joint_offset[:, task.knee].abs().sum(1)
 
 
-def torques(task: Joystick) -> torch.Tensor:
-    force = task.sim.actuator_force
+def torques(task: Go1Joystick) -> torch.Tensor:
+    force = task.actuator_force
     return force.norm(dim=1) + force.abs().sum(1)
 
 
-def energy(task: Joystick) -> torch.Tensor:
-    return (task.sim.qvel[:, 6:] * task.sim.actuator_force).abs().sum(1)
+def energy(task: Go1Joystick) -> torch.Tensor:
+    return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
 
 
 def action_rate(task: Joystick) -> torch.Tensor:

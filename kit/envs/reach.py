@@ -10,7 +10,7 @@ import torch
 from torch.linalg import vecdot
 
 from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
-from kit.envs.task import Task
+from kit.envs.task import MujocoTask
 from kit.sim import Simulator
 
 SUCCESS_M = 0.15
@@ -30,7 +30,7 @@ CENTRE_W = (1.15, 0.75, 0.85)
 """Middle of the space the hand moves in, m; positions are seen relative to it."""
 
 
-class Reach(Task):
+class Reach(MujocoTask):
     """A Fetch arm is given a point that it can reach and moves its 7 joints, at up to 1 rad/s, 20 times a second.
 
     Once the hand has come within 15 cm the episode is a success: the gripper closes by itself, which takes about half

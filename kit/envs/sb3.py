@@ -12,25 +12,26 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
-from kit.envs.foreign import ForeignEnv
-from kit.envs.vec import TensorEnv
+from kit.envs.contract import BatchEnv
+from kit.envs.obs import Obs, PolicyView, tree_map
 
 
 class TensorVecEnv(VecEnv):
-    """`tensor_env` for anything written for SB3. It reports what SB3's `Monitor` would: at the end of an episode the
+    """`tensor_env` for anything written for SB3, observations as its policies take them (`view`). It reports what SB3's `Monitor` would: at the end of an episode the
     world's info holds "episode" {"r", "l", "t"}, "terminal_observation", "TimeLimit.truncated" and, where the task
     knows success, "is_success"."""
 
-    def __init__(self, tensor_env: TensorEnv | ForeignEnv) -> None:
+    def __init__(self, tensor_env: BatchEnv) -> None:
         self.tensor_env = tensor_env
+        self.view = PolicyView(tensor_env.observation_space)
         self._started = time.time()
-        super().__init__(tensor_env.num_envs, tensor_env.observation_space, tensor_env.action_space)
+        super().__init__(tensor_env.num_envs, self.view.space, tensor_env.action_space)
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Any:
         seed = self._seeds[0]
         self._reset_seeds()
         self._reset_options()
-        return self.tensor_env.reset(seed).cpu().numpy()
+        return self._numpy(self.tensor_env.reset(seed))
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = torch.as_tensor(actions)
@@ -39,9 +40,10 @@ class TensorVecEnv(VecEnv):
         obs, reward, terminated, truncated, info = self.tensor_env.step(self._actions)
         done = (terminated | truncated).cpu().numpy()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        final = self._numpy(info["final_obs"]) if done.any() else None
         for world in np.flatnonzero(done):
             infos[world] = {
-                "terminal_observation": info["final_obs"][world].cpu().numpy(),
+                "terminal_observation": tree_map(lambda rows, world=world: rows[world], final),
                 "TimeLimit.truncated": bool(truncated[world]),
                 "episode": {
                     "r": float(info["episode_return"][world]),
@@ -51,7 +53,10 @@ class TensorVecEnv(VecEnv):
             }
             if "success" in info:
                 infos[world]["is_success"] = bool(info["success"][world])
-        return obs.cpu().numpy(), reward.cpu().numpy(), done, infos
+        return self._numpy(obs), reward.cpu().numpy(), done, infos
+
+    def _numpy(self, obs: Obs) -> Any:
+        return tree_map(lambda x: x.cpu().numpy(), self.view(obs))
 
     def close(self) -> None:
         self.tensor_env.close()

@@ -1,4 +1,4 @@
-"""What a task is: a model, and what is acted, seen, rewarded and drawn anew, as batched torch functions."""
+"""What a task is: what is done, seen, paid and drawn anew in many worlds at once, as batched torch functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import gymnasium
 import mujoco
 import torch
 
-from kit.sim import Simulator
+from kit.envs.obs import Obs
+from kit.errors import UserError
+from kit.sim import Simulator, make_sim
 
 
 class Share(NamedTuple):
@@ -26,39 +28,38 @@ def may_have(mask: torch.Tensor) -> bool:
 
 
 class Task(ABC):
-    """One robot task for `n` worlds at once. It does not know which simulator runs it.
+    """One task for `n` worlds at once, with physics of its own or none. With MuJoCo: `MujocoTask`.
 
-    The constructor builds `model` and the spaces; `bind` is given the simulator once and turns names into ids. From
-    then on every method works on tensors of leading size n on the simulator's device, in this order per control step:
+    The constructor takes the task's options and sets the spaces; `build` is called once and makes the worlds. From then
+    on every method works on tensors of leading size n on `device`, in this order per step:
 
-        act(action) -> physics -> measure() -> observe(), reward(action), terminated(), success(), info()
-                                            -> where an episode ended: reset(done), measure(), observe()
+        advance(action) -> measure() -> observe(), reward(action), terminated(), success(), info()
+                                     -> where an episode ended: reset(done), measure(), observe()
     """
 
     name: str
-    model: mujoco.MjModel
-    substeps: int
-    """Physics steps per control step."""
+    observation_space: gymnasium.Space
+    """Of one world, as are all spaces here. Boxes, discrete ones, and Dicts of these; pictures are uint8."""
+    action_space: gymnasium.Space
     episode_steps: int
-    """Control steps after which an episode is cut (truncated)."""
-    cameras: tuple[str, ...]
-    """Names of the model's cameras worth looking through; the first is the default view."""
-    observation_space: gymnasium.spaces.Box
-    """Of one world, as are all spaces here."""
-    action_space: gymnasium.spaces.Box
+    """Steps after which an episode is cut (truncated)."""
+    control_dt_s: float
+    """Seconds per step."""
+    cameras: tuple[str, ...] = ()
+    """Views that `render` knows; the first is the default."""
+    keeps: tuple[str, ...] = ()
+    """Names of the tensors (n, ...) that decide the future: attributes that are changed in place."""
 
-    sim: Simulator
+    n: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    """Of actions and rewards."""
     share: Share | None = None
     """Set where other processes have the rest of the run's worlds."""
 
-    @property
-    def control_dt_s(self) -> float:
-        """Seconds per control step."""
-        return self.substeps * float(self.model.opt.timestep)
-
-    def bind(self, sim: Simulator) -> None:
-        """Take the simulator; extend this to look up ids and to make the task's own per-world tensors."""
-        self.sim = sim
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        """Make `n` worlds; extend this to allocate the task's own tensors."""
+        self.n, self.device = n, torch.device(device)
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
@@ -74,17 +75,17 @@ class Task(ABC):
         return function((total, *shape[1:]), **options)[first : first + shape[0]]
 
     @abstractmethod
-    def act(self, action: torch.Tensor) -> None:
-        """Write `action` (n, act), already inside the action space, to the simulator's inputs."""
+    def advance(self, action: torch.Tensor) -> None:
+        """One step with `action` (n, ...), already inside the action space."""
 
     def measure(self) -> None:
-        """Compute once what several of the methods below share; called whenever the physics has changed. It must follow
+        """Compute once what several of the methods below share; called whenever the worlds have changed. It must follow
         from the simulator and `state` alone. A small tensor costs microseconds, so a step should make few."""
         return None
 
     @abstractmethod
-    def observe(self) -> torch.Tensor:
-        """What the policy sees, (n, obs)."""
+    def observe(self) -> Obs:
+        """What the policy sees: (n, ...), or a dict of such."""
 
     @abstractmethod
     def reward(self, action: torch.Tensor) -> torch.Tensor:
@@ -98,14 +99,82 @@ class Task(ABC):
         """Worlds that have achieved the goal in this episode, (n,) bool; None for a task that is never achieved."""
         return None
 
+    def failed(self) -> torch.Tensor | None:
+        """Worlds (n,) bool whose state means nothing any more, such as unstable physics; None if there is none."""
+        return None
+
     def info(self) -> dict[str, torch.Tensor]:
         """Further figures to report, each (n,)."""
         return {}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of the task's own per-world tensors that outlive a control step, such as the goal."""
-        return {}
+        """Copies of the tensors in `keeps`."""
+        return {name: getattr(self, name).clone() for name in self.keeps}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Put `state` back."""
+        for name in self.keeps:
+            getattr(self, name).copy_(state[name])
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of everything that decides the future of every world."""
+        return {f"task.{name}": value for name, value in self.state().items()}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        """Go back to `snapshot`."""
+        self.load_state({name[5:]: value for name, value in snapshot.items() if name.startswith("task.")})
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        """Pictures for people, uint8 (n, len(cameras), height, width, 3)."""
+        raise UserError(f"env={self.name!r} draws no pictures; give its task a render method.")
+
+    def close(self) -> None:
+        """Give back threads and memory."""
         return None
+
+
+class MujocoTask(Task):
+    """A task on a MuJoCo model. It does not know which simulator runs it.
+
+    The constructor builds `model` and the spaces; `bind` is given the simulator once and turns names into ids. To
+    advance is to `act`, and let the physics run.
+    """
+
+    model: mujoco.MjModel
+    substeps: int
+    """Physics steps per step."""
+    sim: Simulator
+
+    @property
+    def control_dt_s(self) -> float:  # type: ignore[override]
+        return self.substeps * float(self.model.opt.timestep)
+
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        self.bind(make_sim(self.model, n, device, threads))
+
+    def bind(self, sim: Simulator) -> None:
+        """Take the simulator; extend this to look up ids and to make the task's own per-world tensors."""
+        self.sim, self.n, self.device, self.dtype = sim, sim.n, sim.device, sim.dtype
+
+    @abstractmethod
+    def act(self, action: torch.Tensor) -> None:
+        """Write `action` (n, act), already inside the action space, to the simulator's inputs."""
+
+    def advance(self, action: torch.Tensor) -> None:
+        self.sim.step(self.substeps, prepare=lambda: self.act(action))
+
+    def failed(self) -> torch.Tensor | None:
+        return self.sim.diverged()
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        return {**{f"sim.{name}": value for name, value in self.sim.snapshot().items()}, **super().snapshot()}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        self.sim.restore({name[4:]: value for name, value in snapshot.items() if name.startswith("sim.")})
+        super().restore(snapshot)
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        return self.sim.render(cameras, height, width, shadows=True, samples=2)
+
+    def close(self) -> None:
+        self.sim.close()

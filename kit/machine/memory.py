@@ -7,6 +7,8 @@ import gc
 import re
 from collections.abc import Iterator
 
+from kit.errors import Overflow
+
 ALLOCATION_FAILED = re.compile(
     r"out of memory|failed to allocate|can't allocate memory|not enough memory|\w*_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -17,8 +19,6 @@ ALLOCATION_FAILED = re.compile(
 def shortage(error: BaseException) -> str | None:
     """What memory ran out, in a few words, if that is what `error` means; else None."""
     import torch
-
-    from kit.sim.capacity import Overflow
 
     if isinstance(error, Overflow):  # of the lists in a simulator, which do not grow with the worlds
         return None

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
+from kit.envs import carry
 from kit.errors import UserError
-from kit.machine import group
-from kit.runs import directory, importing, parallel, status
+from kit.runs import directory, importing, status
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -33,11 +33,7 @@ def train(
 
     `start_from` is a Stable-Baselines3 zip whose policy the run begins with; opening one can run code, so it needs
     `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created then.
-
-    Under torchrun all processes call this and train one run; it returns in the first, the others end with the run.
     """
-    if group.rank() > 0:
-        parallel.follow()
     return _foreground(_create(config, fields, start_from, trust), on_progress)
 
 
@@ -45,7 +41,9 @@ def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    return _background(_create(config, fields, start_from, trust))
+    config = (config or RunConfig()).replace(**fields)
+    carry(config.env)  # an env that no other process can make is refused here
+    return _background(_create(config, {}, start_from, trust))
 
 
 def resume(
@@ -60,18 +58,14 @@ def resume(
     """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Under torchrun as `train`. Raises
-    `UserError`.
+    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Raises `UserError`.
     """
-    if group.rank() > 0:
-        parallel.follow()
     run, moved = _locate(path_or_url, runs_dir, changes.get("store"), max_gb)
     changes = {**moved, **changes}
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
         _change(run, changes)
-    parallel.check(run.config)
     return _background(run) if background else _foreground(run, on_progress)
 
 
@@ -135,20 +129,19 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
 def _create(
     config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
 ) -> Run:
-    from kit.machine import tune
+    from kit.measure.auto import resolve, sentence
 
-    config = (config or RunConfig()).replace(**fields) if fields else config or RunConfig()
+    config = (config or RunConfig()).replace(**fields)
     model = None
     if start_from is not None:
         config, model = importing.config_of(importing.check(start_from, trust), config)
-    resolved = config.resolve()
-    parallel.check(resolved)
+    resolved = resolve(config)
     if resolved.store:
         from kit.stores import open_store
 
         open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
     path = directory.create(resolved)
-    status.Status.create(path, resolved.total_steps, plan=tune.sentence(config, resolved))
+    status.Status.create(path, resolved.total_steps, plan=sentence(config, resolved))
     if model is not None:
         try:
             importing.first_checkpoint(Run(path), model)
@@ -221,7 +214,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
             raise UserError(f"{name}={value!r} differs from the run's {had!r}; on resume only {may} may change.")
     config = run.config.replace(**changes)
     if "device" in changes or config.store != run.config.store:
-        config = config.replace(device=config.resolve().device)
+        from kit.measure.auto import resolve
+
+        config = config.replace(device=resolve(config).device)
     with directory.lock(run.path):
         directory.write_atomic(run.path / "config.yaml", config.to_yaml())
     run.__dict__.pop("config", None)

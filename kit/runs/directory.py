@@ -7,7 +7,7 @@ runs/<name>/
   provenance.json    versions, machine, git commit
   worker.log         what the training process printed
   tb/                TensorBoard events, the same numbers
-  checkpoints/step_000100352/   see kit.runs.checkpoint
+  checkpoints/step_000100352/   see kit.format.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
   policies/          the policy alone at each evaluation, to look back on
   videos/  best/

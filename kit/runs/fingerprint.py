@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.runs import metrics
-from kit.runs.checkpoint import Checkpoint
+from kit.format.checkpoint import Checkpoint
 from kit.runs.run import Run
 
 

@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.runs import checkpoint
+from kit.format import checkpoint
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
-
-KEPT = {
-    "PPO": ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
-    "A2C": ("n_steps", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
-    "SAC": ("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
-}
-"""Hyperparameters taken over from the zip where the config's overrides do not say otherwise."""
-
 
 def check(path: str | Path, trust: bool) -> Path:
     """`path`, if it is a zip that the user trusts. Raises `UserError`; nothing in it was opened."""
@@ -37,14 +29,15 @@ def check(path: str | Path, trust: bool) -> Path:
 
 def config_of(path: Path, config: RunConfig) -> tuple[RunConfig, BaseAlgorithm]:
     """`config` with the network and hyperparameters of the zip, and the model in it. Runs whatever the zip says."""
-    import stable_baselines3
+    from kit.trainers import algorithm
 
+    found = algorithm.find(config.algo)
     try:
-        model: BaseAlgorithm = getattr(stable_baselines3, config.algo).load(path, device="cpu")
+        model: BaseAlgorithm = found.stock.load(path, device="cpu")
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"start_from={str(path)!r} does not load as {config.algo} ({reason}); name its algo.") from None
-    hyper = {name: getattr(model, name) for name in KEPT[config.algo]}
+    hyper = {name: getattr(model, name) for name in found.imported}
     arch = model.policy_kwargs.get("net_arch")
     if arch is not None:
         hyper["policy_kwargs"] = {"net_arch": arch}
@@ -62,7 +55,9 @@ def first_checkpoint(run: Run, model: BaseAlgorithm) -> None:
     from kit.trainers import make_trainer
 
     config = run.config.replace(device="cpu")
-    env = envs.make_vec(config.env, int(config.n_envs), "cpu", config.seed, threads=int(config.threads))
+    env = envs.make_vec(
+        config.env, int(config.n_envs), "cpu", config.seed, int(config.threads), config.env_options
+    )
     trainer = make_trainer(config, env)
     try:
         trainer.policy.load_state_dict(model.policy.state_dict())

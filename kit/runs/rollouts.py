@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import UserError, need
-from kit.runs.checkpoint import Checkpoint
+from kit.format.checkpoint import Checkpoint
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from kit.trainers import Trainer
+    from kit.trainers.actor import Actor
 
-Act = Callable[["torch.Tensor"], "torch.Tensor"]
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS = 32
@@ -34,30 +34,31 @@ class Evaluator:
         self.seed = config.seed + EVAL_SEED
         self.per_world = -(-episodes // MAX_WORLDS)
         self.env = envs.make_vec(
-            config.env, -(-episodes // self.per_world), config.device, self.seed, threads=int(config.threads)
+            config.env, -(-episodes // self.per_world), config.device, self.seed, int(config.threads), config.env_options
         )
 
-    def __call__(self, act: Act, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """`act` maps observations (n, ...) to actions (n, ...). Every world contributes the same number of episodes, so
-        that short ones are not counted more often. Returns what `evaluate` does and the task's further rates, such as
+    def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns what `evaluate` does and the task's further rates, such as
         Reach's within_5cm; or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)
         n = self.env.num_envs
+        memory, done = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
         finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
         returns, lengths = [], []
         rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end
         while bool((finished < self.per_world).any()):
             if should_stop():
                 return None
-            with torch.no_grad():
-                obs, _, terminated, truncated, info = self.env.step(act(obs))
-            counted = (terminated | truncated) & (finished < self.per_world)
+            actions, memory = actor(obs, memory, done)
+            obs, _, terminated, truncated, info = self.env.step(actions)
+            done = terminated | truncated
+            counted = done & (finished < self.per_world)
             returns.append(info["episode_return"][counted])
             lengths.append(info["episode_length"][counted])
             for name, value in info.items():
-                if value.dtype is torch.bool and value.ndim == 1:
+                if name != "final_obs" and value.dtype is torch.bool and value.ndim == 1:
                     rates.setdefault(name, []).append(value[counted])
             finished += counted
         returned = torch.cat(returns).double()
@@ -83,17 +84,15 @@ def _mean(parts: list[torch.Tensor] | None) -> float | None:
 def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
     """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`; of None, as training begins."""
     from kit import envs
-    from kit.machine import settings
     from kit.trainers import make_trainer
 
-    settings.apply("cpu", 1)
     config = config.replace(device="cpu", n_envs=1)
     with warnings.catch_warnings():  # SB3 advises on batches larger than one world's rollout, but nothing trains here
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
-        trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, threads=1))
+        trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, config.env_options))
     state = found.read() if found is not None else {}
     if state:
-        trainer.load_policy({name: state[name] for name in ("policy", "normalizer") if name in state})
+        trainer.load_policy(state)
     return trainer
 
 
@@ -107,7 +106,7 @@ def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None 
     run = run if isinstance(run, Run) else Run(run)
     model = run.policy(step)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
-    result = evaluator(model.act)
+    result = evaluator(model.as_actor())
     evaluator.close()
     assert result is not None
     return {name: result[name] for name in REPORTED}
@@ -124,6 +123,8 @@ def record(
 ) -> Path:
     """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
     in the run: `size` pixels a side, cameras side by side. Calls `on_frame(done, at most)`. Needs the extra `video`."""
+    import torch
+
     from kit import envs
 
     run = run if isinstance(run, Run) else Run(run)
@@ -131,20 +132,24 @@ def record(
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     found = run.find(step) if step != 0 else None
     model = load_policy(run.config, found)
-    env = envs.make_vec(run.config.env, 1, "cpu", run.config.seed + EVAL_SEED, threads=1)
+    env = envs.make_vec(run.config.env, 1, "cpu", run.config.seed + EVAL_SEED, 1, run.config.env_options)
     cameras = cameras or env.cameras[:1]
     for camera in cameras:
         if camera not in env.cameras:
             have = ", ".join(env.cameras) or "none"
             raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
     frames: list[np.ndarray] = []
-    done, obs = 0, env.reset(seed=run.config.seed + EVAL_SEED)
+    actor = model.as_actor()
+    done, obs, memory = 0, env.reset(seed=run.config.seed + EVAL_SEED), actor.memory(1)
+    begun = torch.ones(1, dtype=torch.bool)
     at_most = episodes * env.episode_steps
     while done < episodes and len(frames) < at_most:
         picture = env.render(cameras, size, size)[0]
         frames.append(picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy())
-        obs, _, terminated, truncated, _ = env.step(model.act(obs))
-        done += int(terminated[0] | truncated[0])
+        actions, memory = actor(obs, memory, begun)
+        obs, _, terminated, truncated, _ = env.step(actions)
+        begun = terminated | truncated
+        done += int(begun[0])
         on_frame(len(frames), at_most)
     env.close()
     path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.runs import checkpoint, control, directory, metrics, status
-from kit.runs.checkpoint import Checkpoint, Damaged
+from kit.format import checkpoint
+from kit.runs import control, directory, metrics, status
+from kit.format.checkpoint import Checkpoint, Damaged
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,24 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import presets
 from kit.config import seconds
 from kit.errors import UserError
 from kit.machine import memory
-from kit.machine.group import ProcessLost
-from kit.runs import checkpoint, control, directory, load, parallel, provenance
-from kit.runs.checkpoint import Checkpoint, Damaged
+from kit.format import checkpoint
+from kit.runs import control, directory, load, provenance
+from kit.format.checkpoint import Checkpoint, Damaged
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.metrics import Metrics, row_logger
-from kit.runs.replay import OffPolicy, Segment, load_replay
+from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.runs.run import Run
 from kit.runs.status import Status
 from kit.runs.writer import Writer
 from kit.sim.compiling import listening
 
 if TYPE_CHECKING:
-    from kit.machine.group import Group
     from kit.stores.sync import SyncHandle
     from kit.trainers import Trainer
 
@@ -76,7 +74,6 @@ class Session:
         self._signalled = False
         self._longest_save_s = 0.0
         self._sync: SyncHandle | None = None
-        self._group: Group | None = None
         self._shrunk = ""
         self._before_compiling: str | None = None
         self._monitor = load.monitor(self.config.device)
@@ -100,16 +97,12 @@ class Session:
             except UserError as error:
                 self.status.set(state="failed", phase="failed", message=str(error))
                 raise
-            except ProcessLost as lost:  # so early that there is nothing to save
-                self.status.set(state="interrupted", phase="interrupted", message=f"{lost} while starting")
             except Exception as error:
                 traceback.print_exc()
                 where = "the traceback is in worker.log" if self.run.log_path.exists() else "see the traceback"
                 self.status.set(state="failed", phase="failed", message=f"{type(error).__name__}: {error}; {where}")
                 code = FAILED
             finally:
-                if self._group is not None:
-                    self._group.leave(code)
                 spot.close()
                 self._over.set()
                 watch.join()
@@ -135,9 +128,6 @@ class Session:
                     raise
                 traceback.print_exc()
             self._halve(short_of)  # here, where no traceback holds on to tensors any more
-            if self._group is not None:  # the other processes cannot start over
-                self.status.set(state="interrupted", phase="interrupted")
-                return INTERRUPTED
 
     def _train(self) -> int:
         from kit.trainers import Interrupted
@@ -154,23 +144,20 @@ class Session:
             self._boundary_work()
             trainer.learn(self.config.total_steps, load.phases(self._monitor))
             return self._finished()
-        except (Interrupted, ProcessLost):
+        except Interrupted:
             return self._interrupted()
 
     def _build(self) -> Trainer:
         from kit import envs
         from kit.machine import settings
-        from kit.presets import network_threads
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
-        self.status.set(phase="waiting for the other processes")
-        self._group = self._group or parallel.join(self.config)
-        config = parallel.local(self.config)
-        settings.apply(config.device, network_threads(config))
+        config = self.config
+        settings.apply(config.device)
         self.status.set(phase="building the worlds")
         env = envs.make_vec(
-            config.env, int(config.n_envs), config.device, config.seed, int(config.threads), self._group
+            config.env, int(config.n_envs), config.device, config.seed, int(config.threads), config.env_options
         )
         if not env.snapshots:
             self._say(env.snapshot_note)
@@ -215,14 +202,16 @@ class Session:
 
     def _halve(self, short_of: str) -> None:
         """Let go of everything and put half the worlds into config.yaml. Raises `UserError` if that would not do."""
+        from kit.trainers import algorithm
+
         config, worlds = self.config, int(self.config.n_envs) // 2
-        if config.algo == "SAC" or worlds < LEAST_WORLDS:
-            smaller = "buffer_size, n_envs or network" if config.algo == "SAC" else "network, n_steps or batch_size"
-            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {smaller}.")
+        found = algorithm.find(config.algo)
+        if not found.fewer_worlds or worlds < LEAST_WORLDS:
+            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {found.memory_remedy}.")
         self._building = True  # for the thread that watches
         self.status.set(phase="out of memory, making room", steps_per_s=None, eta_s=None)
         self._release()
-        self.config = presets.shrink(config, worlds)
+        self.config = algorithm.with_worlds(config, worlds)
         directory.write_atomic(self.run.path / "config.yaml", self.config.to_yaml())
         self._shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
         self._say(self._shrunk)
@@ -272,7 +261,7 @@ class Session:
 
     def _evaluate(self) -> None:
         self.status.set(phase="evaluating")
-        result = self._evaluator(self.trainer.act, self._should_stop)
+        result = self._evaluator(self.trainer.as_actor(), self._should_stop)
         if result is None:  # a stop came first; the resumed session evaluates again
             return
         self._last_eval = self._step
@@ -346,11 +335,7 @@ class Session:
         reason = self._stop_reason or "stopped"
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
-        if self._group is not None and self._group.lost is not None:  # with worlds that nobody has any more
-            reason = self._group.lost
-            if self._copy is not None and self._copy[0] > self.writer.step:
-                self._save_now(*self._copy)
-        elif not self._inside:
+        if not self._inside:
             self._save_now(self._step, self._state())
         elif self._copy is not None:
             self._save_now(*self._copy)

@@ -15,8 +15,10 @@ def start(run: Run) -> int:
 
     It gets its own session, so that neither an interrupt nor the end of the calling process reaches it.
     """
+    from kit import envs
     from kit.machine import settings
 
+    environment = settings.worker_environment(int(run.config.threads)) | envs.carry(run.config.env)
     with run.log_path.open("ab") as log:
         worker = subprocess.Popen(
             [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path)],
@@ -24,7 +26,7 @@ def start(run: Run) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=settings.worker_environment(int(run.config.threads)),
+            env=environment,
         )
     _reap_later(worker)
     return worker.pid

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit.runs import checkpoint
-from kit.runs.checkpoint import Checkpoint, State
-from kit.runs.replay import Segment
+from kit.format import checkpoint
+from kit.format.checkpoint import Checkpoint, State
+from kit.format.segments import Segment
 
 KEEP_LAST = 3
 KEEP_HOURS = 24

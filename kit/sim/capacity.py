@@ -17,10 +17,6 @@ _MOST_CONTACTS = 64
 """More at once is rare, and a world may borrow from the others, which share one list."""
 
 
-class Overflow(MemoryError):
-    """A world needed more contacts or constraint rows than it was given room for; fewer worlds would not help."""
-
-
 class Capacity(NamedTuple):
     contacts: int
     """Contacts per world, on average over all worlds."""

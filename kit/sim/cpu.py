@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.errors import UserError
+from kit.errors import Overflow, UserError
 from kit.machine.limits import usable_cores
 from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
@@ -132,7 +132,7 @@ class CpuSim(Simulator):
         if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
             raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
         if any(counts[_FULL].any() for counts in warned.values()):
-            raise MemoryError("MuJoCo ran out of room for contacts; give the model more with MjSpec.memory")
+            raise Overflow("MuJoCo ran out of room for contacts; give the model more with MjSpec.memory")
         diverged = sorted(world for world, counts in warned.items() if counts[_DIVERGED].any())
         if not diverged:
             return None

@@ -25,9 +25,9 @@ from typing import Any
 import mujoco
 import torch
 
-from kit.errors import UserError
+from kit.errors import Overflow, UserError
 from kit.sim.base import Simulator
-from kit.sim.capacity import Capacity, Overflow, capacity
+from kit.sim.capacity import Capacity, capacity
 from kit.sim.kernels import beside_torch, compiling, mjw, numbered, recording, wp
 from kit.sim.render import Renderer
 

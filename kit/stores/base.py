@@ -183,6 +183,6 @@ def _open(url: str, write: bool) -> Store:
         return BucketStore(url, write)
     if scheme not in ("", "drive", "file"):
         raise UserError(f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
-    from kit.stores.directory import DirectoryStore
+    from kit.stores.folder import DirectoryStore
 
     return DirectoryStore(url, write)

@@ -23,7 +23,7 @@ from typing import Any
 
 from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError
-from kit.stores.layout import (
+from kit.format.layout import (
     LATEST,
     MAX_VIDEO_BYTES,
     TEXTS,
@@ -35,7 +35,7 @@ from kit.stores.layout import (
     read_local,
     step_in,
 )
-from kit.stores.manifest import MAX_JSON_BYTES, Refused
+from kit.format.manifest import MAX_JSON_BYTES, Refused
 from kit.stores.redact import redact_bytes
 
 KEEP = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.errors import UserError, need
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
-from kit.stores.manifest import MAX_FILE_BYTES
+from kit.format.manifest import MAX_FILE_BYTES
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0

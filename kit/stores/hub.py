@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import UserError, need
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
-from kit.stores.manifest import Refused, safe_path
+from kit.format.manifest import Refused, safe_path
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 from kit.errors import UserError
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, open_store
-from kit.stores.layout import (
+from kit.format.layout import (
     LATEST,
     MAX_VIDEO_BYTES,
     PASSED_OVER,
@@ -29,7 +29,7 @@ from kit.stores.layout import (
     newest_local,
     step_in,
 )
-from kit.stores.manifest import (
+from kit.format.manifest import (
     MAX_JSON_BYTES,
     MAX_TOTAL_BYTES,
     Refused,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
-    from kit.envs.foreign import ForeignEnv
-    from kit.envs.shared import SharedEnv
-    from kit.envs.vec import TensorEnv
+    from kit.envs.contract import BatchEnv
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
     from kit.trainers.ppo import PPO as PPO
     from kit.trainers.sac import SAC as SAC
 
-__all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "check_names", "make_trainer"]
+__all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "make_trainer"]
 
 _HOMES = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
 
@@ -25,18 +22,11 @@ class Interrupted(Exception):
     way; what is valid is the copy that `state()` gave at the last boundary."""
 
 
-def make_trainer(config: RunConfig, env: TensorEnv | ForeignEnv | SharedEnv) -> Trainer:
+def make_trainer(config: RunConfig, env: BatchEnv) -> Trainer:
     """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`)."""
     from kit.trainers.build import make_trainer
 
     return make_trainer(config, env)
-
-
-def check_names(algo: str, overrides: Mapping[str, Any]) -> None:
-    """Refuse overrides that `algo` does not have, or of a type that would lose something."""
-    from kit.trainers.overrides import check_names
-
-    check_names(algo, overrides)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
-from torch.nn import functional as F
+from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.trainers.algorithm import Algorithm
+from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.recorded import Tensors
 from kit.trainers.rollout import Batch
-from kit.trainers.stacked import StackedActorCritic
 
 
 class A2C(OnPolicyTrainer, sb3.A2C):
@@ -25,46 +24,25 @@ class A2C(OnPolicyTrainer, sb3.A2C):
         self._poll()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        self._flat.attach()
+        self.networks.attach()
         batch = self.rollout_buffer.batch()
         if self.normalize_advantage:
             batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        losses = self._gradient(batch)
-        self._flat.step(self.max_grad_norm)
+        (losses,) = self.networks.gradient(self._slopes, batch, self.ent_coef)
+        self.networks.step(self.max_grad_norm)
         self._n_updates += 1
         if self._log_now:
             self._log_update(losses)
 
-    def _gradient(self, batch: Batch) -> torch.Tensor:
-        """Put the gradient of the loss where the optimizer looks for it; returns policy, value and entropy loss (3,).
+    def _slopes(self, found: Evaluated, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+        """∂ L / ∂ log π and ∂ L / ∂ V for each row, and policy, value and entropy loss (3,).
 
         L = -E[A log π] + c_v E[(R - V)²] - c_e H
         """
-        if self._recorded is not None:
-            return self._recorded(*vars(batch).values())[0].clone()
-        if self._stacked is not None:
-            with torch.no_grad():
-                return self._stacked_gradient(self._stacked, batch)
-        actions = batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
-        values, log_prob, entropy = self.policy.evaluate_actions(cast(torch.Tensor, batch.obs), actions)
-        policy_loss = -(batch.advantages * log_prob).mean()
-        value_loss = F.mse_loss(batch.returns, values.flatten())
-        entropy_loss = log_prob.mean() if entropy is None else -entropy.mean()
-        self._flat.zero_grad()
-        (policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss).backward()
-        return torch.stack([policy_loss, value_loss, entropy_loss]).detach()
-
-    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Tensors:
-        return (self._stacked_gradient(net, batch),)
-
-    def _stacked_gradient(self, net: StackedActorCritic, batch: Batch) -> torch.Tensor:
-        """The same by hand."""
-        mean, values = net.forward(cast(torch.Tensor, batch.obs))
-        z, zz = net.gaussian(batch.actions, mean)
-        entropy, error = net.entropy(), values - batch.returns
-        policy_loss = -(batch.advantages * net.log_prob(zz, entropy)).mean()
-        net.backward(z, zz, batch.advantages / -len(batch), error * (2 * self.vf_coef / len(batch)), self.ent_coef)
-        return torch.stack([policy_loss, error.square().mean(), -entropy])
+        error = found.values - batch.returns
+        policy_loss = -(batch.advantages * found.log_prob).mean()
+        losses = torch.stack([policy_loss, error.square().mean(), -found.entropy])
+        return batch.advantages / -len(batch), error * (2 * self.vf_coef / len(batch)), (losses,)
 
     def _log_update(self, losses: torch.Tensor) -> None:
         policy_loss, value_loss, entropy_loss = losses.tolist()
@@ -76,3 +54,13 @@ class A2C(OnPolicyTrainer, sb3.A2C):
         record("train/value_loss", value_loss)
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
+
+
+ALGORITHM = Algorithm(
+    "A2C", A2C, sb3.A2C, ActorCriticPolicy,
+    actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    row={"n_envs": 16},
+    stock_row={"n_envs": 1},
+    columns=("n_steps", "net_arch"),
+    imported=("n_steps", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
+)  # fmt: skip

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, is_vecenv_wrapped
 
+from kit.envs.contract import BatchEnv
+from kit.envs.obs import Obs, from_leaves, leaves, tree_map
+from kit.envs.sb3 import TensorVecEnv
 from kit.errors import UserError
 from kit.trainers import Interrupted
+from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
-from kit.trainers.rollout import Obs, tmap
-
-State = dict[str, dict[str, Any]]
-"""Component -> name -> tensor, number, text, bool, None or list: what a checkpoint holds."""
+from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
 
 
 class TensorTrainer(BaseAlgorithm):
@@ -33,7 +32,7 @@ class TensorTrainer(BaseAlgorithm):
     and a saved zip holds nothing of this library: plain SB3 opens it.
     """
 
-    tensor_env: Any
+    tensor_env: BatchEnv
     gamma: float
     normalizer: Normalizer | None = None
     _last_obs: Obs | None  # type: ignore[assignment]
@@ -47,6 +46,7 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary: Callable[[], None] = _nothing
         self.should_stop: Callable[[], bool] = _never
         self._normalize, self._autocast = normalize, autocast
+        self._attached: dict[str, Part] = {}
         super().__init__(*args, **kwargs)
 
     # -- set-up ----------------------------------------------------------------------------------------------------
@@ -57,19 +57,16 @@ class TensorTrainer(BaseAlgorithm):
         self._ready = self.num_timesteps == 0
         self._unread: list[Any] = []
         self.normalizer = None
-        self.tensor_env = None
         if self.ep_info_buffer is None:
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(maxlen=self._stats_window_size)
-        if isinstance(self.action_space, spaces.Box):
-            low, high = self.action_space.low, self.action_space.high
-            self._bounds = torch.as_tensor(low, device=self.device), torch.as_tensor(high, device=self.device)
         if self.device.type != "cpu":  # SB3's distributions would ask the device about every one of their parameters
             torch.distributions.Distribution.set_default_validate_args(False)
         if self._normalize:
             settings = self._normalize if isinstance(self._normalize, dict) else {}
             settings = {"gamma": self.gamma, **settings}
             self.normalizer = Normalizer(self.observation_space, self.n_envs, self.device, **settings)
+        self._actors: dict[bool, Actor] = {}
         if self.env is not None:
             self.tensor_env = _inside(self.env)
             self._begin()
@@ -78,7 +75,7 @@ class TensorTrainer(BaseAlgorithm):
         """New episodes in every world."""
         self._last_obs = self.tensor_env.reset(seed=self.seed)
         if self.normalizer is not None:
-            self.normalizer.begin(cast(torch.Tensor, self._last_obs))
+            self.normalizer.begin(self.as_actor().view(self._last_obs))
 
     def _setup_learn(
         self,
@@ -119,26 +116,13 @@ class TensorTrainer(BaseAlgorithm):
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
-    def _see(self, obs: Obs) -> Obs:
-        """`obs` as the policy sees them."""
-        return obs if self.normalizer is None else self.normalizer.observe(cast(torch.Tensor, obs))
-
-    def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
-        """Actions (n, act) for raw observations (n, obs) on this device, ready for `env.step`."""
-        self.policy.set_training_mode(False)
-        with torch.no_grad():
-            actions = self.policy._predict(self._see(tmap(lambda x: x.to(self.device), obs)), deterministic)
-        return self._to_env(actions)
-
-    def _to_env(self, actions: torch.Tensor) -> torch.Tensor:
-        """Policy outputs as the env wants them: shaped, and stretched where the policy squashes."""
-        actions = actions.reshape(-1, *(self.action_space.shape or ()))
-        return self._unscale(actions) if self.policy.squash_output else actions
-
-    def _unscale(self, actions: torch.Tensor) -> torch.Tensor:
-        """From [-1, 1] to the action space."""
-        low, high = self._bounds
-        return low + 0.5 * (actions + 1.0) * (high - low)
+    def as_actor(self, deterministic: bool = True) -> Actor:
+        """The policy as it acts, on the weights as they are from now on."""
+        if deterministic not in self._actors:
+            assert isinstance(self.env, VecEnv) and isinstance(self.env.unwrapped, TensorVecEnv)
+            view = self.env.unwrapped.view
+            self._actors[deterministic] = Actor(self.policy, view, self.normalizer, self.action_space, deterministic)
+        return self._actors[deterministic]
 
     def predict(
         self,
@@ -148,8 +132,9 @@ class TensorTrainer(BaseAlgorithm):
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """SB3's `predict`, for raw observations also where the policy was trained on normalised ones."""
-        if self.normalizer is not None and isinstance(observation, np.ndarray):
-            observation = self.normalizer.observe(torch.as_tensor(observation, device=self.device)).cpu().numpy()
+        if self.normalizer is not None:
+            tensors = tree_map(lambda x: torch.as_tensor(x, device=self.device), observation)
+            observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.observe(tensors))
         return super().predict(observation, state, episode_start, deterministic)
 
     # -- statistics ------------------------------------------------------------------------------------------------
@@ -186,73 +171,59 @@ class TensorTrainer(BaseAlgorithm):
 
     # -- exact state -----------------------------------------------------------------------------------------------
 
-    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
+    def attach(self, name: str, part: Part) -> None:
+        """Save `part` under `name` too, from now on."""
+        self._attached[name] = part
+
+    def policy_parts(self) -> dict[str, Part]:
+        """What acting needs."""
+        parts: dict[str, Part] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
+        return parts | ({} if self.normalizer is None else {"normalizer": self.normalizer})
+
+    def parts(self) -> dict[str, Part]:
+        """Everything that decides the future, apart from replay data and the worlds."""
+        further: dict[str, Part] = {
+            "optimizer": Optimizers(self._optimizers()),
+            "trainer": Counters(self),
+            "rng": RandomGenerators(self.device),
+        }
+        return {**self.policy_parts(), **further, **self._attached}
+
+    def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]:
         """Name -> optimizer and its parameters by name."""
         raise NotImplementedError
 
     def state(self) -> State:
         """Copies of everything that decides the future, apart from replay data; valid at iteration boundaries."""
         self._read_episodes()
-        assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
-        assert self._last_obs is not None
-        last_obs = self._last_obs if isinstance(self._last_obs, dict) else {"": self._last_obs}
-        return {
-            **self.policy_state(),
-            "optimizer": {
-                f"{group}.{name}": value
-                for group, (optimizer, parameters) in self._optimizers().items()
-                for name, value in _optimizer_state(optimizer, parameters).items()
-            },
-            "trainer": {
-                "num_timesteps": self.num_timesteps,
-                "n_updates": self._n_updates,
-                "iteration": self.iteration,
-                "episodes": self._episode_num,
-                "progress_remaining": self._current_progress_remaining,
-                "episode_returns": [episode["r"] for episode in self.ep_info_buffer],
-                "episode_lengths": [episode["l"] for episode in self.ep_info_buffer],
-                "episode_successes": list(self.ep_success_buffer),
-                **{f"last_obs.{key}".rstrip("."): obs.cpu().clone() for key, obs in last_obs.items()},
-            },
-            "rng": _rng_state(self.device),
-            "env": self.tensor_env.snapshot(),
-        }
+        state = {name: part.state() for name, part in self.parts().items()}
+        last_obs = {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
+        state["trainer"] |= last_obs
+        return {**{"normalizer": {}}, **_filled(state), "env": self.tensor_env.snapshot()}
 
     def policy_state(self) -> State:
         """The part of `state()` that acting needs: what `load_policy` takes."""
-        return {
-            "policy": {name: value.detach().cpu().clone() for name, value in self.policy.state_dict().items()},
-            "normalizer": {} if self.normalizer is None else self.normalizer.state(),
-        }
+        return {**{"normalizer": {}}, **_filled({name: part.state() for name, part in self.policy_parts().items()})}
 
     def load_state(self, state: State) -> bool:
         """Become the trainer that `state()` was taken from; `learn(total_timesteps)` then goes on to that total. False
         if its worlds were more or fewer, or of another simulator: then everything goes on but they, who begin new
         episodes."""
         self.load_policy(state)
-        for group, (optimizer, parameters) in self._optimizers().items():
-            mine = {name[len(group) + 1 :]: v for name, v in state["optimizer"].items() if name.startswith(group + ".")}
-            _load_optimizer_state(optimizer, parameters, mine)
-        own = state["trainer"]
-        self.num_timesteps = int(own["num_timesteps"])
-        self._n_updates = int(own["n_updates"])
-        self.iteration = int(own["iteration"])
-        self._episode_num = int(own["episodes"])
-        self._current_progress_remaining = float(own["progress_remaining"])
-        episodes = zip(own["episode_returns"], own["episode_lengths"], strict=True)
-        self.ep_info_buffer = deque(({"r": r, "l": n, "t": 0.0} for r, n in episodes), maxlen=self._stats_window_size)
-        self.ep_success_buffer = deque(own["episode_successes"], maxlen=self._stats_window_size)
+        parts = self.parts()
+        for name in parts.keys() - self.policy_parts().keys() - {"rng"}:
+            if name in state:
+                parts[name].load_state(state[name])
         same_worlds = self._holds(state["env"])
         if same_worlds:
             self.tensor_env.restore(state["env"])
         if same_worlds and self.tensor_env.snapshots:
-            last_obs = {name[9:]: obs.to(self.device) for name, obs in own.items() if name.startswith("last_obs")}
-            self._last_obs = last_obs.get("", last_obs)
+            self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
         else:  # the worlds could not be saved, or were others: they begin anew, the same way each time
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=not same_worlds)
-        _load_rng_state(state["rng"], self.device)
+        parts["rng"].load_state(state["rng"])  # the last: resets draw too
         self._ready = True
         return same_worlds
 
@@ -265,8 +236,11 @@ class TensorTrainer(BaseAlgorithm):
         )
 
     def load_policy(self, state: State) -> None:
-        """Only what acting needs: the components "policy" and "normalizer" of `state`. Any number of worlds will do."""
-        self.policy.load_state_dict(state["policy"])
+        """Only what acting needs. Any number of worlds will do."""
+        parts = self.policy_parts()
+        parts["policy"].load_state(state["policy"])
+        if "frozen" in state:
+            parts["frozen"].load_state(state["frozen"])
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
@@ -275,21 +249,25 @@ class TensorTrainer(BaseAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         ours = [
             "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize", "_autocast",
-            "_ready", "_bounds", "_last_obs", "_last_episode_starts", "_last_original_obs",
+            "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]
 
 
-def _inside(env: VecEnv) -> Any:
+def _inside(env: VecEnv) -> BatchEnv:
     """The tensor env that `env` is a view of."""
     if is_vecenv_wrapped(env, VecNormalize):
         raise UserError("VecNormalize around env is not seen by tensors; give the trainer normalize=True instead.")
     if is_vecenv_wrapped(env, VecTransposeImage):
         raise UserError(f"observation_space={env.unwrapped.observation_space} has its channels last; put them first.")
-    tensor_env = getattr(env.unwrapped, "tensor_env", None)
-    if tensor_env is None:
+    if not isinstance(env.unwrapped, TensorVecEnv):
         raise UserError(f"env={env} has no tensors inside; make it with kit.make_vec.")
-    return tensor_env
+    return env.unwrapped.tensor_env
+
+
+def _filled(state: State) -> State:
+    """Without parts that have nothing to say."""
+    return {name: values for name, values in state.items() if values}
 
 
 def _nothing() -> None:
@@ -298,55 +276,3 @@ def _nothing() -> None:
 
 def _never() -> bool:
     return False
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """By "<parameter>.<slot>", e.g. "log_std.exp_avg": tensors and numbers."""
-    by_index = optimizer.state_dict()["state"]
-    flat: dict[str, Any] = {"learning_rate": optimizer.param_groups[0]["lr"]}
-    for index, name in enumerate(parameters):
-        for slot, value in by_index.get(index, {}).items():
-            flat[f"{name}.{slot}"] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-    return flat
-
-
-def _load_optimizer_state(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor], flat: dict[str, Any]
-) -> None:
-    by_index: dict[int, dict[str, Any]] = {}
-    for index, name in enumerate(parameters):
-        slots = {key[len(name) + 1 :]: value for key, value in flat.items() if key.rpartition(".")[0] == name}
-        if slots:
-            by_index[index] = slots
-    state = {**optimizer.state_dict(), "state": by_index}
-    optimizer.load_state_dict(state)
-    for group in optimizer.param_groups:
-        group["lr"] = flat["learning_rate"]
-
-
-def _rng_state(device: torch.device) -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    assert (version, kind) == (3, "MT19937")
-    state = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor(words, dtype=torch.int64),
-        "python_gauss": gauss,
-        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy_position": int(position),
-        "numpy_has_gauss": int(has_gauss),
-        "numpy_gauss": float(cached),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _load_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate((3, tuple(state["python"].tolist()), state["python_gauss"]))
-    keys = state["numpy"].numpy().astype(np.uint32)
-    gauss = (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
-    np.random.set_state(("MT19937", keys, int(state["numpy_position"]), *gauss))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

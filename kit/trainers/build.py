@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from kit.encoders import policy_name
-from kit.trainers.overrides import arguments
+from kit import encoders
+from kit.envs.contract import BatchEnv
+from kit.envs.sb3 import TensorVecEnv
+from kit.trainers import algorithm
+from kit.trainers.arguments import arguments
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -20,19 +22,17 @@ WORTH_SHARING = 64_000_000
 Below it a second thread was slower in every size tried, and many times slower while the core was busy elsewhere."""
 
 
-def make_trainer(config: RunConfig, env: Any) -> TensorTrainer:
+def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
-    from kit.envs.sb3 import TensorVecEnv
-    from kit.envs.shared import SharedEnv
-
-    hyperparameters = arguments(config.algo, config.overrides)
-    policy = policy_name(config.encoder, env.observation_space)
-    algorithm = getattr(importlib.import_module(f"kit.trainers.{config.algo.lower()}"), config.algo)
-    if isinstance(env, SharedEnv):
-        algorithm = getattr(importlib.import_module("kit.trainers.parallel"), f"Parallel{config.algo}")
+    found = algorithm.find(config.algo)
+    hyperparameters = arguments(found, config.overrides)
+    encoder = encoders.choose(config.encoder, env.observation_space)
+    if policy_kwargs := encoder.policy_kwargs | hyperparameters.pop("policy_kwargs", {}):
+        hyperparameters["policy_kwargs"] = policy_kwargs
     with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
-        trainer = algorithm(policy, TensorVecEnv(env), seed=config.seed, device=config.device, **hyperparameters)
+        view = TensorVecEnv(env)
+        trainer = found.trainer(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int):
         torch.set_num_threads(config.threads if largest_product(trainer) >= WORTH_SHARING else 1)
     return trainer

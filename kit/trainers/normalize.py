@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
 
+from kit.envs.obs import Obs, from_leaves, leaves
 from kit.errors import UserError
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.running_mean_std import RunningMeanStd
     from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
@@ -52,31 +53,41 @@ class Normalizer:
         clip_reward: float = 10.0,
         epsilon: float = 1e-8,
     ) -> None:
-        if norm_obs and not isinstance(observation_space, spaces.Box):
+        scaled = {name: space for name, space in leaves("obs", observation_space) if _is_scaled(space)}
+        if norm_obs and not scaled:
             kind = type(observation_space).__name__
             raise UserError(f'overrides normalize=true cannot scale {kind} observations; write {{"norm_obs": false}}.')
         self.norm_obs, self.norm_reward = norm_obs, norm_reward
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
-        self.obs_moments = RunningMoments(observation_space.shape or (), device)
+        self.obs_moments = {name: RunningMoments(space.shape or (), device) for name, space in scaled.items()}
+        """By entry of the observation ("obs", or "obs.key"); pictures and whole numbers stay as they are."""
         self.return_moments = RunningMoments((), device)
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
-    def begin(self, obs: torch.Tensor) -> None:
-        """New episodes everywhere, first seen as `obs` (n, obs)."""
+    def begin(self, obs: Obs) -> None:
+        """New episodes everywhere, first seen as `obs` (n, ...)."""
         self.returns.zero_()
         self.update(obs)
 
-    def update(self, obs: torch.Tensor) -> None:
-        """Learn from `obs` (n, obs)."""
+    def update(self, obs: Obs) -> None:
+        """Learn from `obs` (n, ...)."""
         if self.norm_obs:
-            self.obs_moments.update(obs)
+            for name, entry in leaves("obs", obs):
+                if name in self.obs_moments:
+                    self.obs_moments[name].update(entry)
 
-    def observe(self, obs: torch.Tensor) -> torch.Tensor:
-        """`obs` (n, obs) float32 as the policy sees it; nothing is learnt."""
+    def observe(self, obs: Obs) -> Obs:
+        """`obs` (n, ...) as the policy sees it, float32 where it is scaled; nothing is learnt."""
         if not self.norm_obs:
             return obs
-        scaled = (obs.double() - self.obs_moments.mean) / torch.sqrt(self.obs_moments.var + self.epsilon)
+        seen = {name: self._scale(name, entry) for name, entry in leaves("obs", obs)}
+        return cast(Obs, from_leaves("obs", seen))
+
+    def _scale(self, name: str, entry: torch.Tensor) -> torch.Tensor:
+        if (moments := self.obs_moments.get(name)) is None:
+            return entry
+        scaled = (entry.double() - moments.mean) / torch.sqrt(moments.var + self.epsilon)
         return scaled.clamp_(-self.clip_obs, self.clip_obs).float()
 
     def reward(self, reward: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
@@ -95,36 +106,41 @@ class Normalizer:
 
     def state(self) -> dict[str, Any]:
         """Copies of what was learnt so far."""
-        return {
-            "obs.mean": self.obs_moments.mean.clone(),
-            "obs.var": self.obs_moments.var.clone(),
-            "obs.count": self.obs_moments.count,
-            "return.mean": self.return_moments.mean.clone(),
-            "return.var": self.return_moments.var.clone(),
-            "return.count": self.return_moments.count,
-            "returns": self.returns.clone(),
-        }
+        learnt: dict[str, Any] = {"returns": self.returns.clone()}
+        for name, moments in self._moments().items():
+            learnt |= {f"{name}.mean": moments.mean.clone(), f"{name}.var": moments.var.clone()}
+            learnt[f"{name}.count"] = moments.count
+        return learnt
 
     def load_state(self, state: dict[str, Any], statistics_only: bool = False) -> None:
         """`statistics_only`: for another number of worlds, as in an evaluation."""
-        for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
+        for name, moments in self._moments().items():
             moments.mean = state[f"{name}.mean"].to(moments.mean.device, copy=True)
             moments.var = state[f"{name}.var"].to(moments.var.device, copy=True)
             moments.count = float(state[f"{name}.count"])
         if not statistics_only:
             self.returns.copy_(state["returns"])
 
+    def _moments(self) -> dict[str, RunningMoments]:
+        return {**self.obs_moments, "return": self.return_moments}
+
     def to_sb3(self, venv: VecEnv) -> VecNormalize:
         """`venv` wrapped in SB3's `VecNormalize` with these statistics, frozen: for evaluation with plain SB3."""
         from stable_baselines3.common.vec_env import VecNormalize
 
+        keys = None if "obs" in self.obs_moments else [name[4:] for name in self.obs_moments]
         wrapped = VecNormalize(
-            venv, False, self.norm_obs, self.norm_reward, self.clip_obs, self.clip_reward, self.gamma, self.epsilon
+            venv, False, self.norm_obs, self.norm_reward, self.clip_obs, self.clip_reward, self.gamma, self.epsilon, keys
         )
         pairs = [(wrapped.ret_rms, self.return_moments)]
         if self.norm_obs:
-            pairs.append((cast("RunningMeanStd", wrapped.obs_rms), self.obs_moments))
-        for theirs, ours in pairs:
-            theirs.mean, theirs.var = ours.mean.cpu().numpy().copy(), ours.var.cpu().numpy().copy()
-            theirs.count = ours.count
+            theirs: Any = wrapped.obs_rms
+            pairs += [(theirs if name == "obs" else theirs[name[4:]], m) for name, m in self.obs_moments.items()]
+        for rms, moments in pairs:
+            rms.mean, rms.var = moments.mean.cpu().numpy().copy(), moments.var.cpu().numpy().copy()
+            rms.count = moments.count
         return wrapped
+
+
+def _is_scaled(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and not is_image_space(space)

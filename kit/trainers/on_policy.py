@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
@@ -12,15 +11,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from kit.envs.obs import tree_map
+from kit.trainers import fast
 from kit.trainers.base import TensorTrainer
-from kit.trainers.flat import flatten
+from kit.trainers.networks import Networks
 from kit.trainers.precision import autocast
-from kit.trainers.recorded import Recorded, Tensors
-from kit.trainers.rollout import Batch, Obs, Rollout
-from kit.trainers.stacked import StackedActorCritic, can_stack
+from kit.trainers.rollout import Rollout
 
-VALUE_ROWS = 65_536
-"""Observations valued at once after a rollout: bounds the memory of hidden layers."""
 READ_EVERY = 4
 """Iterations between two rows of metrics on a GPU, which stands still while its figures are read."""
 
@@ -36,25 +33,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
         if self._autocast:
             autocast(self.policy, self.device)
-        stacks = can_stack(self.policy) and not self._autocast
-        self._stacked = StackedActorCritic(self.policy) if stacks else None
-        self._flat = flatten(self.policy.optimizer) if self._stacked is None else self._stacked.optimizer
-        self._recorded: Recorded | None = None
-        if self._stacked is not None and self.device.type == "cuda":
-            self._record(self._stacked)
-
-    def _record(self, net: StackedActorCritic) -> None:
-        """From now on, replay acting and the gradient of a minibatch as CUDA graphs."""
-        width = len(fields(Batch))
-        self._recorded = Recorded(
-            lambda *columns: self._gradient_of(net, Batch(*columns[:width]), *columns[width:]),
-            self.device, [net.optimizer.grad],
-        )  # fmt: skip
-        self._acting = Recorded(lambda *given: (self._acts(net, *given),), self.device)
-
-    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Tensors:
-        """The gradient over `batch` as a function of tensors alone, with what the update wants to know of it."""
-        raise NotImplementedError
+        self.networks = Networks(self.policy) if self._autocast else fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -94,7 +73,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
         """Fill `rollout_buffer` with `n_rollout_steps` steps of every world. False if the callback wants to stop."""
-        rollout, normalizer = rollout_buffer, self.normalizer
+        rollout, actor, normalizer = rollout_buffer, self.as_actor(), self.normalizer
         on_cpu = self.device.type == "cpu"
         self.policy.set_training_mode(False)
         rollout.begin()
@@ -103,14 +82,14 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         callback.on_rollout_start()
         assert self._last_obs is not None
         with torch.no_grad():
-            self._begin_sampling()
+            self.networks.begin(rollout)
             for step in range(n_rollout_steps):
                 self._poll()
                 if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                     self.policy.reset_noise(self.n_envs)
-                obs = rollout.observe(step, self._see(self._last_obs))
-                actions = self._sample(step, obs)
-                new_obs, reward, terminated, truncated, info = self.tensor_env.step(self._to_env(actions))
+                obs = rollout.observe(step, actor.see(self._last_obs))
+                actions = self.networks.sample(rollout, step, obs)
+                new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
                 rollout.done[step] = done
                 rollout.episode_return[step] = info["episode_return"]
@@ -118,68 +97,29 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 if "success" in info:
                     rollout.success[step] = info["success"]
                 if normalizer is not None:
-                    normalizer.update(new_obs)
+                    normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # asking a GPU would cost more than keeping them all
-                    rollout.cut(step, truncated & ~terminated, self._see(info["final_obs"]))
+                    rollout.cut(step, truncated & ~terminated, actor.see(info["final_obs"]))
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
                 infos = LazyInfos(info, done, truncated)
                 callback.update_locals({**locals(), "rewards": reward, "dones": done})
                 if not callback.on_step():
                     return False
-            self._finish_sampling()
+            self.networks.finish(rollout)
         self._record_episodes(
             rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if "success" in info else None
         )
         callback.on_rollout_end()
         return True
 
-    def _begin_sampling(self) -> None:
-        self._flat.attach()
-        if self._stacked is not None:  # the policy stands still, so all of a rollout's noise can be drawn at once
-            shape = (self.n_steps, self.n_envs, self._stacked.num_actions)
-            self._noise, self._std = torch.randn(shape, device=self.device), self._stacked.log_std.exp()
-
-    def _sample(self, step: int, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) for `obs` as the policy sees them. Stored; so are their values and log-probabilities, here
-        or, in one go, in `_finish_sampling`."""
-        rollout = self.rollout_buffer
-        if self._stacked is not None:
-            given = cast(torch.Tensor, obs), self._std, self._noise[step]
-            actions = self._acts(self._stacked, *given) if self._recorded is None else self._acting(*given)[0]
-        else:
-            actions, values, log_probs = self.policy(obs)
-            rollout.values[step] = values.flatten()
-            rollout.log_probs[step] = log_probs
-        rollout.act(step, actions)
-        return actions
-
-    @staticmethod
-    def _acts(net: StackedActorCritic, obs: torch.Tensor, std: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(net.mean(obs), std, noise)
-
-    def _finish_sampling(self) -> None:
-        if self._stacked is None:
-            return
-        obs = cast(torch.Tensor, self.rollout_buffer.obs).flatten(0, 1)
-        self.rollout_buffer.values = self._values(obs).view(self.n_steps, self.n_envs)
-        log_probs = self._stacked.log_prob(self._noise.square().flatten(0, 1), self._stacked.entropy())
-        self.rollout_buffer.log_probs = log_probs.view(self.n_steps, self.n_envs)
-
-    def _values(self, obs: Obs) -> torch.Tensor:
-        """(n,) values of `obs` as the policy sees them."""
-        if self._stacked is not None:
-            pieces = cast(torch.Tensor, obs).split(VALUE_ROWS)
-            return torch.cat([self._stacked.value(piece) for piece in pieces])
-        return self.policy.predict_values(cast(torch.Tensor, obs)).flatten()
-
     def _compute_returns(self) -> None:
         assert self._last_obs is not None
         with torch.no_grad():
-            self.rollout_buffer.bootstrap(self._values, self.gamma)
-            last_values = self._values(self._see(self._last_obs))
+            self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
+            last_values = self.networks.values(self.as_actor().see(self._last_obs))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:
@@ -198,8 +138,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         return {"policy": (self.policy.optimizer, dict(self.policy.named_parameters()))}
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["_log_now", "_stacked", "_flat", "_noise", "_std", "_recorded", "_acting"]
-        return [*super()._excluded_save_params(), *ours]
+        return [*super()._excluded_save_params(), "_log_now", "networks"]
 
 
 class LazyInfos(Sequence[dict[str, Any]]):
@@ -220,11 +159,7 @@ class LazyInfos(Sequence[dict[str, Any]]):
         if "success" in self._info:
             info["is_success"] = bool(self._info["success"][world])
         if self._done[world]:
-            final = self._info["final_obs"]
-            if isinstance(final, dict):
-                info["terminal_observation"] = {key: value[world].cpu().numpy() for key, value in final.items()}
-            else:
-                info["terminal_observation"] = final[world].cpu().numpy()
+            info["terminal_observation"] = tree_map(lambda rows: rows[world].cpu().numpy(), self._info["final_obs"])
             total, length = self._info["episode_return"][world].item(), self._info["episode_length"][world].item()
             info["episode"] = {"r": total, "l": int(length), "t": 0.0}
         return info

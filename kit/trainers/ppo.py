@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
-from torch.nn import functional as F
+from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.errors import UserError
+from kit.presets import Row
+from kit.trainers.algorithm import Algorithm, largest_batch
+from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
-from kit.trainers.stacked import StackedActorCritic
 
 
 class Clip(NamedTuple):
@@ -37,7 +41,7 @@ class PPO(OnPolicyTrainer, sb3.PPO):
         """Several epochs of minibatches over the rollout."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        self._flat.attach()
+        self.networks.attach()
         progress = self._current_progress_remaining
         value_clip = None if self.clip_range_vf is None else self.clip_range_vf(progress)  # type: ignore[operator]
         clip = Clip(self.clip_range(progress), value_clip)  # type: ignore[operator]
@@ -54,7 +58,7 @@ class PPO(OnPolicyTrainer, sb3.PPO):
                     kl = kl_divergence(outcomes[-1].log_ratio).mean().item()
                     if kl > 1.5 * self.target_kl:
                         break
-                self._flat.step(self.max_grad_norm)
+                self.networks.step(self.max_grad_norm)
             self._n_updates += 1
             if self._log_now:
                 figures.append(self._figures(shuffled, outcomes, clip))
@@ -68,47 +72,26 @@ class PPO(OnPolicyTrainer, sb3.PPO):
 
         L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H,   r = π(a|s) / π_old(a|s)
         """
-        if self._recorded is not None:
-            numbers = [number for number in clip if number is not None]
-            return Outcome(*(kept.clone() for kept in self._recorded(*vars(batch).values(), *numbers)))
-        if self._stacked is not None:
-            with torch.no_grad():
-                return self._stacked_gradient(self._stacked, batch, clip)
-        actions = batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
-        values, log_prob, entropy = self.policy.evaluate_actions(cast(torch.Tensor, batch.obs), actions)
-        values = values.flatten()
-        log_ratio = log_prob - batch.log_probs
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - clip.ratio, 1 + clip.ratio)
-        policy_loss = -torch.min(batch.advantages * ratio, batch.advantages * clipped).mean()
-        value_loss = F.mse_loss(batch.returns, _clip_values(values, batch.values, clip))
-        mean_entropy = -log_prob.mean() if entropy is None else entropy.mean()
-        loss = policy_loss - self.ent_coef * mean_entropy + self.vf_coef * value_loss
-        self._flat.zero_grad()
-        loss.backward()
-        return Outcome(log_ratio.detach(), values.detach(), mean_entropy.detach())
+        numbers = [number for number in clip if number is not None]
+        return Outcome(*self.networks.gradient(self._slopes, batch, self.ent_coef, *numbers))
 
-    def _gradient_of(self, net: StackedActorCritic, batch: Batch, *numbers: torch.Tensor) -> Outcome:
-        return self._stacked_gradient(net, batch, Clip(numbers[0], numbers[1] if len(numbers) > 1 else None))
-
-    def _stacked_gradient(self, net: StackedActorCritic, batch: Batch, clip: Clip) -> Outcome:
-        """The same by hand."""
-        mean, values = net.forward(cast(torch.Tensor, batch.obs))
-        z, zz = net.gaussian(batch.actions, mean)
-        entropy = net.entropy()
-        log_ratio = net.log_prob(zz, entropy).sub_(batch.log_probs)
+    def _slopes(
+        self, found: Evaluated, batch: Batch, ratio_clip: Any, value_clip: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor, Outcome]:
+        """∂ L / ∂ log π and ∂ L / ∂ V for each row."""
+        clip = Clip(ratio_clip, value_clip)
+        log_ratio = found.log_prob - batch.log_probs
         ratio = log_ratio.exp()
         surrogate = batch.advantages * ratio
         clipped = ratio.clamp_(1 - clip.ratio, 1 + clip.ratio).mul_(batch.advantages)
-        log_prob_grad = surrogate.mul_(surrogate <= clipped).mul_(-1 / len(batch))  # ∂ r / ∂ log π = r
+        by_log_prob = surrogate.mul_(surrogate <= clipped).mul_(-1 / len(batch))  # ∂ r / ∂ log π = r
         if clip.value is None:
-            value_grad = (values - batch.returns).mul_(2 * self.vf_coef / len(batch))
+            by_value = (found.values - batch.returns).mul_(2 * self.vf_coef / len(batch))
         else:
-            inside = (values - batch.values).abs() <= clip.value
-            error = _clip_values(values, batch.values, clip) - batch.returns
-            value_grad = error.mul_(inside).mul_(2 * self.vf_coef / len(batch))
-        net.backward(z, zz, log_prob_grad, value_grad, self.ent_coef)
-        return Outcome(log_ratio, values, entropy)
+            inside = (found.values - batch.values).abs() <= clip.value
+            error = _clip_values(found.values, batch.values, clip) - batch.returns
+            by_value = error.mul_(inside).mul_(2 * self.vf_coef / len(batch))
+        return by_log_prob, by_value, Outcome(log_ratio, found.values, found.entropy)
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -171,3 +154,28 @@ def kl_divergence(log_ratio: torch.Tensor) -> torch.Tensor:
 def _clip_values(values: torch.Tensor, old: torch.Tensor, clip: Clip) -> torch.Tensor:
     """`values` (B,), held near what they were when the rollout was collected."""
     return values if clip.value is None else old + (values - old).clamp(-clip.value, clip.value)
+
+
+def _divide(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
+    """The batch divides the rollout: what the user asks for must, any other becomes the largest below it that does."""
+    n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
+    rollout = n_envs * n_steps
+    fitting = largest_batch(rollout, batch_size)
+    if "batch_size" in asked and fitting != batch_size:
+        raise UserError(
+            f"batch_size={batch_size} does not divide n_envs × n_steps = {n_envs} × {n_steps} = {rollout}; "
+            f"the largest below it that does is {fitting}."
+        )
+    return {**hyper, "batch_size": fitting}
+
+
+ALGORITHM = Algorithm(
+    "PPO", PPO, sb3.PPO, ActorCriticPolicy,
+    actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    row={"n_envs": 16, "n_steps": 256, "batch_size": 512},
+    stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
+    columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
+    rule=_divide,
+    more_worlds=True,
+    imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
+)  # fmt: skip

@@ -7,15 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-Obs = torch.Tensor | dict[str, torch.Tensor]
-"""Observations: (..., obs), or one such tensor for each key of a Dict space."""
-
-
-def tmap(function: Callable[..., torch.Tensor], *obs: Obs) -> Obs:
-    """`function` of one tensor, or of each entry of dicts with the same keys."""
-    if isinstance(obs[0], dict):
-        return {key: function(*(o[key] for o in obs)) for key in obs[0]}  # type: ignore[index]
-    return function(*obs)
+from kit.envs.obs import Obs, tree_map
 
 
 def gae(
@@ -60,7 +52,7 @@ class Batch:
 
     def take(self, index: torch.Tensor) -> Batch:
         """The rows `index` (k,), copied."""
-        return Batch(*(tmap(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type]
+        return Batch(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
@@ -70,7 +62,7 @@ class Batch:
 
 def _split(obs: Obs, size: int) -> Sequence[Obs]:
     if isinstance(obs, dict):
-        pieces = [value.split(size) for value in obs.values()]
+        pieces = [_split(value, size) for value in obs.values()]
         return [dict(zip(obs, piece, strict=True)) for piece in zip(*pieces, strict=True)]
     return obs.split(size)
 
@@ -89,7 +81,8 @@ class Rollout:
         self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
         self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen
         self.actions: torch.Tensor | None = None
-        self._cuts: list[tuple[int, torch.Tensor, Obs]] = []
+        self.memory: tuple[torch.Tensor, ...] | None = None  # (T, n, ...) each, of policies that have one
+        self._cuts: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
         self._cuts.clear()
@@ -97,8 +90,8 @@ class Rollout:
     def observe(self, step: int, obs: Obs) -> Obs:
         """Store `obs` (n, ...) of `step` and return it as stored."""
         if self.obs is None:
-            self.obs = tmap(lambda x: x.new_zeros(self.n_steps, *x.shape), obs)
-        return tmap(lambda kept, seen: kept[step].copy_(seen), self.obs, obs)
+            self.obs = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), obs)
+        return tree_map(lambda kept, seen: kept[step].copy_(seen), self.obs, obs)
 
     def act(self, step: int, actions: torch.Tensor) -> None:
         """Store `actions` (n, ...) of `step`."""
@@ -106,18 +99,31 @@ class Rollout:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
 
+    def remember(self, step: int, memory: tuple[torch.Tensor, ...]) -> None:
+        """Store what the policy remembered, (n, ...) each, before it saw `step`."""
+        if self.memory is None:
+            self.memory = tuple(part.new_zeros(self.n_steps, *part.shape) for part in memory)
+        for kept, part in zip(self.memory, memory, strict=True):
+            kept[step] = part
+
     def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
-        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...)."""
-        self._cuts.append((step, truncated, tmap(torch.clone, final_obs)))
+        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...). Only
+        their rows are kept; on a GPU, which is not asked which those are, all."""
+        worlds = truncated.nonzero().flatten() if truncated.device.type == "cpu" else None
+        rows = tree_map(lambda x: x.clone() if worlds is None else x[worlds], final_obs)
+        self._cuts.append((step, truncated, worlds, rows))
 
     def bootstrap(self, value: Callable[[Obs], torch.Tensor], gamma: float) -> None:
         """Time is not part of the task: where it ran out, the reward gains γ V(final observation)."""
         if not self._cuts:
             return
-        steps, truncated, final_obs = zip(*self._cuts, strict=True)
-        values = value(tmap(lambda *x: torch.cat(x), *final_obs)).view(len(steps), self.n_envs)
-        for step, worth, cut in zip(steps, values, truncated, strict=True):
-            self.rewards[step] += gamma * worth * cut
+        values = value(tree_map(lambda *x: torch.cat(x), *(rows for *_, rows in self._cuts)))
+        sizes = [self.n_envs if worlds is None else len(worlds) for _, _, worlds, _ in self._cuts]
+        for (step, truncated, worlds, _), worth in zip(self._cuts, values.split(sizes), strict=True):
+            if worlds is None:
+                self.rewards[step] += gamma * worth * truncated
+            else:
+                self.rewards[step, worlds] += gamma * worth
 
     def finish(self, last_values: torch.Tensor, gamma: float, gae_lambda: float) -> None:
         """Compute `advantages` and the TD(λ) `returns` (T, n) from `last_values` (n,)."""
@@ -127,6 +133,34 @@ class Rollout:
     def batch(self) -> Batch:
         """All transitions, step-major: row t · n_envs + world. Views, no copies."""
         assert self.obs is not None and self.actions is not None
-        flat = [tmap(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
+        flat = [tree_map(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
         columns = (self.values, self.log_probs, self.advantages, self.returns)
         return Batch(*flat, *(column.flatten() for column in columns))  # type: ignore[arg-type]
+
+    def sequences(self, length: int) -> Sequences:
+        """All transitions as sequences of `length` steps of one world, world-major: number w · (T / length) + i is the
+        i-th of world w. Views where memory allows. `length` divides the number of steps."""
+        if self.n_steps % length:
+            raise ValueError(f"sequences of {length} do not divide {self.n_steps} steps")
+
+        def cut(x: torch.Tensor) -> torch.Tensor:  # (T, n, ...) -> (length, n · T / length, ...)
+            return x.unflatten(0, (-1, length)).movedim(2, 0).flatten(0, 1).movedim(1, 0)
+
+        columns = (self.values, self.log_probs, self.advantages, self.returns)
+        begun = torch.cat([torch.zeros_like(self.done[:1]), self.done[:-1]])
+        return Sequences(
+            Batch(*(tree_map(cut, x) for x in (self.obs, self.actions, *columns))),
+            cut(begun),
+            tuple(cut(part)[0] for part in self.memory or ()),
+        )
+
+
+@dataclass
+class Sequences:
+    """Steps in order, for policies that remember: columns of `batch` are (length, k, ...)."""
+
+    batch: Batch
+    begun: torch.Tensor
+    """Where an episode began, (length, k) bool. In a sequence's first step its memory says all."""
+    memory: tuple[torch.Tensor, ...]
+    """Before the first step, (k, ...) each; of a world that had just begun as of one that remembers nothing."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, cast
 
 import stable_baselines3 as sb3
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
+from stable_baselines3.sac.policies import SACPolicy
 from torch.nn import functional as F
 
 from kit.errors import UserError
-from kit.trainers.base import State, TensorTrainer
+from kit.envs.obs import tree_map
+from kit.presets import Row
+from kit.trainers.algorithm import Algorithm
+from kit.trainers.base import TensorTrainer
 from kit.trainers.on_policy import READ_EVERY, LazyInfos
 from kit.trainers.replay import Replay, Transitions
-from kit.trainers.rollout import tmap
-from kit.trainers.stacked_sac import StackedSAC, can_stack
+from kit.trainers.saving import Counters, Part, Values
+from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 
 
 class SAC(TensorTrainer, sb3.SAC):
@@ -88,13 +94,13 @@ class SAC(TensorTrainer, sb3.SAC):
             if self.use_sde and self.sde_sample_freq > 0 and steps % self.sde_sample_freq == 0:
                 self.actor.reset_noise(self.n_envs)
             assert self._last_obs is not None
-            obs = tmap(torch.clone, self._last_obs)
+            obs = tree_map(torch.clone, self._last_obs)
             scaled = self._explore()
-            new_obs, reward, terminated, truncated, info = self.tensor_env.step(self._unscale(scaled))
+            new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
             done = terminated | truncated
             self.replay_buffer.add(obs, scaled, reward, info["final_obs"], terminated)
             if self.normalizer is not None:
-                self.normalizer.update(new_obs)
+                self.normalizer.update(self.as_actor().view(new_obs))
                 self.normalizer.reward(reward, done)
             self._last_obs = new_obs
             self.num_timesteps += self.n_envs
@@ -117,7 +123,7 @@ class SAC(TensorTrainer, sb3.SAC):
             shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
             return torch.rand(shape, device=self.device) * 2.0 - 1.0
         with torch.no_grad():
-            return self.actor(self._see(self._last_obs))
+            return self.actor(self.as_actor().see(self._last_obs))
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -138,11 +144,9 @@ class SAC(TensorTrainer, sb3.SAC):
 
     def _draw(self, batch_size: int) -> Transitions:
         """A batch as the networks see it: normalised by what is known now."""
-        batch = self.replay_buffer.sample(batch_size)
-        if self.normalizer is None:
-            return batch
-        rewards = self.normalizer.scale_reward(batch.rewards)
-        return Transitions(self._see(batch.obs), batch.actions, rewards, self._see(batch.next_obs), batch.terminated)
+        batch, see = self.replay_buffer.sample(batch_size), self.as_actor().see
+        rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
+        return Transitions(see(batch.obs), batch.actions, rewards, see(batch.next_obs), batch.terminated)
 
     def _gradient_step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
         """One step of everything; returns the row of `FIGURES`."""
@@ -225,22 +229,8 @@ class SAC(TensorTrainer, sb3.SAC):
         """Put back `rows`, the first of which is number `start_row`; after `load_state`, which says how many count."""
         self.replay_buffer.load(rows, start_row)
 
-    def state(self) -> State:
-        state = super().state()
-        log_ent_coef = {} if self.log_ent_coef is None else {"log_ent_coef": self.log_ent_coef.detach().cpu().clone()}
-        sums = {"figure_sums": self._sums.cpu().clone(), "figures_summed": self._summed}
-        state["trainer"] |= {"replay_written": self.replay_written, **sums, **log_ent_coef}
-        return state
-
-    def load_state(self, state: State) -> bool:
-        same_worlds = super().load_state(state)
-        own = state["trainer"]
-        self.replay_buffer.written = int(own["replay_written"])
-        self._sums.copy_(own["figure_sums"])
-        self._summed = int(own["figures_summed"])
-        if self.log_ent_coef is not None:
-            self.log_ent_coef.data.copy_(own["log_ent_coef"])
-        return same_worlds
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "trainer": _OffPolicyCounters(self)}
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
         learnt = {id(p) for group in self.critic.optimizer.param_groups for p in group["params"]}
@@ -257,4 +247,49 @@ class SAC(TensorTrainer, sb3.SAC):
         return [*super()._excluded_save_params(), "_sums", "_summed", "_stacked"]
 
 
+class _OffPolicyCounters(Counters):
+    """Also what the replay holds, the temperature, and sums for the next row of metrics."""
+
+    trainer: SAC
+
+    def state(self) -> Values:
+        own = self.trainer
+        learnt = {} if own.log_ent_coef is None else {"log_ent_coef": own.log_ent_coef.detach().cpu().clone()}
+        sums = {"figure_sums": own._sums.cpu().clone(), "figures_summed": own._summed}
+        return {**super().state(), "replay_written": own.replay_written, **sums, **learnt}
+
+    def load_state(self, state: Values) -> None:
+        super().load_state(state)
+        own = self.trainer
+        own.replay_buffer.written = int(state["replay_written"])
+        own._sums.copy_(state["figure_sums"])
+        own._summed = int(state["figures_summed"])
+        if own.log_ent_coef is not None:
+            own.log_ent_coef.data.copy_(state["log_ent_coef"])
+
+
 FIGURES = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
+
+
+def _keep_ratio(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
+    """As many gradient steps for each env step as the row's, whatever the number of worlds: what SAC learns hangs on
+    that. Reach, 60,000 steps, mean return of three seeds: 4.10 with 8 worlds, 4.14 with 16, 4.17 with 32."""
+    steps = int(row.get("gradient_steps", -1))
+    if steps < 0 or {"train_freq", "gradient_steps"} & set(asked):
+        return hyper
+    return {**hyper, "gradient_steps": max(1, round(steps * n_envs / int(row.get("n_envs", n_envs))))}
+
+
+ALGORITHM = Algorithm(
+    "SAC", SAC, sb3.SAC, SACPolicy,
+    actions=(spaces.Box,),
+    row={"n_envs": 4, "gradient_steps": -1},  # SB3's ratio with one world: a gradient step for each env step
+    stock_row={"n_envs": 1},
+    columns=("batch_size", "net_arch"),
+    heads=("pi", "qf"),
+    autocast=False,
+    rule=_keep_ratio,
+    imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
+    fewer_worlds=False,
+    memory_remedy="buffer_size, n_envs or network",
+)  # fmt: skip

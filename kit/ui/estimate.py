@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from kit.config import RunConfig
-from kit.machine import speed, tune
+from kit.measure import speed
+from kit.measure.auto import resolve
 
 Tell = Callable[[str, bool], None]
 """Given a sentence and whether the request is valid."""
@@ -44,9 +45,7 @@ class Estimator:
 
     def _answer(self, question: int, config: RunConfig) -> None:
         try:
-            if tune.needs_probe(config):
-                self._say(question, MEASURING, True)
-            resolved = config.resolve()
+            resolved = resolve(config)
             known = speed.cached(resolved)
             if known is None:
                 self._say(question, MEASURING, True)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kit.machine.speed import duration
+from kit.measure.speed import duration
 from kit.ui import style
 
 if TYPE_CHECKING:

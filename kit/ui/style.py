@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.machine.monitor import Summary, total
-from kit.machine.speed import duration
+from kit.measure.speed import duration
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
 

@@ -134,7 +134,7 @@ def _model(job: Job) -> Any:
     from kit.config import RunConfig
     from kit.envs.sb3 import TensorVecEnv
     from kit.trainers import make_trainer
-    from kit.trainers.overrides import arguments
+    from kit.trainers.arguments import arguments
 
     env, algo, library, seed = job
     setting = SETTINGS[env, algo]

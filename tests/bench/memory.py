@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from kit.machine.speed import random_actions
-from kit.runs.replay import OffPolicy, Segment
+from kit.measure.speed import random_actions
+from kit.format.segments import OffPolicy, Segment
 from kit.runs.writer import Writer
 from kit.trainers import make_trainer
 

@@ -8,7 +8,7 @@ import safetensors.torch  # noqa: F401 - so that the child's system calls are th
 import torch
 
 from kit.runs import checkpoint
-from kit.runs.replay import Segment
+from kit.format.segments import Segment
 from kit.runs.writer import Writer
 
 STATE = {"policy": {"weight": torch.arange(50_000.0)}, "trainer": {"num_timesteps": 200}}

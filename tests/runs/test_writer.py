@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from kit.runs import checkpoint
-from kit.runs.replay import Segment
+from kit.format.segments import Segment
 from kit.runs.writer import KEEP_LAST, Writer
 
 STATE = {"policy": {"weight": torch.zeros(4)}}
@@ -78,7 +78,7 @@ def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
 
 
 def test_many_new_rows_go_to_several_files_so_that_writing_takes_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.runs.replay.PART_BYTES", 1000)  # a row takes 4 + 16 bytes
+    monkeypatch.setattr("kit.format.segments.PART_BYTES", 1000)  # a row takes 4 + 16 bytes
     rows = {"rewards": torch.arange(120.0).reshape(-1, 1), "obs": torch.rand(120, 2, 2)}
     writer = Writer(tmp_path, None, lambda written: None)
     save(writer, 1, Segment(0, rows), 0)

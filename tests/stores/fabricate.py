@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from kit.stores.manifest import digest
+from kit.format.manifest import digest
 
 
 def make_run(folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 200), replay: bool = False) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from kit.stores import LeaseHeld, Store, StoreError, lease, open_store, pull
 from kit.stores.copier import Copier
-from kit.stores.directory import DirectoryStore
+from kit.stores.folder import DirectoryStore
 from kit.stores.hub import HubStore
 from tests.stores.conftest import KINDS
 from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint

@@ -11,7 +11,7 @@ import pytest
 
 from kit.errors import UserError
 from kit.stores import StoreError, open_store
-from kit.stores.directory import DirectoryStore
+from kit.stores.folder import DirectoryStore
 from kit.stores.redact import one_line, redact
 
 
@@ -103,7 +103,7 @@ def test_a_read_only_folder_says_so() -> None:
 def test_a_mount_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.stores.base.OPEN_S", 0.05)
     stuck = threading.Event()
-    monkeypatch.setattr("kit.stores.directory._locate", lambda url, write: stuck.wait(20))
+    monkeypatch.setattr("kit.stores.folder._locate", lambda url, write: stuck.wait(20))
     with pytest.raises(UserError, match=r"did not answer within 0 s; is it mounted"):
         open_store(tmp_path, write=True)
     stuck.set()

@@ -9,7 +9,7 @@ import pytest
 
 from kit.errors import UserError
 from kit.stores import MissingFile, Store, StoreError, open_store
-from kit.stores.manifest import Refused
+from kit.format.manifest import Refused
 from tests.stores.conftest import KINDS
 
 pytestmark = pytest.mark.parametrize("store_url", KINDS, indirect=True)

@@ -8,7 +8,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from kit.errors import UserError
 from kit.trainers import check_names
-from kit.trainers.overrides import arguments
+from kit.trainers.arguments import arguments
 
 
 def test_known_names_pass_and_are_translated() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.machine import speed
-from kit.machine.speed import Speed
+from kit.measure.speed import Speed
 from kit.ui import panel as panel_module
 from kit.ui.form import Form
 from kit.ui.headless import RunFailed

@@ -10,7 +10,7 @@ import pytest
 from kit.config import RunConfig
 from kit.machine import advice, speed
 from kit.machine.gpu import Gpu
-from kit.machine.speed import Speed
+from kit.measure.speed import Speed
 from tests.machine.test_info import machine
 
 KNOWN = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1500.0)

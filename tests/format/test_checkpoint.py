@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kit.runs import checkpoint
-from kit.runs.checkpoint import Checkpoint, Damaged
-from kit.stores.manifest import digest
+from kit.format.checkpoint import Checkpoint, Damaged
+from kit.format.manifest import digest
 
 STATE = {
     "policy": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "log_std": torch.zeros(())},

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.runs.directory import step_of, sync_folder, write_atomic
-from kit.stores.manifest import (
+from kit.format.manifest import (
     MAX_JSON_BYTES,
     NO_LIMIT,
     VERSION,

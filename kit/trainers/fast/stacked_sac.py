@@ -13,14 +13,14 @@ from typing import cast
 
 import torch
 from stable_baselines3 import SAC
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, SACPolicy
 from torch import nn
 
 from kit.trainers.flat import FlatOptimizer, FlatVector, can_flatten
-from kit.trainers.perceptrons import Net, Perceptrons, activation, layout, linears
+from kit.trainers.fast.perceptrons import Net, Perceptrons, activation, layout, linears
 from kit.trainers.recorded import Recorded, Tensors
+from kit.trainers.fast.stacked import plain_numbers
 from kit.trainers.replay import Transitions
 
 SQUASH_EPSILON = 1e-6
@@ -38,7 +38,7 @@ def can_stack(model: SAC) -> bool:
     if policy.features_extractor_class is not FlattenExtractor or policy.share_features_extractor:
         return False
     nets = [model.actor.latent_pi, *model.critic.q_networks]
-    return activation(*nets) is not None and not is_image_space(policy.observation_space)
+    return activation(*nets) is not None and plain_numbers(policy.observation_space)
 
 
 class StackedSAC:

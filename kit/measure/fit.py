@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.presets import shrink
+from kit.trainers.algorithm import with_worlds
 
 PROBES = (64, 256)
 MARGIN = 0.15
@@ -63,8 +63,8 @@ def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
 
 def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     """Train one iteration with `n_envs` worlds in a process of its own, and read the memory."""
-    config = shrink(config, n_envs)  # the minibatches of the real run, as far as the smaller rollout has enough for one
-    if config.algo == "PPO":
+    config = with_worlds(config, n_envs)  # the minibatches of the real run, as far as the smaller rollout has enough for one
+    if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
     request = json.dumps(config.to_dict())
     child = subprocess.run([sys.executable, "-m", __name__], input=request, capture_output=True, text=True, check=False)
@@ -84,7 +84,7 @@ def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
     from kit.trainers import make_trainer
 
     assert isinstance(config.n_envs, int)
-    env = make_vec(config.env, config.n_envs, config.device, config.seed)
+    env = make_vec(config.env, config.n_envs, config.device, config.seed, env_options=config.env_options)
     trainer = make_trainer(config, env)
     trainer.learn(config.n_envs * int(config.overrides.get("n_steps", 1)))
     return _memory(config.device)

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.config import RunConfig
-from kit.machine import busy, cache, prices, settings
+from kit.machine import cache, settings
+from kit.measure import prices
 from kit.machine.info import Machine, describe
+from kit.measure.auto import resolve
 
 Progress = Callable[[float, str], None]
 """Told the fraction done, 0 to 1, and what is being measured."""
@@ -47,8 +49,6 @@ class Speed:
     """With observation, reward and resets, over all worlds, random actions."""
     steps_per_s: float
     """End to end: what training will do."""
-    busy: bool = False
-    """Whether other programs used the cores meanwhile, so that it may do more."""
 
     def seconds(self, total_steps: int) -> float:
         """Estimated duration of a training, from pressing Train to the end."""
@@ -58,7 +58,7 @@ class Speed:
         """Such as "about 2 min on this machine (1,450 steps/s), free"."""
         cost = prices.cost(machine or describe(), self.seconds(total_steps))
         spent = f", {cost}" if cost else ""
-        rate = f"{self.steps_per_s:,.0f} steps/s" + self.busy * f" {busy.SAID}"
+        rate = f"{self.steps_per_s:,.0f} steps/s"
         return f"about {duration(self.seconds(total_steps))} on this machine ({rate}){spent}"
 
     def __str__(self) -> str:
@@ -81,21 +81,20 @@ def probe(config: RunConfig | None = None, *, seconds: float = 8.0, fresh: bool 
 
     An answer that this machine gave before, with the same versions, comes from the cache unless `fresh`.
     """
-    config = (config or RunConfig()).resolve()
+    config = resolve(config or RunConfig())
     known = None if fresh else cached(config)
     if known is not None:
         return known
     with bar() if show else contextlib.nullcontext(lambda fraction, what: None) as progress:
-        watch = busy.Watch()
-        speed = dataclasses.replace(measure(config, seconds, progress), busy=watch.busy())
-    cache.write(_key(config), speed.to_dict(), doubtful=speed.busy)
+        speed = measure(config, seconds, progress)
+    cache.write(_key(config), speed.to_dict())
     return speed
 
 
 def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:
     """Start the probe in a process of its own, so that a notebook's kernel stays free; read it with `answer`."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from kit.machine import speed; speed.main()", str(seconds)],
+        [sys.executable, "-c", "from kit.measure import speed; speed.main()", str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=settings.worker_environment(int(config.threads)),
     )  # fmt: skip
@@ -115,12 +114,11 @@ def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
 
 def measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
     from kit.envs import make_vec
-    from kit.presets import network_threads
     from kit.trainers import make_trainer
 
-    settings.apply(config.device, network_threads(config))
+    settings.apply(config.device, 1)
     n_envs = int(config.n_envs)
-    env = make_vec(config.env, n_envs, device=config.device, seed=config.seed, threads=int(config.threads))
+    env = make_vec(config.env, n_envs, config.device, config.seed, int(config.threads), config.env_options)
     try:
         progress(0.0, "physics")
         physics = _physics(env, int(config.threads), 0.15 * seconds)
@@ -138,20 +136,20 @@ def measure(config: RunConfig, seconds: float, progress: Progress) -> Speed:
 def _physics(env: Any, threads: int, seconds: float) -> float | None:
     """Bare physics of the env's model on all threads, counted in env steps: random controls, as the env's, because a
     robot at rest costs less."""
-    task = getattr(env, "task", None)
-    if task is None:
+    if env.physics is None:
         return None
+    model, substeps = env.physics
     import mujoco
     import numpy as np
 
-    low, high = task.model.actuator_ctrlrange.T
-    ctrl = np.random.default_rng(0).uniform(low, high, (64, task.model.nu))
+    low, high = model.actuator_ctrlrange.T
+    ctrl = np.random.default_rng(0).uniform(low, high, (64, model.nu))
 
     def work(_: int) -> int:
-        data, count, end = mujoco.MjData(task.model), 0, time.perf_counter() + seconds
+        data, count, end = mujoco.MjData(model), 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
             data.ctrl[:] = ctrl[count % len(ctrl)]
-            mujoco.mj_step(task.model, data, task.substeps)
+            mujoco.mj_step(model, data, substeps)
             count += 1
         return count
 

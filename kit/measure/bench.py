@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.config import RunConfig
-from kit.machine import settings, speed
+from kit.machine import settings
+from kit.measure import speed
 from kit.machine.info import describe
-from kit.presets import network_threads
+from kit.measure.auto import resolve
 
 ALGO_OVERRIDES = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}
 """With 16 worlds: Stable-Baselines3's own batch and epochs, as in the README's comparison."""
@@ -58,8 +59,8 @@ class Bench:
 
 def bench(env: str = "Ant", n_envs: int = 16, seconds: float = 40.0) -> Bench:
     """Measure `env` for about `seconds`, with a progress bar."""
-    config = RunConfig(env=env, algo="PPO", n_envs=n_envs, overrides=ALGO_OVERRIDES).resolve()
-    settings.apply(config.device, network_threads(config))
+    config = resolve(RunConfig(env=env, algo="PPO", n_envs=n_envs, overrides=ALGO_OVERRIDES))
+    settings.apply(config.device, 1)
     with speed.bar() as progress:
         measured = speed.measure(config, 0.8 * seconds, lambda done, what: progress(0.8 * done, what))
         progress(0.8, "pictures")

@@ -22,7 +22,7 @@ from typing import IO
 from kit.errors import UserError
 from kit.runs.directory import sync_folder
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
-from kit.stores.manifest import Refused, safe_path
+from kit.format.manifest import Refused, safe_path
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""

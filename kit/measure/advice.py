@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kit.config import RunConfig
 from kit.machine import places
 from kit.machine.info import Machine, describe
-from kit.machine.speed import Speed
+from kit.measure.speed import Speed
 
 PROOF_STEPS, PROOF_WORLDS = 8192, 32
 """What takes a CPU a minute: nothing is learnt by it, but everything is used."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kit.runs.checkpoint import Checkpoint
+from kit.format.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import torch

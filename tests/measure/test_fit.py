@@ -6,7 +6,7 @@ import pytest
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine.fit import Fit, fit, in_a_child
+from kit.measure.fit import Fit, fit, in_a_child
 
 GB, MB = 10**9, 10**6
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from kit.stores.manifest import (
+from kit.format.manifest import (
     MAX_TOTAL_BYTES,
     Refused,
     check_manifest,
@@ -207,5 +207,5 @@ def test_tensor_files_that_lie(tmp_path: Path, raw: bytes) -> None:
 
 
 def test_it_needs_the_standard_library_only() -> None:
-    program = "import sys, kit.stores.manifest; print({'numpy', 'torch', 'yaml', 'safetensors'} & set(sys.modules))"
+    program = "import sys, kit.format.manifest; print({'numpy', 'torch', 'yaml', 'safetensors'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"

@@ -10,17 +10,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import stable_baselines3 as sb3
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
 
 from kit.errors import UserError
+from kit.trainers.algorithm import Algorithm
 from kit.trainers.precision import KINDS
-
-STOCK: dict[str, type] = {"PPO": sb3.PPO, "A2C": sb3.A2C, "SAC": sb3.SAC}
-POLICIES: dict[str, type] = {"PPO": ActorCriticPolicy, "A2C": ActorCriticPolicy, "SAC": SACPolicy}
 
 NOT_OVERRIDES = {
     *("policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),
@@ -36,32 +31,29 @@ POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "ful
                  "clip_mean", "n_critics", "share_features_extractor", "normalize_images")  # fmt: skip
 
 
-def check_names(algo: str, overrides: Mapping[str, Any]) -> None:
-    """Raise `UserError` for the first override that `algo` does not have, or whose value is of a wrong type."""
-    arguments(algo, overrides)
-
-
-def arguments(algo: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for `algo`'s class. `overrides` is left as it is."""
-    parameters = inspect.signature(STOCK[algo]).parameters
+def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
+    that it does not have, or whose value is of a wrong type."""
+    parameters = inspect.signature(algorithm.stock).parameters
     known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
+    extra = ["normalize", *(["autocast"] if algorithm.autocast else [])]
     result: dict[str, Any] = {}
     for name, value in overrides.items():
         if name == "normalize":
             result[name] = _normalize(value)
-        elif name == "autocast" and algo != "SAC":
+        elif name == "autocast" and algorithm.autocast:
             if value not in (None, *KINDS):
                 raise UserError(
                     f"overrides autocast={value!r} is unknown; write {' or '.join(KINDS)}, or leave it out."
                 )
             result[name] = value
         elif name == "policy_kwargs":
-            result[name] = _policy_kwargs(algo, value)
+            result[name] = _policy_kwargs(algorithm, value)
         elif name not in known:
-            close = difflib.get_close_matches(name, [*known, "normalize"], n=1)
+            close = difflib.get_close_matches(name, [*known, *extra], n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            valid = ", ".join(sorted([*known, "normalize"]))
-            raise UserError(f"overrides {name}={value!r} is not one of {algo}'s; {hint}valid are {valid}.")
+            valid = ", ".join(sorted([*known, *extra]))
+            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}valid are {valid}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result
@@ -108,8 +100,8 @@ def _normalize(value: Any) -> bool | dict[str, Any]:
     return {name: _argument(f"normalize {name}", setting, NORMALIZE[name]) for name, setting in value.items()}
 
 
-def _policy_kwargs(algo: str, value: Any) -> dict[str, Any]:
-    known = [name for name in inspect.signature(POLICIES[algo]).parameters if name in POLICY_KWARGS]
+def _policy_kwargs(algorithm: Algorithm, value: Any) -> dict[str, Any]:
+    known = [name for name in inspect.signature(algorithm.policy).parameters if name in POLICY_KWARGS]
     if not isinstance(value, dict):
         raise UserError(f"overrides policy_kwargs={value!r} is not a mapping; valid names are {', '.join(known)}.")
     result = dict(value)
@@ -122,12 +114,12 @@ def _policy_kwargs(algo: str, value: Any) -> dict[str, Any]:
             raise UserError(f"overrides activation_fn={name!r} is unknown; valid are {', '.join(ACTIVATIONS)}.")
         result["activation_fn"] = ACTIVATIONS[name]
     if "net_arch" in result:
-        _check_net_arch(algo, result["net_arch"])
+        _check_net_arch(algorithm, result["net_arch"])
     return result
 
 
-def _check_net_arch(algo: str, value: Any) -> None:
-    names = {"pi", "qf"} if algo == "SAC" else {"pi", "vf"}
+def _check_net_arch(algorithm: Algorithm, value: Any) -> None:
+    names = set(algorithm.heads)
     lists = value.values() if isinstance(value, dict) and set(value) == names else [value]
     if not all(isinstance(widths, list) and all(type(w) is int and w > 0 for w in widths) for widths in lists):
         raise UserError(

@@ -1,28 +1,38 @@
 """SB3's default actor-critic as stacked matrices, with its gradient written out: the fast path of PPO and A2C.
 
 Actor and critic are two perceptrons of the same shape on the same input. The loss is simple enough to differentiate by
-hand, and gradients land in the optimizer's one vector.
-
-Where the time of a minibatch goes (64 rows, 105 → 64 → 64 → 8, one core of an AMD EPYC with AVX-512, torch 2.13):
-0.22 ms, of which 0.11 ms are the nine matrix products at 80 Gflop/s, 0.02 ms tanh and its derivative, 0.013 ms Adam,
-and the rest some forty launches of kernels on 64 numbers, 1 to 3 µs each. The same through autograd takes 0.65 ms, in
-SB3 1.3 ms. From 2048 rows and 512-512 on, the products are all that counts and the three are equal.
+hand, and gradients land in the optimizer's one vector. tests/bench/README.md says where the time of a minibatch goes.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from typing import Any, cast
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from kit.envs.obs import Obs
 from kit.trainers.flat import FlatOptimizer, can_flatten
-from kit.trainers.perceptrons import Perceptrons, activation, layout, linears, widths
+from kit.trainers.fast.perceptrons import Perceptrons, activation, layout, linears, widths
+from kit.trainers.recorded import Recorded, Tensors
+from kit.trainers.networks import Evaluated, Networks, Slopes
+from kit.trainers.rollout import Batch, Rollout
 
 LOG_2PI = math.log(2 * math.pi)
+VALUE_ROWS = 65_536
+"""Observations valued at once after a rollout: bounds the memory of hidden layers."""
+
+
+def plain_numbers(space: spaces.Space) -> bool:
+    """Whether networks see the numbers of `space` as they are: neither pictures nor whole numbers."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_image_space(space)
 
 
 def can_stack(policy: ActorCriticPolicy) -> bool:
@@ -31,16 +41,17 @@ def can_stack(policy: ActorCriticPolicy) -> bool:
         return False
     if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
         return False
-    if type(policy.action_dist) is not DiagGaussianDistribution or is_image_space(policy.observation_space):
+    if type(policy.action_dist) is not DiagGaussianDistribution or not plain_numbers(policy.observation_space):
         return False
     actor, critic = policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net
     return activation(actor, critic) is not None and widths(actor) == widths(critic)
 
 
-class StackedActorCritic:
+class StackedActorCritic(Networks):
     """`policy`'s weights as stacked matrices; `policy` itself goes on working on the same memory."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
+        self.policy = policy
         actor, critic = policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net
         mean, value, log_std, kind = policy.action_net, policy.value_net, policy.log_std, activation(actor)
         assert isinstance(mean, torch.nn.Linear) and isinstance(log_std, torch.nn.Parameter) and kind is not None
@@ -56,13 +67,66 @@ class StackedActorCritic:
         self._unit_entropy = self.log_std.new_tensor(0.5 * self.num_actions * (1.0 + LOG_2PI))
         self._minus_half = self.log_std.new_full((self.num_actions,), -0.5)
 
-    def mean(self, obs: torch.Tensor) -> torch.Tensor:
-        """The actor alone: means (n, act) for `obs` (n, ...)."""
-        return self._nets.one(0, obs.flatten(1))
+        self._recordings: dict[Any, Recorded] = {}
+        self._graphs = self.log_std.device.type == "cuda"
 
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
-        """The critic alone: values (n,) of `obs` (n, ...)."""
-        return self._nets.one(1, obs.flatten(1))[:, 0]
+    # -- rollouts --------------------------------------------------------------------------------------------------
+
+    def begin(self, rollout: Rollout) -> None:
+        """The policy stands still, so all of a rollout's noise can be drawn at once."""
+        self.attach()
+        shape = (rollout.n_steps, rollout.n_envs, self.num_actions)
+        self._noise, self._std = torch.randn(shape, device=self.log_std.device), self.log_std.exp()
+
+    def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
+        given = cast(torch.Tensor, obs), self._std, self._noise[step]
+        actions = self._run("act", self._act, *given)[0]
+        rollout.act(step, actions)
+        return actions
+
+    def finish(self, rollout: Rollout) -> None:
+        obs = cast(torch.Tensor, rollout.obs).flatten(0, 1)
+        rollout.values = self.values(obs).view(rollout.n_steps, rollout.n_envs)
+        log_probs = self.log_prob(self._noise.square().flatten(0, 1), self.entropy())
+        rollout.log_probs = log_probs.view(rollout.n_steps, rollout.n_envs)
+
+    def values(self, obs: Obs) -> torch.Tensor:
+        pieces = cast(torch.Tensor, obs).split(VALUE_ROWS)
+        return torch.cat([self._nets.one(1, piece.flatten(1))[:, 0] for piece in pieces])
+
+    def _act(self, obs: torch.Tensor, std: torch.Tensor, noise: torch.Tensor) -> Tensors:
+        """The actor alone, with noise."""
+        return (torch.addcmul(self._nets.one(0, obs.flatten(1)), std, noise),)
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def gradient(self, slopes: Slopes, batch: Batch, ent_coef: float, *numbers: float) -> Tensors:
+        width = len(fields(Batch))
+
+        def whole(*given: Any) -> Tensors:
+            return self._gradient(slopes, Batch(*given[:width]), ent_coef, *given[width:])
+
+        with torch.no_grad():
+            return self._run((getattr(slopes, "__func__", slopes), ent_coef), whole, *vars(batch).values(), *numbers)
+
+    def _gradient(self, slopes: Slopes, batch: Batch, ent_coef: float, *numbers: Any) -> Tensors:
+        mean, values = self.forward(cast(torch.Tensor, batch.obs))
+        z, zz = self.gaussian(batch.actions, mean)
+        entropy = self.entropy()
+        by_log_prob, by_value, known = slopes(Evaluated(self.log_prob(zz, entropy), values, entropy), batch, *numbers)
+        self.backward(z, zz, by_log_prob, by_value, ent_coef)
+        return known
+
+    def _run(self, name: Any, function: Any, *given: Any) -> Tensors:
+        """`function` of tensors, on a GPU as a recorded graph. What a gradient finds outlasts the next one."""
+        if not self._graphs:
+            return tuple(function(*given))
+        if name not in self._recordings:
+            self._recordings[name] = Recorded(function, self.log_std.device, [self.optimizer.grad])
+        found = self._recordings[name](*given)
+        return found if name == "act" else tuple(kept.clone() for kept in found)
+
+    # -- by hand ---------------------------------------------------------------------------------------------------
 
     def log_prob(self, zz: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """log π (B,) of actions mean + std · z, given `zz` = z² (B, act): -½ Σ z² - Σ log σ - ½ act log 2π."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.stores.manifest import MAX_JSON_BYTES, NO_LIMIT, Refused, paths_of, read_manifest
+from kit.format.manifest import MAX_JSON_BYTES, NO_LIMIT, Refused, paths_of, read_manifest
 
 TEXTS = ("config.yaml", "provenance.json", "metrics.jsonl", "status.json")
 LATEST = "latest.json"

@@ -1,0 +1,85 @@
+"""Observations: a tensor, or a nested dict of tensors, of any rank and dtype, with the worlds in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Union
+
+import torch
+from gymnasium import Space, spaces
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+
+Obs = Union[torch.Tensor, dict[str, "Obs"]]
+"""(n, ...), or one such tensor for each key of a Dict space, which may hold further ones."""
+
+
+def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
+    """`function` of one tensor, or of each entry of dicts with the same keys."""
+    if isinstance(obs[0], Mapping):
+        return {key: tree_map(function, *(o[key] for o in obs)) for key in obs[0]}
+    return function(*obs)
+
+
+def select(mask: torch.Tensor, new: Obs, old: Obs) -> Obs:
+    """Rows of `new` where `mask` (n,) bool, of `old` elsewhere, whatever the rank of an entry."""
+    return tree_map(lambda a, b: torch.where(mask.view(-1, *[1] * (b.ndim - 1)), a, b), new, old)
+
+
+def leaves(name: str, obs: Any) -> Iterator[tuple[str, Any]]:
+    """Each tensor under `name`, or "name.key", "name.key.inner" for entries of dicts."""
+    if not isinstance(obs, Mapping):
+        yield name, obs
+        return
+    for key, value in obs.items():
+        yield from leaves(f"{name}.{key}", value)
+
+
+def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
+    """What `leaves` took apart, out of `columns` that may hold others too."""
+    if name in columns:
+        return columns[name]
+    keys = [key[len(name) + 1 :].partition(".")[0] for key in columns if key.startswith(f"{name}.")]
+    return {key: from_leaves(f"{name}.{key}", columns) for key in dict.fromkeys(keys)}
+
+
+def entries(nested: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """What a nested dict or Dict space holds, under flat names such as "hand/force"."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from entries(value, f"{inside}{key}/")
+        else:
+            yield f"{inside}{key}", value
+
+
+class PolicyView:
+    """Observations in the shapes that SB3's policies take: pictures with their channels first, nested dicts flat with
+    names such as "hand/force". Types stay, no number changes, and where nothing is to be done nothing is."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = _flat(space) if isinstance(space, spaces.Dict) else _channels_first(space)
+        self._same = self.space == space
+
+    def __call__(self, obs: Obs) -> Obs:
+        """`obs` (n, ...) of the env's space as one of `space`."""
+        if self._same:
+            return obs
+        flat = dict(entries(obs)) if isinstance(obs, Mapping) else {"": obs}
+        wanted = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
+        seen = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
+        return seen if isinstance(obs, Mapping) else seen[""]
+
+
+def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Channels to the front, if that is what is missing to `shape`."""
+    return value if tuple(value.shape[1:]) == shape else value.movedim(-1, 1)
+
+
+def _flat(space: spaces.Dict) -> spaces.Dict:
+    return spaces.Dict({name: _channels_first(inner) for name, inner in entries(space)})
+
+
+def _channels_first(space: Space) -> Space:
+    if not is_image_space(space) or is_image_space_channels_first(space):
+        return space
+    assert isinstance(space, spaces.Box)
+    return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype)  # type: ignore[arg-type]

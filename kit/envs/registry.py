@@ -1,0 +1,184 @@
+"""Which env a name means, here and in child processes. Names are looked up without loading torch or MuJoCo."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from kit.errors import UserError
+
+if TYPE_CHECKING:
+    from kit.envs.contract import BatchEnv
+    from kit.envs.task import Task
+
+_TASKS = {
+    "Ant": "kit.envs.ant:Ant",
+    "G1Joystick": "kit.envs.joystick_robots:G1Joystick",
+    "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
+    "Reach": "kit.envs.reach:Reach",
+}
+"""Task name -> module:class; the module is imported when the task is made."""
+CARRIED = "KIT_REGISTERED_ENV"
+"""A variable of child processes: the Gymnasium spec, in JSON, of an env that their parent knows."""
+
+
+def names() -> list[str]:
+    """kit's own tasks."""
+    return sorted(_TASKS)
+
+
+def make_vec(
+    env: str,
+    n_envs: int = 1,
+    device: str = "cpu",
+    seed: int = 0,
+    threads: int | None = None,
+    env_options: Mapping[str, Any] | None = None,
+) -> BatchEnv:
+    """A vector env of `n_envs` worlds.
+
+    `env` is one of kit's tasks ("Reach"; "kit/Reach-v0" is the same), a class of one's own ("my_tasks:Corridor", a
+    `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` go to its constructor.
+    `threads` is how many CPU threads share the physics, by default one per usable core.
+    """
+    if not isinstance(n_envs, int) or n_envs < 1:
+        raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
+    found = find(env)
+    if _is_task(found):
+        from kit.envs.vec import TensorEnv
+
+        return TensorEnv(make_task(env, **env_options or {}), n_envs, device, seed, threads)
+    from kit.envs.foreign import ForeignEnv
+
+    return ForeignEnv(found, n_envs, device, seed, **env_options or {})
+
+
+def make_task(name: str, **options: object) -> Task:
+    """The task called `name`, built anew with the `options` of its constructor."""
+    found = find(name)
+    if not _is_task(found):
+        raise UserError(f"env={name!r} is a Gymnasium env, not a Task of kit's.")
+    return _construct(name, found, options)
+
+
+class Spaces(NamedTuple):
+    """What can be known of an env without making worlds."""
+
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    batched: bool
+    """Whether it is a Task, whose worlds live on the training device."""
+
+
+def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
+    """The spaces of one world as training sees them. Raises `UserError` if the env cannot be made."""
+    return _describe(env, json.dumps(env_options or {}, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=32)
+def _describe(env: str, options: str) -> Spaces:
+    found = find(env)
+    if _is_task(found):
+        task = _construct(env, found, json.loads(options))
+        return Spaces(task.observation_space, task.action_space, True)
+    from kit.envs.foreign import ForeignEnv
+
+    one = ForeignEnv(found, 1, **json.loads(options))
+    one.close()
+    return Spaces(one.observation_space, one.action_space, False)
+
+
+def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
+    """What `env` names; nothing is built. Raises `UserError` if it names nothing."""
+    name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
+    if name in _TASKS:
+        module, _, attribute = _TASKS[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    module, colon, attribute = env.partition(":")
+    own = getattr(_import(env, module), attribute, None) if colon else None
+    if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
+        return own
+    if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
+        gymnasium.registry[spec.id] = spec
+    try:
+        return gymnasium.spec(env)
+    except (gymnasium.error.Error, ModuleNotFoundError):
+        raise UserError(_unknown(env)) from None
+
+
+def carry(env: str) -> dict[str, str]:
+    """Environment variables with which a child process finds `env` as this one does: modules beside the notebook, and
+    ids registered in it. Raises `UserError` for an env that no other process can make."""
+    paths = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
+    found = find(env)
+    if not isinstance(found, EnvSpec) or found.id.startswith("kit/"):
+        return paths
+    point: Any = found.entry_point
+    if callable(point) and point.__module__ != "__main__":
+        found = dataclasses.replace(found, entry_point=f"{point.__module__}:{point.__qualname__}")
+    if found.entry_point is None or callable(found.entry_point):
+        raise UserError(
+            f"env={env!r} is made by code of this notebook alone, which a training process cannot import; put it into "
+            "a module beside the notebook and name it module:Class."
+        )
+    return {**paths, CARRIED: found.to_json()}
+
+
+def _is_task(found: object) -> bool:
+    """Without loading kit.envs.task, and with it torch and MuJoCo: whoever has a Task has loaded it."""
+    module = sys.modules.get("kit.envs.task")
+    return module is not None and isinstance(found, type) and issubclass(found, module.Task)
+
+
+def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
+    try:
+        made: Task = task(**options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise UserError(f"env_options={dict(options)!r} do not suit env={name!r}: {error}.") from None
+    if not hasattr(made, "name"):
+        made.name = name
+    return made
+
+
+def _import(env: str, module: str) -> Any:
+    """A module on the path or in the present folder, where notebooks lie."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise UserError(f"env={env!r}: {module} needs {error.name}, which is not installed.") from None
+        raise UserError(
+            f"env={env!r}: there is no module {module!r} on the path or in {Path.cwd()}; put {module}.py there."
+        ) from None
+
+
+def _unknown(env: str) -> str:
+    ids = [*_TASKS, *gymnasium.registry]
+    folded = {name.lower(): name for name in ids}
+    close = [folded[name] for name in difflib.get_close_matches(env.lower(), folded, n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(close)}?" if close else "any registered Gymnasium id works too."
+    return f"env={env!r} is unknown; kit's own are {', '.join(names())}; {hint}"
+
+
+for _name in _TASKS:
+    gymnasium.register(
+        f"kit/{_name}-v0",
+        entry_point="kit.envs.gym:TaskEnv",
+        vector_entry_point="kit.envs.gym:TaskVectorEnv",
+        kwargs={"task": _name},
+    )

@@ -1,0 +1,1 @@
+"""What only trying can tell, or what follows from this machine: sizes, room in memory, speed."""

@@ -1,0 +1,63 @@
+"""A policy as one module: observation, memory and begun in, action and memory out. It acts, evaluates, is filmed and is
+exported, always the same."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import Space, spaces
+from stable_baselines3.common.policies import BasePolicy
+from torch import nn
+
+from kit.envs.obs import Obs, PolicyView, tree_map
+from kit.trainers.normalize import Normalizer
+
+Memory = tuple[torch.Tensor, ...]
+"""What a policy remembers of each world, (n, ...) each; empty for policies that remember nothing."""
+
+
+class Actor(nn.Module):
+    """`policy` from raw observations to actions that the env takes."""
+
+    def __init__(
+        self,
+        policy: BasePolicy,
+        view: PolicyView,
+        normalizer: Normalizer | None,
+        action_space: Space,
+        deterministic: bool = True,
+    ) -> None:
+        super().__init__()
+        self.policy, self.view, self.normalizer, self.deterministic = policy, view, normalizer, deterministic
+        self.shape = action_space.shape or ()
+        if isinstance(action_space, spaces.Box):
+            low, high = (torch.as_tensor(bound, device=policy.device) for bound in (action_space.low, action_space.high))
+            self.register_buffer("low", low, persistent=False)
+            self.register_buffer("high", high, persistent=False)
+
+    def memory(self, n: int) -> Memory:
+        """Of `n` worlds that have just begun."""
+        return ()
+
+    @torch.no_grad()
+    def forward(
+        self, obs: Obs, memory: Memory = (), begun: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Memory]:
+        """Actions (n, ...) for raw `obs` (n, ...) and the memory afterwards. Worlds of `begun` (n,) bool are in their
+        first step: what was remembered of them no longer counts."""
+        self.policy.set_training_mode(False)
+        seen = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
+        return self.to_env(self.policy._predict(seen, self.deterministic)), ()  # type: ignore[arg-type]
+
+    def see(self, obs: Obs) -> Obs:
+        """`obs` as the policy sees them."""
+        obs = self.view(obs)
+        return obs if self.normalizer is None else self.normalizer.observe(obs)
+
+    def to_env(self, actions: torch.Tensor) -> torch.Tensor:
+        """Policy outputs as the env wants them: shaped, and stretched where the policy squashes."""
+        actions = actions.reshape(-1, *self.shape)
+        return self.unscale(actions) if self.policy.squash_output else actions
+
+    def unscale(self, actions: torch.Tensor) -> torch.Tensor:
+        """From [-1, 1] to the action space."""
+        return self.low + 0.5 * (actions + 1.0) * (self.high - self.low)

@@ -1,0 +1,181 @@
+"""What decides a run's future, as parts that can each save themselves: `trainer.parts()` is all of it.
+
+    policy      weights; those that are frozen are a part of their own, stored once per run
+    normalizer  running statistics
+    optimizer   moments and learning rates
+    trainer     counters and the latest episodes
+    rng         every random generator of the process
+    env         every world, and what was last seen of it
+
+A further policy, a memory, a pool of opponents is one more part: `trainer.attach("opponents", pool)`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from kit.errors import UserError
+
+if TYPE_CHECKING:
+    from kit.trainers.base import TensorTrainer
+
+Values = dict[str, Any]
+"""Name -> tensor, number, text, bool, None or list."""
+State = dict[str, Values]
+"""What a checkpoint holds: part -> its values."""
+
+
+class Part(Protocol):
+    """Anything that can be saved."""
+
+    def state(self) -> Values:
+        """Copies, on the CPU."""
+
+    def load_state(self, state: Values) -> None: ...
+
+
+class Weights:
+    """Of a policy, but for the frozen ones."""
+
+    def __init__(self, policy: BasePolicy) -> None:
+        self.policy = policy
+
+    def state(self) -> Values:
+        frozen = frozen_names(self.policy)
+        return {name: value for name, value in _copies(self.policy).items() if name not in frozen}
+
+    def load_state(self, state: Values) -> None:
+        lacking, unknown = self.policy.load_state_dict(state, strict=False)
+        if unknown or set(lacking) - frozen_names(self.policy):
+            raise UserError(f"the policy does not fit: {', '.join([*unknown, *lacking][:3])} differ; name its env and net.")
+
+
+class FrozenWeights(Weights):
+    """Those that no optimizer moves: of pretrained encoders."""
+
+    def state(self) -> Values:
+        copies = _copies(self.policy)
+        return {name: copies[name] for name in sorted(frozen_names(self.policy))}
+
+    def load_state(self, state: Values) -> None:
+        self.policy.load_state_dict({**self.policy.state_dict(), **state})
+
+
+def frozen_names(policy: BasePolicy) -> set[str]:
+    """Names of parameters and buffers in those parts of feature extractors that learn nothing."""
+    names: set[str] = set()
+    for path, module in policy.named_modules():
+        if isinstance(module, BaseFeaturesExtractor):
+            for inside, part in module.named_modules(prefix=path):
+                parameters = list(part.parameters())
+                if parameters and not any(p.requires_grad for p in parameters):
+                    names |= {f"{inside}.{name}" for name in part.state_dict()}
+    return names
+
+
+def _copies(policy: BasePolicy) -> Values:
+    return {name: value.detach().cpu().clone() for name, value in policy.state_dict().items()}
+
+
+class Optimizers:
+    """Name -> optimizer and its parameters by name; saved as "<name>.<parameter>.<slot>"."""
+
+    def __init__(self, named: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]) -> None:
+        self.named = named
+
+    def state(self) -> Values:
+        flat: Values = {}
+        for group, (optimizer, parameters) in self.named.items():
+            by_index = optimizer.state_dict()["state"]
+            flat[f"{group}.learning_rate"] = optimizer.param_groups[0]["lr"]
+            for index, name in enumerate(parameters):
+                for slot, value in by_index.get(index, {}).items():
+                    is_tensor = isinstance(value, torch.Tensor)
+                    flat[f"{group}.{name}.{slot}"] = value.detach().cpu().clone() if is_tensor else value
+        return flat
+
+    def load_state(self, state: Values) -> None:
+        for group, (optimizer, parameters) in self.named.items():
+            by_index: dict[int, Values] = {}
+            for index, name in enumerate(parameters):
+                prefix = f"{group}.{name}"
+                slots = {key[len(prefix) + 1 :]: v for key, v in state.items() if key.rpartition(".")[0] == prefix}
+                if slots:
+                    by_index[index] = slots
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": by_index})
+            for settings in optimizer.param_groups:
+                settings["lr"] = state[f"{group}.learning_rate"]
+
+
+class Counters:
+    """Where a trainer stands, and the latest episodes."""
+
+    def __init__(self, trainer: TensorTrainer) -> None:
+        self.trainer = trainer
+
+    def state(self) -> Values:
+        trainer = self.trainer
+        assert trainer.ep_info_buffer is not None and trainer.ep_success_buffer is not None
+        return {
+            "num_timesteps": trainer.num_timesteps,
+            "n_updates": trainer._n_updates,
+            "iteration": trainer.iteration,
+            "episodes": trainer._episode_num,
+            "progress_remaining": trainer._current_progress_remaining,
+            "episode_returns": [episode["r"] for episode in trainer.ep_info_buffer],
+            "episode_lengths": [episode["l"] for episode in trainer.ep_info_buffer],
+            "episode_successes": list(trainer.ep_success_buffer),
+        }
+
+    def load_state(self, state: Values) -> None:
+        trainer = self.trainer
+        trainer.num_timesteps = int(state["num_timesteps"])
+        trainer._n_updates = int(state["n_updates"])
+        trainer.iteration = int(state["iteration"])
+        trainer._episode_num = int(state["episodes"])
+        trainer._current_progress_remaining = float(state["progress_remaining"])
+        window = trainer._stats_window_size
+        episodes = zip(state["episode_returns"], state["episode_lengths"], strict=True)
+        trainer.ep_info_buffer = deque(({"r": r, "l": n, "t": 0.0} for r, n in episodes), maxlen=window)
+        trainer.ep_success_buffer = deque(state["episode_successes"], maxlen=window)
+
+
+class RandomGenerators:
+    """Of Python, numpy and torch, on the CPU and on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def state(self) -> Values:
+        version, words, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        assert (version, kind) == (3, "MT19937")
+        state = {
+            "torch": torch.get_rng_state(),
+            "python": torch.tensor(words, dtype=torch.int64),
+            "python_gauss": gauss,
+            "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "numpy_position": int(position),
+            "numpy_has_gauss": int(has_gauss),
+            "numpy_gauss": float(cached),
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def load_state(self, state: Values) -> None:
+        torch.set_rng_state(state["torch"])
+        random.setstate((3, tuple(state["python"].tolist()), state["python_gauss"]))
+        keys = state["numpy"].numpy().astype(np.uint32)
+        gauss = (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
+        np.random.set_state(("MT19937", keys, int(state["numpy_position"]), *gauss))
+        if self.device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], self.device)
