@@ -78,8 +78,7 @@ class RunConfig:
             if isinstance(value, bool) or not isinstance(value, _alternatives(kind)):
                 raise UserError(f"{name}={value!r} is a {type(value).__name__}, not {_spell(kind)}.")
         for name in ("overrides", "env_options"):
-            mapping = json.loads(json.dumps(getattr(self, name), default=lambda value, name=name: _not_json(name, value)))
-            object.__setattr__(self, name, mapping)
+            object.__setattr__(self, name, _plain(name, getattr(self, name)))
         for name, valid in (("algo", ALGOS), ("encoder", ENCODERS), ("preset", PRESETS)):
             object.__setattr__(self, name, _choice(name, getattr(self, name), tuple(valid)))
         if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
@@ -145,8 +144,8 @@ class RunConfig:
 
     @staticmethod
     def from_text(name: str, text: str) -> Any:
-        """The value of the field `name` that somebody typed as `text`: 1e6, 400k and 1,000,000 are numbers, mappings are
-        JSON, and nothing at all is None."""
+        """The value of the field `name` that somebody typed as `text`: 1e6, 400k and 1,000,000 are numbers, mappings
+        are JSON, and nothing at all is None."""
         kinds, text = _alternatives(typing.get_type_hints(RunConfig)[name]), text.strip()
         if dict in kinds:
             return _mapping(name, text)
@@ -224,5 +223,10 @@ def _spell(kind: Any) -> str:
     return " or ".join(words.get(k, "nothing") for k in _alternatives(kind))
 
 
-def _not_json(name: str, value: Any) -> Any:
-    raise UserError(f"{name} holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")
+def _plain(name: str, mapping: dict[str, Any]) -> dict[str, Any]:
+    """A copy that shares nothing with the caller's, if JSON can hold it."""
+
+    def refuse(value: Any) -> Any:
+        raise UserError(f"{name} holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")
+
+    return dict(json.loads(json.dumps(mapping, default=refuse)))

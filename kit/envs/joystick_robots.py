@@ -120,7 +120,7 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._most_speed, self._move_probability = self.constant(self.most_speed), self.constant(self.move_probability)
-        self.actuator_force = sim.actuator_force  # (n, joints), N m; first asked for after a step, it would not lag once
+        self.actuator_force = sim.actuator_force  # (n, joints), N m; asked for later, it would not lag once
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # the knees' are small
 
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:

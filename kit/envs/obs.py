@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import torch
 from gymnasium import Space, spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
-Obs = Union[torch.Tensor, dict[str, "Obs"]]
+Obs: TypeAlias = "torch.Tensor | dict[str, Obs]"
 """(n, ...), or one such tensor for each key of a Dict space, which may hold further ones."""
 
 
@@ -65,7 +65,7 @@ class PolicyView:
             return obs
         flat = dict(entries(obs)) if isinstance(obs, Mapping) else {"": obs}
         wanted = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
-        seen = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
+        seen: dict[str, Any] = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
         return seen if isinstance(obs, Mapping) else seen[""]
 
 
@@ -79,7 +79,6 @@ def _flat(space: spaces.Dict) -> spaces.Dict:
 
 
 def _channels_first(space: Space) -> Space:
-    if not is_image_space(space) or is_image_space_channels_first(space):
+    if not isinstance(space, spaces.Box) or not is_image_space(space) or is_image_space_channels_first(space):
         return space
-    assert isinstance(space, spaces.Box)
-    return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype)  # type: ignore[arg-type]
+    return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype)

@@ -19,6 +19,8 @@ from gymnasium.envs.registration import EnvSpec
 from kit.errors import UserError
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from kit.envs.contract import BatchEnv
     from kit.envs.task import Task
 
@@ -104,7 +106,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
     if name in _TASKS:
         module, _, attribute = _TASKS[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), attribute)
     module, colon, attribute = env.partition(":")
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
@@ -135,7 +137,7 @@ def carry(env: str) -> dict[str, str]:
     return {**paths, CARRIED: found.to_json()}
 
 
-def _is_task(found: object) -> bool:
+def _is_task(found: object) -> TypeIs[type[Task]]:
     """Without loading kit.envs.task, and with it torch and MuJoCo: whoever has a Task has loaded it."""
     module = sys.modules.get("kit.envs.task")
     return module is not None and isinstance(found, type) and issubclass(found, module.Task)

@@ -17,9 +17,9 @@ from kit.envs.obs import Obs, PolicyView, tree_map
 
 
 class TensorVecEnv(VecEnv):
-    """`tensor_env` for anything written for SB3, observations as its policies take them (`view`). It reports what SB3's `Monitor` would: at the end of an episode the
-    world's info holds "episode" {"r", "l", "t"}, "terminal_observation", "TimeLimit.truncated" and, where the task
-    knows success, "is_success"."""
+    """`tensor_env` for anything written for SB3, observations as its policies take them (`view`). It reports what SB3's
+    `Monitor` would: at the end of an episode the world's info holds "episode" {"r", "l", "t"}, "terminal_observation",
+    "TimeLimit.truncated" and, where the task knows success, "is_success"."""
 
     def __init__(self, tensor_env: BatchEnv) -> None:
         self.tensor_env = tensor_env

@@ -26,14 +26,14 @@ class TensorEnv(BatchEnv):
     ) -> None:
         """`dtype`: of real observations and rewards. Without `autoreset` finished worlds stay as they are."""
         task.build(num_envs, device, threads)
-        self.task, self.num_envs, self.device, self.dtype, self.autoreset = task, num_envs, task.device, dtype, autoreset
+        self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
+        self.autoreset = autoreset
         self.cameras, self.episode_steps, self.control_dt_s = task.cameras, task.episode_steps, task.control_dt_s
         self.observation_space, self.action_space = task.observation_space, task.action_space
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):
-            low, high = self.action_space.low, self.action_space.high
-            options = {"dtype": task.dtype, "device": self.device}
-            self._bounds = torch.as_tensor(low, **options), torch.as_tensor(high, **options)
+            low, high = torch.as_tensor(self.action_space.low), torch.as_tensor(self.action_space.high)
+            self._bounds = low.to(self.device, task.dtype), high.to(self.device, task.dtype)
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)

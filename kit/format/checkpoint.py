@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.runs.directory import step_of, sync_folder, write_atomic
 from kit.format.manifest import (
     MAX_JSON_BYTES,
     NO_LIMIT,
@@ -34,6 +33,7 @@ from kit.format.manifest import (
     paths_of,
     read_manifest,
 )
+from kit.runs.directory import step_of, sync_folder, write_atomic
 
 if TYPE_CHECKING:
     import torch

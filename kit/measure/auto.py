@@ -35,8 +35,8 @@ COUNTS = ("n_steps", "batch_size", "n_epochs", "buffer_size", "learning_starts",
 
 def resolve(config: RunConfig, fits: Callable[[RunConfig], int] | None = None) -> RunConfig:
     """Every "auto" replaced and `overrides` completed. Raises `UserError` for what cannot be trained: env, algorithm,
-    encoder and hyperparameters are checked, and nothing is left behind. `fits` says how many worlds of a resolved config
-    a GPU has room for; by default it is tried out (`kit.measure.fit`)."""
+    encoder and hyperparameters are checked, and nothing is left behind. `fits` says how many worlds of a resolved
+    config a GPU has room for; by default it is tried out (`kit.measure.fit`)."""
     found = algorithm.find(config.algo)
     check(found, config.overrides)
     env = envs.describe(config.env, config.env_options)

@@ -9,8 +9,8 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.machine import settings
-from kit.measure import speed
 from kit.machine.info import describe
+from kit.measure import speed
 from kit.measure.auto import resolve
 
 ALGO_OVERRIDES = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}

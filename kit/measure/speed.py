@@ -19,8 +19,8 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.machine import cache, settings
-from kit.measure import prices
 from kit.machine.info import Machine, describe
+from kit.measure import prices
 from kit.measure.auto import resolve
 
 Progress = Callable[[float, str], None]

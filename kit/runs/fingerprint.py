@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from kit.errors import UserError
-from kit.runs import metrics
 from kit.format.checkpoint import Checkpoint
+from kit.runs import metrics
 from kit.runs.run import Run
 
 

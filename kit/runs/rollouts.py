@@ -33,13 +33,14 @@ class Evaluator:
 
         self.seed = config.seed + EVAL_SEED
         self.per_world = -(-episodes // MAX_WORLDS)
+        worlds = -(-episodes // self.per_world)
         self.env = envs.make_vec(
-            config.env, -(-episodes // self.per_world), config.device, self.seed, int(config.threads), config.env_options
+            config.env, worlds, config.device, self.seed, int(config.threads), config.env_options
         )
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns what `evaluate` does and the task's further rates, such as
-        Reach's within_5cm; or None if `should_stop`."""
+        """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
+        what `evaluate` does and the task's further rates, such as Reach's within_5cm; or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
-from kit.runs import control, directory, metrics, status
 from kit.format.checkpoint import Checkpoint, Damaged
+from kit.runs import control, directory, metrics, status
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import seconds
 from kit.errors import UserError
-from kit.machine import memory
 from kit.format import checkpoint
-from kit.runs import control, directory, load, provenance
 from kit.format.checkpoint import Checkpoint, Damaged
+from kit.format.segments import OffPolicy, Segment, load_replay
+from kit.machine import memory
+from kit.runs import control, directory, load, provenance
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.metrics import Metrics, row_logger
-from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.runs.run import Run
 from kit.runs.status import Status
 from kit.runs.writer import Writer
@@ -207,7 +207,8 @@ class Session:
         config, worlds = self.config, int(self.config.n_envs) // 2
         found = algorithm.find(config.algo)
         if not found.fewer_worlds or worlds < LEAST_WORLDS:
-            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {found.memory_remedy}.")
+            remedy = found.memory_remedy
+            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {remedy}.")
         self._building = True  # for the thread that watches
         self.status.set(phase="out of memory, making room", steps_per_s=None, eta_s=None)
         self._release()

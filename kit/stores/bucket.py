@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError, need
-from kit.stores.base import MissingFile, Store, StoreError
 from kit.format.manifest import safe_path
+from kit.stores.base import MissingFile, Store, StoreError
 from kit.stores.redact import one_line
 
 READ_CHUNK = 8 * 2**20

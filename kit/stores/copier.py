@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.stores import card, lease
-from kit.stores.base import MissingFile, Store, StoreError
 from kit.format.layout import (
     LATEST,
     MAX_VIDEO_BYTES,
@@ -36,6 +34,8 @@ from kit.format.layout import (
     step_in,
 )
 from kit.format.manifest import MAX_JSON_BYTES, Refused
+from kit.stores import card, lease
+from kit.stores.base import MissingFile, Store, StoreError
 from kit.stores.redact import redact_bytes
 
 KEEP = 2

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from kit.errors import UserError
+from kit.format.manifest import Refused, safe_path
 from kit.runs.directory import sync_folder
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
-from kit.format.manifest import Refused, safe_path
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError, need
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 from kit.format.manifest import MAX_FILE_BYTES
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import UserError, need
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 from kit.format.manifest import Refused, safe_path
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:

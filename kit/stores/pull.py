@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, open_store
 from kit.format.layout import (
     LATEST,
     MAX_VIDEO_BYTES,
@@ -38,6 +36,8 @@ from kit.format.manifest import (
     safe_name,
     safe_path,
 )
+from kit.stores import lease
+from kit.stores.base import MissingFile, Store, StoreError, open_store
 from kit.stores.redact import one_line
 
 MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}

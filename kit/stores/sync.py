@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kit.errors import UserError
+from kit.format.layout import folders_in, newest_local, passed_over, step_in
 from kit.runs.directory import write_atomic
 from kit.stores import lease
 from kit.stores.base import OPEN_S, Store, StoreError, open_store, within
-from kit.format.layout import folders_in, newest_local, passed_over, step_in
 from kit.stores.redact import one_line
 from kit.stores.worker import Lost, Worker
 

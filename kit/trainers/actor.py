@@ -30,9 +30,10 @@ class Actor(nn.Module):
         self.policy, self.view, self.normalizer, self.deterministic = policy, view, normalizer, deterministic
         self.shape = action_space.shape or ()
         if isinstance(action_space, spaces.Box):
-            low, high = (torch.as_tensor(bound, device=policy.device) for bound in (action_space.low, action_space.high))
-            self.register_buffer("low", low, persistent=False)
-            self.register_buffer("high", high, persistent=False)
+            self.low: torch.Tensor
+            self.high: torch.Tensor
+            self.register_buffer("low", torch.as_tensor(action_space.low, device=policy.device), persistent=False)
+            self.register_buffer("high", torch.as_tensor(action_space.high, device=policy.device), persistent=False)
 
     def memory(self, n: int) -> Memory:
         """Of `n` worlds that have just begun."""

@@ -71,7 +71,7 @@ class Algorithm:
 def find(algo: str) -> Algorithm:
     """The record called `algo`: one of kit's, or "module:NAME" where NAME is a record in a module of the user's."""
     if algo in ALGOS:
-        return importlib.import_module(ALGOS[algo]).ALGORITHM  # type: ignore[no-any-return]
+        return importlib.import_module(ALGOS[algo]).ALGORITHM
     module, _, name = algo.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

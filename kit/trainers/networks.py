@@ -26,8 +26,8 @@ class Evaluated:
 
 
 Slopes = Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]]
-"""(evaluated, batch, *numbers) -> the loss's derivatives by each row's log-probability and value (B,), and whatever else
-is to be known. The loss also holds -`ent_coef` times the entropy. A function of tensors alone."""
+"""(evaluated, batch, *numbers) -> the loss's derivatives by each row's log-probability and value (B,), and whatever
+else is to be known. The loss also holds -`ent_coef` times the entropy. A function of tensors alone."""
 
 
 class Networks:

@@ -129,8 +129,9 @@ class Normalizer:
         from stable_baselines3.common.vec_env import VecNormalize
 
         keys = None if "obs" in self.obs_moments else [name[4:] for name in self.obs_moments]
+        clips = self.clip_obs, self.clip_reward
         wrapped = VecNormalize(
-            venv, False, self.norm_obs, self.norm_reward, self.clip_obs, self.clip_reward, self.gamma, self.epsilon, keys
+            venv, False, self.norm_obs, self.norm_reward, *clips, self.gamma, self.epsilon, keys
         )
         pairs = [(wrapped.ret_rms, self.return_moments)]
         if self.norm_obs:

@@ -52,9 +52,8 @@ class Replay:
         """`size` transitions, drawn with replacement by torch's global generator."""
         index = torch.randint(len(self) * self.n_envs, (size,), device=self.device)
         drawn = {name: column.flatten(0, 1).index_select(0, index) for name, column in self._columns.items()}
-        return Transitions(
-            from_leaves("obs", drawn), drawn["actions"], drawn["rewards"], from_leaves("next_obs", drawn), drawn["terminated"]
-        )
+        obs, next_obs = from_leaves("obs", drawn), from_leaves("next_obs", drawn)
+        return Transitions(obs, drawn["actions"], drawn["rewards"], next_obs, drawn["terminated"])
 
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Copies of rows `start` to `stop` on the CPU: column name -> (stop - start, n_envs, ...)."""

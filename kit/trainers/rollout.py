@@ -52,7 +52,7 @@ class Batch:
 
     def take(self, index: torch.Tensor) -> Batch:
         """The rows `index` (k,), copied."""
-        return Batch(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))  # type: ignore[arg-type]
+        return Batch(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
 
     def split(self, size: int) -> list[Batch]:
         """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
@@ -107,8 +107,8 @@ class Rollout:
             kept[step] = part
 
     def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
-        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...). Only
-        their rows are kept; on a GPU, which is not asked which those are, all."""
+        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...).
+        Only their rows are kept; on a GPU, which is not asked which those are, all."""
         worlds = truncated.nonzero().flatten() if truncated.device.type == "cpu" else None
         rows = tree_map(lambda x: x.clone() if worlds is None else x[worlds], final_obs)
         self._cuts.append((step, truncated, worlds, rows))
@@ -135,7 +135,7 @@ class Rollout:
         assert self.obs is not None and self.actions is not None
         flat = [tree_map(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
         columns = (self.values, self.log_probs, self.advantages, self.returns)
-        return Batch(*flat, *(column.flatten() for column in columns))  # type: ignore[arg-type]
+        return Batch(*flat, *(column.flatten() for column in columns))
 
     def sequences(self, length: int) -> Sequences:
         """All transitions as sequences of `length` steps of one world, world-major: number w · (T / length) + i is the

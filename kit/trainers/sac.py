@@ -14,15 +14,15 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from stable_baselines3.sac.policies import SACPolicy
 from torch.nn import functional as F
 
-from kit.errors import UserError
 from kit.envs.obs import tree_map
+from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.base import TensorTrainer
+from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 from kit.trainers.on_policy import READ_EVERY, LazyInfos
 from kit.trainers.replay import Replay, Transitions
 from kit.trainers.saving import Counters, Part, Values
-from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 
 
 class SAC(TensorTrainer, sb3.SAC):

@@ -55,7 +55,8 @@ class Weights:
     def load_state(self, state: Values) -> None:
         lacking, unknown = self.policy.load_state_dict(state, strict=False)
         if unknown or set(lacking) - frozen_names(self.policy):
-            raise UserError(f"the policy does not fit: {', '.join([*unknown, *lacking][:3])} differ; name its env and net.")
+            names = ", ".join([*unknown, *lacking][:3])
+            raise UserError(f"the policy does not fit: {names} differ; name its env and net.")
 
 
 class FrozenWeights(Weights):

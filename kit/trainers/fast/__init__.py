@@ -1,7 +1,7 @@
 """The same arithmetic, quicker: SB3's default networks as stacked matrices, gradients by hand, CUDA graphs.
 
-What trainers see of it are `Networks` that answer as those of `kit.trainers.networks` do, and `StackedSAC`. Every result
-is held against SB3's own in the tests; without this room everything works, at about half the speed.
+What trainers see of it are `Networks` that answer as those of `kit.trainers.networks` do, and `StackedSAC`. Every
+result is held against SB3's own in the tests; without this room everything works, at about half the speed.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from kit.envs.obs import Obs
-from kit.trainers.flat import FlatOptimizer, can_flatten
 from kit.trainers.fast.perceptrons import Perceptrons, activation, layout, linears, widths
-from kit.trainers.recorded import Recorded, Tensors
+from kit.trainers.flat import FlatOptimizer, can_flatten
 from kit.trainers.networks import Evaluated, Networks, Slopes
+from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.rollout import Batch, Rollout
 
 LOG_2PI = math.log(2 * math.pi)

@@ -17,10 +17,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, SACPolicy
 from torch import nn
 
-from kit.trainers.flat import FlatOptimizer, FlatVector, can_flatten
 from kit.trainers.fast.perceptrons import Net, Perceptrons, activation, layout, linears
-from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.fast.stacked import plain_numbers
+from kit.trainers.flat import FlatOptimizer, FlatVector, can_flatten
+from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.replay import Transitions
 
 SQUASH_EPSILON = 1e-6
