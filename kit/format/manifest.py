@@ -17,12 +17,14 @@ from typing import Any
 from kit.errors import UserError
 
 VERSION = 1
+REPLAY, FROZEN = "replay", "frozen"
+"""Folders of a run whose files checkpoints share."""
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
-"""Of a checkpoint from elsewhere, with its replay data, unless the user allows more."""
+"""Of a checkpoint from elsewhere with what it shares, unless the user allows more. A million transitions of Reach are
+under 1 GB."""
 NO_LIMIT = 2**60
 """For files that are here already."""
-"""Of one checkpoint with its replay data. A million transitions of Reach are under 1 GB."""
 MAX_JSON_BYTES = 64 * 2**20
 MAX_FILES = 10_000
 MAX_HEADER_BYTES = 16 * 2**20
@@ -61,7 +63,7 @@ def safe_path(path: object) -> str:
 
 def check_manifest(manifest: object, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
     """`manifest`, if it is one: version, step, its own digest, and for every file a safe name, a plausible size and a
-    SHA-256. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` relative to the run.
+    SHA-256. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` and `frozen/<name>` in the run.
 
     With `step`, the manifest must be of that step. Raises `Refused`.
     """
@@ -85,8 +87,8 @@ def check_manifest(manifest: object, step: int | None = None, max_bytes: int = M
             raise Refused("a manifest cannot name itself.")
     for path in shared:
         folder, _, name = path.partition("/")
-        if folder != "replay":
-            raise Refused(f"{_show(path)} is refused; shared files live in replay/.")
+        if folder not in (REPLAY, FROZEN):
+            raise Refused(f"{_show(path)} is refused; shared files live in {REPLAY}/ and {FROZEN}/.")
         safe_name(name)
     everything = {**files, **shared}
     if len({path.lower() for path in everything}) < len(everything):
@@ -119,12 +121,6 @@ def parse_json(data: bytes, what: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Refused(f"{what} is not JSON ({str(error)[:80]}).") from None
-
-
-def paths_of(manifest: Mapping[str, Any], folder: str) -> dict[str, dict[str, Any]]:
-    """Every file that a checked manifest names, by its path relative to the run; `folder` is "checkpoints/step_…"."""
-    own = {f"{folder}/{name}": entry for name, entry in manifest["files"].items()}
-    return {**manifest.get("shared", {}), **own}
 
 
 def check_tensors(path: Path) -> None:

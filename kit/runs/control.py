@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-from kit.runs.directory import write_atomic
+from kit.format.files import write_atomic
 
 Command = Literal["pause", "unpause", "stop", "checkpoint"]
 

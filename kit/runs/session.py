@@ -23,9 +23,10 @@ from kit.config import seconds
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
+from kit.format.files import write_atomic
 from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.machine import memory
-from kit.runs import control, directory, load, provenance
+from kit.runs import control, load, provenance
 from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.metrics import Metrics, row_logger
@@ -213,7 +214,7 @@ class Session:
         self.status.set(phase="out of memory, making room", steps_per_s=None, eta_s=None)
         self._release()
         self.config = algorithm.with_worlds(config, worlds)
-        directory.write_atomic(self.run.path / "config.yaml", self.config.to_yaml())
+        write_atomic(self.run.path / "config.yaml", self.config.to_yaml())
         self._shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
         self._say(self._shrunk)
 

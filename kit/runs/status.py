@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.runs.directory import is_locked, read_json, write_atomic
+from kit.format.files import read_json, write_atomic
+from kit.runs.directory import is_locked
 
 WORKING = ("starting", "running", "paused", "stopping")
 EMPTY: dict[str, Any] = {

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import queue
 import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from kit.errors import UserError
 
 CHUNK = 2**20
 SMALL = 2**20
 """Bytes that `Store.read` accepts unless told otherwise."""
+
+THREAD = "store"
+"""Name of the threads that talk to a store."""
 
 OPEN_S = 120.0
 """How long a store may take to be opened."""
@@ -71,28 +75,19 @@ class Store(ABC):
         """A small file. More than `limit` bytes raise `StoreError` as soon as they are seen."""
         return self._attempt(lambda: b"".join(self._limited(path, limit)))
 
-    def get(self, path: str, local: Path, limit: int | None = None) -> str:
-        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex."""
+    def get(self, path: str, local: Path | None, limit: int | None = None) -> str:
+        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex. With None, only that."""
 
         def fetch() -> str:
             digest = hashlib.sha256()
-            with local.open("wb") as file:
+            with local.open("wb") if local else contextlib.nullcontext() as file:
                 for chunk in self._limited(path, limit):
                     digest.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            return digest.hexdigest()
-
-        return self._attempt(fetch)
-
-    def sha256(self, path: str, limit: int | None = None) -> str:
-        """SHA-256 in hex of what the store gives back for `path`."""
-
-        def fetch() -> str:
-            digest = hashlib.sha256()
-            for chunk in self._limited(path, limit):
-                digest.update(chunk)
+                    if file:
+                        file.write(chunk)
+                if file:
+                    file.flush()
+                    os.fsync(file.fileno())
             return digest.hexdigest()
 
         return self._attempt(fetch)
@@ -127,24 +122,26 @@ class Store(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
 
-def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
-    """`call()`, given up on after `seconds`: a dead mount can hold a thread for ever. Raises `UserError` then."""
-    answer: queue.Queue[tuple[bool, Any]] = queue.Queue()
+def in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """`call` in a thread that nobody has to wait for: a dead mount can hold one for ever."""
+    answer: Future[_T] = Future()
 
     def run() -> None:
         try:
-            answer.put((True, call()))
+            answer.set_result(call())
         except BaseException as error:
-            answer.put((False, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=run, name="store", daemon=True).start()
-    try:
-        done, value = answer.get(timeout=seconds)
-    except queue.Empty:
-        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?") from None
-    if not done:
-        raise value
-    return cast(_T, value)
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    return answer
+
+
+def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
+    """`call()`, given up on after `seconds`. Raises `UserError` then."""
+    answer = in_thread(call)
+    if not wait([answer], seconds).done:
+        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?")
+    return answer.result()
 
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:

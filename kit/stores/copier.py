@@ -1,8 +1,8 @@
-"""The copying itself: one pass brings a store up to date with a run. `kit.stores.sync` decides when, and watches.
+"""The copying itself: one pass brings a store up to date with a run. `kit.stores.loop` decides when.
 
 One pass, in this order, so that a reader of the store is never shown something that is not there:
 
-    1. the newest checkpoint's files and replay segments that the store lacks, its manifest last
+    1. the newest checkpoint's files and the shared ones that the store lacks, its manifest last
     2. read all of them back and compare SHA-256
     3. only then `latest.json`, and only then are older checkpoints removed
 
@@ -21,26 +21,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.format.layout import (
-    LATEST,
-    MAX_VIDEO_BYTES,
-    TEXTS,
-    VIDEO_SUFFIXES,
-    Checkpoint,
-    folders_in,
-    local_folders,
-    passed_over,
-    read_local,
-    step_in,
-)
-from kit.format.manifest import MAX_JSON_BYTES, Refused
+from kit.format.checkpoint import Checkpoint, Damaged, committed
+from kit.format.files import sha256, step_of
+from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
+from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError
 from kit.stores.redact import redact_bytes
 
 KEEP = 2
+"""Verified checkpoints that stay in the store."""
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
+
+Files = dict[str, Path | bytes]
 
 
 class Copier:
@@ -54,18 +48,16 @@ class Copier:
         run_dir: Path,
         store: Store,
         owner: str,
-        keep: int = KEEP,
-        ttl_s: float = lease.TTL_S,
         clock: Callable[[], float] = time.time,
         watch: Callable[[str, int], None] = lambda what, size: None,
     ) -> None:
-        self.run_dir, self.store, self.owner, self.keep = run_dir, store, owner, keep
+        self.run_dir, self.store, self.owner = run_dir, store, owner
         self.name = run_dir.name
         self.step: int | None = None
         """The newest step that is verified in the store."""
         self.time: float | None = None
         self.problem: str | None = None
-        self._ttl_s, self._clock, self._watch = ttl_s, clock, watch
+        self._clock, self._watch = clock, watch
         self._lease: lease.Lease | None = None
         self._good: dict[str, str] = {}  # path in the run -> SHA-256 that the store is known to hold
         self._verified: dict[int, Checkpoint] = {}
@@ -98,17 +90,13 @@ class Copier:
     def _copy_newest(self, held: dict[str, int]) -> bool:
         """Whether there was a checkpoint to copy; if so it is verified in the store now."""
         for _ in range(3):  # training may retire a checkpoint in the moment before its files are pinned
-            newest = self._newest_local()
+            newest = next(self._local(), None)
             if newest is None or not self._is_new(newest):
                 return False
             with contextlib.suppress(FileNotFoundError), self._pinned(newest) as sources:
-                lacking = [path for path in newest.files if self._good.get(path) != newest.files[path]["sha256"]]
-                self._put(
-                    {**self._texts(), **self._pointer(), **{path: sources[path] for path in lacking}},
-                    delete=self._outdated(held),
-                    message=f"checkpoint at step {newest.step:,}",
-                    expected={path: newest.files[path]["sha256"] for path in lacking},
-                )
+                lacking = self._lacking(newest)
+                files = {**self._texts(), **self._pointer(), **{path: sources[path] for path in lacking}}
+                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}", lacking)
                 self._verified[newest.step] = newest
                 self.step, self.time = newest.step, self._clock()
                 return True
@@ -123,83 +111,78 @@ class Copier:
             message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
             self._put(files, outdated, message, page=page)
 
-    def _texts(self) -> dict[str, Path | bytes]:
-        found: dict[str, Path | bytes] = {}
+    def _texts(self) -> Files:
+        found: Files = {}
         for name in TEXTS:
             with contextlib.suppress(FileNotFoundError):
-                data = (self.run_dir / name).read_bytes()
+                data = redact_bytes((self.run_dir / name).read_bytes(), name)
                 if name.endswith(".jsonl"):
                     data = data[: data.rfind(b"\n") + 1]  # whole lines only
-                data = redact_bytes(data)
                 if self._good.get(name) != hashlib.sha256(data).hexdigest():
                     found[name] = data
         return found
 
-    def _best(self) -> dict[str, Path | bytes]:
-        for folder in local_folders(self.run_dir, "best")[:1]:
-            with contextlib.suppress(FileNotFoundError, Refused):
-                best = read_local(self.run_dir, folder)
-                own = [path for path in best.files if path.startswith("best/")]
-                if any(self._good.get(path) != best.files[path]["sha256"] for path in own):
-                    return {path: (self.run_dir / path).read_bytes() for path in own}
+    def _best(self) -> Files:
+        best = next(self._local("best"), None)
+        with contextlib.suppress(FileNotFoundError):
+            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(best)} if best else {}
         return {}
 
-    def _videos(self) -> dict[str, Path | bytes]:
-        found: dict[str, Path | bytes] = {}
+    def _videos(self) -> Files:
+        found: Files = {}
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
+            with contextlib.suppress(FileNotFoundError, Refused):
+                status, name = path.stat(), f"videos/{safe_name(path.name)}"
                 stamp = (status.st_size, status.st_mtime_ns)
-                name = f"videos/{path.name}"
-                if (
-                    path.suffix in VIDEO_SUFFIXES
-                    and status.st_size <= MAX_VIDEO_BYTES
-                    and self._stamps.get(name) != stamp
-                ):
+                fits = path.suffix in VIDEO_SUFFIXES and status.st_size <= MAX_VIDEO_BYTES
+                if fits and self._stamps.get(name) != stamp:
                     found[name] = path
                     self._stamps[name] = stamp
         return found
 
-    def _pointer(self) -> dict[str, Path | bytes]:
+    def _pointer(self) -> Files:
         if self.step is None or self.step == self._latest:
             return {}
-        sha256 = self._verified[self.step].manifest_sha256
-        value = {"version": 1, "step": self.step, "manifest_sha256": sha256, "time": self._clock()}
+        digest = self._verified[self.step].manifest_sha256
+        value = {"version": 1, "step": self.step, "manifest_sha256": digest, "time": self._clock()}
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, held: dict[str, int]) -> list[str]:
-        """What may go: checkpoints older than the last few verified ones, and replay that none of those needs."""
+        """What may go: checkpoints older than the last few verified ones, bests before the newest, and shared files
+        that nothing here or there needs."""
         if self.step is None:
             return []
-        kept = {step: self._verified[step] for step in sorted(self._verified)[-self.keep :]}
-        needed = {path for checkpoint in kept.values() for path in checkpoint.files}
-        old = {
-            p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) < self.step and step_in(p) not in kept
-        }
-        newer = {p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) > self.step}
-        if not newer:  # a manifest of theirs might name segments
-            local = {p for c in self._local_checkpoints() for p in c.files}
-            old |= {path for path in held if path.startswith("replay/")} - needed - local
-        best = {path for path in held if path.startswith("best/")}
-        newest_best = local_folders(self.run_dir, "best")[:1]
-        if newest_best and f"{newest_best[0]}/manifest.json" in self._good:
-            old |= {path for path in best if not path.startswith(newest_best[0] + "/")}
+        kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
+        best = next(self._local("best"), None)
+        known = [*kept.values(), *self._local(), *([best] if best else [])]
+        needed = {path for found in known for path in found.files()}
+        steps = {path: _step(path) for path in held if path.startswith("checkpoints/")}
+        old = {path for path, step in steps.items() if step < self.step and step not in kept}
+        bests = {path for path in held if path.startswith("best/")}
+        if best is not None and not self._lacking(best):
+            old |= bests - needed
+        if max(steps.values(), default=0) <= self.step:  # a manifest of a newer one might name any
+            kinds = (f"{REPLAY}/",) if bests - needed - old else (f"{REPLAY}/", f"{FROZEN}/")
+            old |= {path for path in held if path.startswith(kinds)} - needed
         return sorted(old)
 
     # -- this machine ------------------------------------------------------------------------------------------------
 
-    def _local_checkpoints(self) -> Iterator[Checkpoint]:
-        for folder in local_folders(self.run_dir):
-            if folder not in self._damaged:
-                with contextlib.suppress(FileNotFoundError):
-                    try:
-                        yield read_local(self.run_dir, folder)
-                    except Refused as damage:
-                        self._damaged.add(folder)
-                        self.problem = f"{folder} on this machine is damaged and was not copied: {damage}"
+    def _local(self, kind: str = "checkpoints") -> Iterator[Checkpoint]:
+        """The checkpoints on this machine that are not known to be damaged, newest first."""
+        for found in reversed(committed(self.run_dir / kind)):
+            if found.folder not in self._damaged:
+                try:
+                    yield found.loaded()
+                except Damaged as damage:
+                    if found.path.is_dir():  # and was not retired in this moment
+                        self._damaged.add(found.folder)
+                        self.problem = f"{found.folder} on this machine is damaged and was not copied: {damage}"
 
-    def _newest_local(self) -> Checkpoint | None:
-        return next(self._local_checkpoints(), None)
+    def _lacking(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Paths of its files that the store is not known to hold, with their SHA-256."""
+        entries = checkpoint.files().items()
+        return {path: entry["sha256"] for path, entry in entries if self._good.get(path) != entry["sha256"]}
 
     def _is_new(self, checkpoint: Checkpoint) -> bool:
         known = self._verified.get(checkpoint.step)
@@ -220,7 +203,7 @@ class Copier:
         shutil.rmtree(stage, ignore_errors=True)
         sources: dict[str, Path] = {}
         try:
-            for path in checkpoint.files:
+            for path in checkpoint.files():
                 sources[path] = stage / path
                 sources[path].parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -229,13 +212,11 @@ class Copier:
                     raise
                 except OSError:
                     sources[path] = self.run_dir / path
-            for path, entry in checkpoint.files.items():
-                if self._good.get(path) != entry["sha256"]:
-                    with sources[path].open("rb") as file:
-                        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                            self._damaged.add(checkpoint.folder)
-                            self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
-                            raise StoreError(self.problem)
+            for path, digest in self._lacking(checkpoint).items():
+                if sha256(sources[path]) != digest:
+                    self._damaged.add(checkpoint.folder)
+                    self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
+                    raise StoreError(self.problem)
             yield sources
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -246,22 +227,22 @@ class Copier:
         """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run
         has become another machine's."""
         moving_s = size / USUAL_BYTES_PER_S
-        if self._lease is None or self._lease.expires - self._clock() < self._ttl_s / 2 + moving_s:
+        if self._lease is None or self._lease.expires - self._clock() < lease.TTL_S / 2 + moving_s:
             self._watch("renewing the lease", 0)
-            self._lease = lease.renew(self.store, self.name, self.owner, self._ttl_s + moving_s, self._clock)
+            self._lease = lease.renew(self.store, self.name, self.owner, lease.TTL_S + moving_s, self._clock)
 
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
         latest = self._read_latest()
         damaged = passed_over(self.run_dir)
-        for folder in [folder for folder in folders_in(held) if step_in(folder) not in damaged]:
+        for folder in folders_in(held):
             with contextlib.suppress(Refused, MissingFile):
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
-                checkpoint = Checkpoint.parse(folder, raw)
-                if latest is not None and checkpoint.step <= latest and not checkpoint.lacks(held):
-                    self._verified[checkpoint.step] = checkpoint
-                    self._good.update({path: entry["sha256"] for path, entry in checkpoint.files.items()})
+                found = Checkpoint.of(folder, raw)
+                if latest is not None and found.step <= latest and found.step not in damaged and not found.lacks(held):
+                    self._verified[found.step] = found
+                    self._good |= {path: entry["sha256"] for path, entry in found.files().items()}
         self.step = max(self._verified, default=None)
         self._latest = latest if latest == self.step else None
         self._opened = True
@@ -296,7 +277,7 @@ class Copier:
 
     def _put(
         self,
-        files: Mapping[str, Path | bytes],
+        files: Files,
         delete: Sequence[str],
         message: str,
         expected: Mapping[str, str] | None = None,
@@ -309,14 +290,13 @@ class Copier:
         total = sum(map(_size, files.values()))
         self._hold_lease(total)
         self._watch(f"writing {total:,} bytes", total)
-        self.store.put(
-            {**(page or {}), **inside}, [f"{self.name}/{path}" for path in delete], f"{self.name}: {message}"
-        )
+        outdated = [f"{self.name}/{path}" for path in delete]
+        self.store.put({**(page or {}), **inside}, outdated, f"{self.name}: {message}")
         try:
             for path, content in files.items():
                 self._watch(f"reading back {path}", _size(content))
                 want = (expected or {}).get(path) or _sha256(content)
-                if self.store.sha256(f"{self.name}/{path}", _size(content)) != want:
+                if self.store.get(f"{self.name}/{path}", None, _size(content)) != want:
                     raise StoreError(f"{path} read back from {self.store.url} is not what was written")
                 self._good[path] = want
         except MissingFile:
@@ -327,9 +307,14 @@ class Copier:
         for path in delete:
             self._good.pop(path, None)
             if path.startswith("checkpoints/"):
-                self._verified.pop(step_in(path) or 0, None)
+                self._verified.pop(_step(path), None)
         if self.step is not None and LATEST in files:
             self._latest = self.step
+
+
+def _step(path: str) -> int:
+    """Of the checkpoint in whose folder `path` lies."""
+    return step_of(path.rpartition("/")[0]) or 0
 
 
 def _size(content: Path | bytes) -> int:
@@ -337,4 +322,4 @@ def _size(content: Path | bytes) -> int:
 
 
 def _sha256(content: Path | bytes) -> str:
-    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)

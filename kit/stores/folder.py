@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from kit.errors import UserError
+from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
-from kit.runs.directory import sync_folder
 from kit.stores.base import CHUNK, MissingFile, Store, StoreError
 
 DRIVE_ROOT = "/content/drive/MyDrive"

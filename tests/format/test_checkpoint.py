@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from kit.runs import checkpoint
+from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.manifest import digest
 

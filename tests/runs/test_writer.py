@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.runs import checkpoint
+from kit.format import checkpoint
 from kit.format.segments import Segment
 from kit.runs.writer import KEEP_LAST, Writer
 

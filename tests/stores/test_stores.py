@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import UserError
-from kit.stores import MissingFile, Store, StoreError, open_store
 from kit.format.manifest import Refused
+from kit.stores import MissingFile, Store, StoreError, open_store
 from tests.stores.conftest import KINDS
 
 pytestmark = pytest.mark.parametrize("store_url", KINDS, indirect=True)
@@ -26,7 +26,7 @@ def test_put_list_read_delete(store: Store, tmp_path: Path) -> None:
     assert store.read("empty.json") == b""
     assert store.get("a/b/big.safetensors", tmp_path / "back") == hashlib.sha256(big).hexdigest()
     assert (tmp_path / "back").read_bytes() == big
-    assert store.sha256("a/b/big.safetensors") == hashlib.sha256(big).hexdigest()
+    assert store.get("a/b/big.safetensors", None) == hashlib.sha256(big).hexdigest()
     store.put({"a/one.json": b"[1]"}, delete=["a/b/big.safetensors", "never/was"])
     assert store.list() == {"a/one.json": 3, "empty.json": 0}
     assert store.read("a/one.json") == b"[1]"
