@@ -24,17 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.format.files import entry_of, sha256, step_of, sync_folder, write_atomic, write_file
-from kit.format.manifest import (
-    FROZEN,
-    MAX_JSON_BYTES,
-    NO_LIMIT,
-    REPLAY,
-    VERSION,
-    Refused,
-    check_tensors,
-    digest,
-    read_manifest,
-)
+from kit.format.manifest import FROZEN, MAX_JSON_BYTES, NO_LIMIT, REPLAY, Refused, check_tensors, read_manifest, sealed
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +32,6 @@ if TYPE_CHECKING:
 State = Mapping[str, Mapping[str, Any]]
 """Part -> its values: tensors and JSON values."""
 KINDS = ("checkpoints", "best", "policies")
-"""Folders of a run that hold checkpoints; in the last two of the policy alone."""
 
 
 class Damaged(Exception):
@@ -61,11 +50,7 @@ class Checkpoint:
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
         """Of a run's `folder`, "checkpoints/step_…" or "best/step_…", whose manifest is `raw`. Raises `Refused`."""
-        step = step_of(folder)
-        if step is None:
-            raise Refused(f"{folder!r} is no checkpoint.")
-        read_manifest(raw, step, max_bytes)
-        return cls(step, Path(folder), raw)
+        return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
     def run_path(self) -> Path:
@@ -77,8 +62,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """The same with its manifest in memory: what it says stays known when the checkpoint is discarded, or changed
-        behind our back. Raises `Damaged`."""
+        """The same with its manifest in memory: what it says stays known when others discard it. Raises `Damaged`."""
         found = replace(self, raw=self._manifest_bytes())
         found.manifest()
         return found
@@ -91,8 +75,7 @@ class Checkpoint:
             raise Damaged(str(refusal)) from None
 
     def files(self) -> dict[str, dict[str, Any]]:
-        """Every file the checkpoint needs, by its path relative to the run: {"size", "sha256"}; shared ones first, the
-        manifest last. Raises `Damaged`."""
+        """Every file it needs, by its path in the run: {"size", "sha256"}; the manifest last. Raises `Damaged`."""
         raw = self._manifest_bytes()
         manifest = replace(self, raw=raw).manifest()
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
@@ -103,7 +86,7 @@ class Checkpoint:
         return str(entry_of(self._manifest_bytes())["sha256"])
 
     def lacks(self, held: Mapping[str, int]) -> list[str]:
-        """The paths that are absent from `held`, or there with another size. A size of -1 means that nobody knows."""
+        """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self) -> None:
@@ -131,11 +114,10 @@ class Checkpoint:
         state = json.loads(_read(self.path / "state.json"))
         if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
             raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
-        tensors = [(path.stem, path) for path in sorted(self.path.glob("*.safetensors"))]
-        for part, path in [*tensors, *((FROZEN, path) for path in self._shared(FROZEN))]:
+        for path in [*sorted(self.path.glob("*.safetensors")), *self._shared(FROZEN)]:
             try:
                 check_tensors(path)
-                state.setdefault(part, {}).update(load_file(path))
+                state.setdefault(path.stem if path.parent == self.path else FROZEN, {}).update(load_file(path))
             except (SafetensorError, Refused) as error:
                 raise Damaged(f"{path.name} of {self.path.name} is not a safetensors file ({error})") from None
         return state
@@ -161,9 +143,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         if frozen := contents.pop(f"{FROZEN}.safetensors", None):
             shared |= _write_frozen(folder.parent, frozen)
         files = {name: write_file(building / name, data) for name, data in contents.items()}
-        manifest = {"version": VERSION, "step": step, "files": files, "shared": shared}
-        manifest["digest"] = digest(manifest)
-        write_file(building / "manifest.json", json.dumps(manifest, indent=1).encode())
+        write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
         if final.exists():  # the same step again, after a resume from an older checkpoint
@@ -198,8 +178,8 @@ def sweep(folder: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint, best or policy of the run names. One that is damaged needs nothing: it
-    cannot be resumed from."""
+    """Delete shared files that no checkpoint, best or policy of the run needs; a damaged one is of no use, with or
+    without them."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
     for found in [found for kind in KINDS for found in committed(run_path / kind)] if shared else ():

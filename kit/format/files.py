@@ -28,8 +28,8 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> dict[str, Any]:
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace `path` whole: a reader sees the old content or the new, never a part. `durable` waits for the disk."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
     temporary = Path(name)
+    os.close(handle)
     try:
         write_file(temporary, content.encode() if isinstance(content, str) else content, durable)
         temporary.replace(path)

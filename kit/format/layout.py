@@ -15,20 +15,20 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from kit.format.files import read_json, step_of
+from kit.format.files import read_json
 
 TEXTS = ("config.yaml", "provenance.json", "metrics.jsonl", "status.json")
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
-_MANIFEST = re.compile(r"((?:checkpoints|best)/step_\d{9,16})/manifest\.json")
+_MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 
-def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> list[str]:
-    """The checkpoint folders of which `paths`, relative to the run, holds a manifest, newest first."""
-    found = [match[1] for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
-    return sorted(found, key=lambda folder: step_of(folder) or 0, reverse=True)
+def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int]:
+    """The checkpoint folders of which `paths`, relative to the run, holds a manifest, with their steps, newest first."""
+    matches = [match for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
+    return {match[1]: int(match[2]) for match in sorted(matches, key=lambda match: -int(match[2]))}
 
 
 def passed_over(run_dir: Path) -> set[int]:

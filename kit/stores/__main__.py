@@ -23,8 +23,7 @@ from typing import Any
 from kit.stores import alone, lease
 from kit.stores.base import open_store
 from kit.stores.copier import Copier
-from kit.stores.deadlines import Watched
-from kit.stores.loop import Sync
+from kit.stores.loop import Sync, Watched
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -18,10 +17,8 @@ from kit.errors import UserError
 CHUNK = 2**20
 SMALL = 2**20
 """Bytes that `Store.read` accepts unless told otherwise."""
-
 THREAD = "store"
 """Name of the threads that talk to a store."""
-
 OPEN_S = 120.0
 """How long a store may take to be opened."""
 
@@ -44,12 +41,16 @@ class MissingFile(StoreError):
         super().__init__(message, transient=False)
 
 
-class Store(ABC):
-    """A place beyond this machine that holds files under relative POSIX paths.
+class Unusable(UserError):
+    """A store that cannot be used as the user named it. The message says why, and what to do."""
 
-    Three methods must be written. A new store appears in `open_store`, and tests/stores/test_stores.py holds it to
-    the same promises as the others.
-    """
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"store={url!r} {why}")
+
+
+class Store(ABC):
+    """A place beyond this machine that holds files under relative POSIX paths. Three methods must be written; a new
+    store appears in `open_store`, and tests/stores/test_stores.py holds it to the same promises as the others."""
 
     url: str
     """As the user wrote it."""
@@ -80,12 +81,11 @@ class Store(ABC):
 
         def fetch() -> str:
             digest = hashlib.sha256()
-            with local.open("wb") if local else contextlib.nullcontext() as file:
+            with (local or Path(os.devnull)).open("wb") as file:
                 for chunk in self._limited(path, limit):
                     digest.update(chunk)
-                    if file:
-                        file.write(chunk)
-                if file:
+                    file.write(chunk)
+                if local:
                     file.flush()
                     os.fsync(file.fileno())
             return digest.hexdigest()
@@ -122,6 +122,10 @@ class Store(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
 
+def size_of(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
     """`call` in a thread that nobody has to wait for: a dead mount can hold one for ever."""
     answer: Future[_T] = Future()
@@ -148,8 +152,8 @@ def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
     knows, or gdrive-link:… (read only).
 
-    With `write`, the place is made if need be and it is made sure that it takes files. Raises `UserError` for what
-    cannot be parsed, reached or written, and for a token that is missing or read-only.
+    With `write`, the place is made if need be, and takes files. Raises `UserError` for what cannot be parsed, reached
+    or written, and for a token that is missing or read-only.
     """
     url = os.fspath(url)
     return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
@@ -159,13 +163,9 @@ def _open(url: str, write: bool) -> Store:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
     scheme = match[1].lower() if match else ""
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise UserError(
-            "store holds a user name or password; leave them out of the URL and set them in the environment."
-        )
+        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
     if not url.strip() or "\0" in url or "\n" in url:
-        raise UserError(
-            f"store={url!r} is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket."
-        )
+        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
     if scheme == "hf":
         from kit.stores.hub import HubStore
 
@@ -179,7 +179,7 @@ def _open(url: str, write: bool) -> Store:
 
         return BucketStore(url, write)
     if scheme not in ("", "drive", "file"):
-        raise UserError(f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+        raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
     from kit.stores.folder import DirectoryStore
 
     return DirectoryStore(url, write)

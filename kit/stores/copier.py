@@ -26,7 +26,7 @@ from kit.format.files import sha256, step_of
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import card, lease
-from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import redact_bytes
 
 KEEP = 2
@@ -51,19 +51,18 @@ class Copier:
         clock: Callable[[], float] = time.time,
         watch: Callable[[str, int], None] = lambda what, size: None,
     ) -> None:
-        self.run_dir, self.store, self.owner = run_dir, store, owner
-        self.name = run_dir.name
+        self.run_dir, self.store, self.owner, self.name = run_dir, store, owner, run_dir.name
+        self._clock, self._watch = clock, watch
         self.step: int | None = None
         """The newest step that is verified in the store."""
         self.time: float | None = None
         self.problem: str | None = None
-        self._clock, self._watch = clock, watch
         self._lease: lease.Lease | None = None
         self._good: dict[str, str] = {}  # path in the run -> SHA-256 that the store is known to hold
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None
         self._damaged: set[str] = set()
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._doubted: set[str] = set()  # was put, and not read back
         self._opened = False
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
@@ -94,9 +93,8 @@ class Copier:
             if newest is None or not self._is_new(newest):
                 return False
             with contextlib.suppress(FileNotFoundError), self._pinned(newest) as sources:
-                lacking = self._lacking(newest)
-                files = {**self._texts(), **self._pointer(), **{path: sources[path] for path in lacking}}
-                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}", lacking)
+                files = {**self._texts(), **self._pointer(), **sources}
+                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}")
                 self._verified[newest.step] = newest
                 self.step, self.time = newest.step, self._clock()
                 return True
@@ -104,12 +102,13 @@ class Copier:
 
     def _rest(self, final: bool) -> None:
         """The pointer, texts, best, videos; at the end of a finished run the model card."""
-        files = {**self._best(), **self._videos(), **self._texts(), **self._pointer()}
+        held = self._list()
+        files = {**self._best(), **self._videos(held), **self._texts(), **self._pointer()}
         page = card.page(self.run_dir, self.store) if final and self.store.has_page else {}
-        outdated = self._outdated(self._list())
+        outdated = self._outdated(held)
         if files or page or outdated:
             message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
-            self._put(files, outdated, message, page=page)
+            self._put(files, outdated, message, page)
 
     def _texts(self) -> Files:
         found: Files = {}
@@ -128,16 +127,15 @@ class Copier:
             return {path: (self.run_dir / path).read_bytes() for path in self._lacking(best)} if best else {}
         return {}
 
-    def _videos(self) -> Files:
+    def _videos(self, held: Mapping[str, int]) -> Files:
+        """Those that are not there with the same size, and those of which nobody knows whether they arrived."""
         found: Files = {}
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
             with contextlib.suppress(FileNotFoundError, Refused):
-                status, name = path.stat(), f"videos/{safe_name(path.name)}"
-                stamp = (status.st_size, status.st_mtime_ns)
-                fits = path.suffix in VIDEO_SUFFIXES and status.st_size <= MAX_VIDEO_BYTES
-                if fits and self._stamps.get(name) != stamp:
+                name, size = f"videos/{safe_name(path.name)}", path.stat().st_size
+                arrived = held.get(name) == size and name not in self._doubted
+                if not arrived and path.suffix in VIDEO_SUFFIXES and size <= MAX_VIDEO_BYTES:
                     found[name] = path
-                    self._stamps[name] = stamp
         return found
 
     def _pointer(self) -> Files:
@@ -197,13 +195,14 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """The checkpoint's files under names that stay while training retires the originals: hard links where the disk
-        has them. Checks each file that is to be copied against the manifest first."""
+        """The files that the store lacks under names that stay while training retires the originals: hard links where
+        the disk has them. Checks each against the manifest first."""
         stage = self.run_dir / STAGE
         shutil.rmtree(stage, ignore_errors=True)
         sources: dict[str, Path] = {}
+        lacking = self._lacking(checkpoint)
         try:
-            for path in checkpoint.files():
+            for path in lacking:
                 sources[path] = stage / path
                 sources[path].parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -212,7 +211,7 @@ class Copier:
                     raise
                 except OSError:
                     sources[path] = self.run_dir / path
-            for path, digest in self._lacking(checkpoint).items():
+            for path, digest in lacking.items():
                 if sha256(sources[path]) != digest:
                     self._damaged.add(checkpoint.folder)
                     self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
@@ -235,13 +234,13 @@ class Copier:
         """Learn from the store what earlier sessions verified there."""
         latest = self._read_latest()
         damaged = passed_over(self.run_dir)
-        for folder in folders_in(held):
+        for folder, step in folders_in(held).items():
             with contextlib.suppress(Refused, MissingFile):
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
                 found = Checkpoint.of(folder, raw)
-                if latest is not None and found.step <= latest and found.step not in damaged and not found.lacks(held):
-                    self._verified[found.step] = found
+                if latest is not None and step <= latest and step not in damaged and not found.lacks(held):
+                    self._verified[step] = found
                     self._good |= {path: entry["sha256"] for path, entry in found.files().items()}
         self.step = max(self._verified, default=None)
         self._latest = latest if latest == self.step else None
@@ -258,9 +257,7 @@ class Copier:
 
     def _forget_lost(self, held: dict[str, int]) -> None:
         """Files that the store had and has no more are copied again."""
-        for path in [path for path in self._good if path not in held]:
-            del self._good[path]
-            self._stamps.pop(path, None)
+        self._good = {path: digest for path, digest in self._good.items() if path in held}
         for step, checkpoint in list(self._verified.items()):
             for path in checkpoint.lacks(held):
                 self._good.pop(path, None)
@@ -275,35 +272,28 @@ class Copier:
         start = len(self.name) + 1
         return {path[start:]: size for path, size in self.store.list(self.name).items()}
 
-    def _put(
-        self,
-        files: Files,
-        delete: Sequence[str],
-        message: str,
-        expected: Mapping[str, str] | None = None,
-        page: Mapping[str, Path | bytes] | None = None,
-    ) -> None:
-        """Put, read back, compare. `expected` are SHA-256 known from a manifest; `page` lies beside the run."""
+    def _put(self, files: Files, delete: Sequence[str], message: str, page: Files | None = None) -> None:
+        """Put, read back, compare. `page` lies beside the run."""
         for path in files:
             self._good.pop(path, None)
+            self._doubted.add(path)
         inside = {f"{self.name}/{path}": content for path, content in files.items()}
-        total = sum(map(_size, files.values()))
+        total = sum(map(size_of, files.values()))
         self._hold_lease(total)
         self._watch(f"writing {total:,} bytes", total)
         outdated = [f"{self.name}/{path}" for path in delete]
         self.store.put({**(page or {}), **inside}, outdated, f"{self.name}: {message}")
-        try:
-            for path, content in files.items():
-                self._watch(f"reading back {path}", _size(content))
-                want = (expected or {}).get(path) or _sha256(content)
-                if self.store.get(f"{self.name}/{path}", None, _size(content)) != want:
+        for path, content in files.items():
+            size = size_of(content)
+            self._watch(f"reading back {path}", size)
+            digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)
+            try:
+                if self.store.get(f"{self.name}/{path}", None, size) != digest:
                     raise StoreError(f"{path} read back from {self.store.url} is not what was written")
-                self._good[path] = want
-        except MissingFile:
-            raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
-        finally:
-            for path in files.keys() - self._good.keys():
-                self._stamps.pop(path, None)
+            except MissingFile:
+                raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
+            self._good[path] = digest
+            self._doubted.discard(path)
         for path in delete:
             self._good.pop(path, None)
             if path.startswith("checkpoints/"):
@@ -315,11 +305,3 @@ class Copier:
 def _step(path: str) -> int:
     """Of the checkpoint in whose folder `path` lies."""
     return step_of(path.rpartition("/")[0]) or 0
-
-
-def _size(content: Path | bytes) -> int:
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
-
-
-def _sha256(content: Path | bytes) -> str:
-    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)

@@ -91,12 +91,8 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
         return None, None
     try:
         values: dict[str, Any] = json.loads(raw)
-        return raw, Lease(
-            owner=str(values["owner"])[:100],
-            host=str(values["host"])[:100],
-            since=float(values["since"]),
-            expires=float(values["expires"]),
-        )
+        owner, host = (str(values[name])[:100] for name in ("owner", "host"))
+        return raw, Lease(owner, host, since=float(values["since"]), expires=float(values["expires"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return raw, None
 

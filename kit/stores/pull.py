@@ -18,19 +18,10 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
-from kit.format.files import step_of
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, VIDEO_SUFFIXES, folders_in
-from kit.format.manifest import (
-    MAX_JSON_BYTES,
-    MAX_TOTAL_BYTES,
-    Refused,
-    check_tensors,
-    parse_json,
-    safe_name,
-    safe_path,
-)
+from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, open_store
+from kit.stores.base import MissingFile, Store, StoreError, Unusable, open_store
 from kit.stores.redact import one_line
 
 MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
@@ -51,7 +42,7 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
     try:
         held = store.list()
     except StoreError as error:
-        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
+        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
     return _described(store, held, clock())
 
 
@@ -68,7 +59,7 @@ def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
         return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
     except StoreError as error:
-        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
+        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
 
 
 def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -110,7 +101,7 @@ class _Pull:
     def _bring_forward(self, run_dir: Path) -> Path:
         """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
         here = max((found.step for found in committed(run_dir / "checkpoints")), default=-1)
-        if here >= max((step_of(folder) or 0 for folder in folders_in(self.held)), default=-1):
+        if here >= max(folders_in(self.held).values(), default=-1):
             return run_dir
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
             building = Path(folder)
@@ -134,24 +125,27 @@ class _Pull:
 
     def _fetch_checkpoint(self, building: Path, newer_than: int = -1) -> Checkpoint | None:
         """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
-        folders = [folder for folder in folders_in(self.held) if (step_of(folder) or 0) > newer_than]
+        folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
             try:
                 return self._fetch_folder(folder, building)
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
-                self.passed_over.append(step_of(folder) or 0)
+                self.passed_over.append(folders_in(self.held)[folder])
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
                     self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
         if refusal is not None and newer_than < 0:
-            raise UserError(f"store={self.store.url!r} holds no checkpoint that can be used: {refusal}")
+            raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
         return None
 
     def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
         """A checkpoint whose manifest is sound and whose files the store lists with the sizes it claims; then these."""
-        checkpoint = Checkpoint.of(folder, self._read(f"{safe_path(folder)}/manifest.json"), self.max_bytes)
+        path = f"{folder}/manifest.json"
+        if self.held[path] > MAX_JSON_BYTES:
+            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
+        checkpoint = Checkpoint.of(folder, self.store.read(self.prefix + path, MAX_JSON_BYTES), self.max_bytes)
         files = checkpoint.files()
         for path in checkpoint.lacks(self.held)[:1]:
             size = self.held.get(path)
@@ -188,7 +182,7 @@ class _Pull:
 
     def _fetch_best(self, building: Path) -> list[str]:
         """The folder of the best policy, if there is one. What is wrong with it is told, and it is left out."""
-        for folder in folders_in(self.held, "best")[:1]:
+        for folder in list(folders_in(self.held, "best"))[:1]:
             with self._tolerated(building / folder):
                 return [self._fetch_folder(folder, building).folder]
         return []
@@ -197,7 +191,8 @@ class _Pull:
         """As nice to have as the best policy."""
         for path in [p for p in self.held if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
             with self._tolerated(building / path):
-                (building / safe_path(path)).parent.mkdir(exist_ok=True)
+                safe_name(path.removeprefix("videos/"))
+                (building / "videos").mkdir(exist_ok=True)
                 self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
 
     def _note_passed_over(self, run_dir: Path) -> None:
@@ -213,12 +208,6 @@ class _Pull:
             self.tell(f"left out of the copy: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _read(self, path: str) -> bytes:
-        if self.held[path] > MAX_JSON_BYTES:
-            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
-        return self.store.read(self.prefix + path, MAX_JSON_BYTES)
-
-
 def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
     """(prefix, name) of the run that is meant."""
     names = _names(held)
@@ -231,9 +220,8 @@ def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[s
         return f"{run_name}/", run_name
     runs = _described(store, held, time.time())
     if not runs:
-        raise UserError(f"store={store.url!r} holds no runs; give the URL that the run was trained with.")
-    unfinished = [run for run in runs if run["state"] != "finished"]
-    name = str((unfinished or runs)[0]["name"])
+        raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
+    name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # of each kind the first, the newest
     return f"{name}/", name
 
 
@@ -270,19 +258,15 @@ def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict
     latest = _values(store, f"{prefix}{LATEST}", held)
     state = status.get("state") if isinstance(status.get("state"), str) else "interrupted"
     if state in AT_WORK:
-        found = None
-        with contextlib.suppress(StoreError):
-            found = lease.read(store, name)[1] if f"{prefix}{lease.FILE}" in held else None
-        if found is None or found.expires <= now:
-            state = "interrupted"
-    updated = [v for v in (_number(status.get("updated")), _number(latest.get("time"))) if v is not None]
+        expires = _number(_values(store, f"{prefix}{lease.FILE}", held).get("expires"))
+        state = state if (expires or 0.0) > now else "interrupted"
     return {
         "name": name or _own_name(store),
         "state": state,
-        "step": max(int(_number(status.get("step")) or 0), int(_number(latest.get("step")) or 0)),
+        "step": int(max(_number(status.get("step")) or 0, _number(latest.get("step")) or 0)),
         "total_steps": int(_number(status.get("total_steps")) or 0),
         "success_rate": _number(status.get("success_rate")),
-        "updated": max(updated, default=None),
+        "updated": max(_number(status.get("updated")) or 0.0, _number(latest.get("time")) or 0.0) or None,
     }
 
 
@@ -296,8 +280,7 @@ def _values(store: Store, path: str, held: dict[str, int]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
-    return value if finite else None
+    return value if type(value) in (int, float) and abs(value) < 1e18 else None
 
 
 def _identity(run_dir: Path) -> dict[str, Any]:

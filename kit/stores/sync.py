@@ -15,11 +15,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError
-from kit.format.files import read_json, step_of, write_atomic
+from kit.format.files import read_json, write_atomic
 from kit.format.layout import folders_in, passed_over
 from kit.stores import lease
-from kit.stores.base import OPEN_S, Store, StoreError, open_store, within
+from kit.stores.base import OPEN_S, Store, StoreError, Unusable, open_store, within
 from kit.stores.loop import FIRST_PAUSE_S, LONGEST_PAUSE_S, STATE, newest_step
 from kit.stores.redact import one_line
 
@@ -56,9 +55,8 @@ class SyncHandle:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, "--owner", self.owner]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        nowhere = subprocess.DEVNULL
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
     def _keep_alive(self) -> None:
         pause = FIRST_PAUSE_S
@@ -93,23 +91,14 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
 def _claim(store: Store, run_dir: Path, owner: str) -> None:
     try:
         lease.acquire(store, run_dir.name, owner)
-        try:
-            _check_newest(store, run_dir)
-        except UserError:
-            lease.release(store, run_dir.name, owner)
-            raise
+        paths = [path.removeprefix(f"{run_dir.name}/") for path in store.list(run_dir.name)]
+        there = max(set(folders_in(paths).values()) - passed_over(run_dir), default=-1)
+        here = newest_step(run_dir)
+        if there <= (-1 if here is None else here):
+            return
+        lease.release(store, run_dir.name, owner)
     except StoreError as error:
-        raise UserError(f"store={store.url!r} cannot be used ({one_line(error)}); try again later.") from None
-
-
-def _check_newest(store: Store, run_dir: Path) -> None:
-    start = len(run_dir.name) + 1
-    folders = folders_in(path[start:] for path in store.list(run_dir.name))
-    steps = {step_of(folder) or 0 for folder in folders} - passed_over(run_dir)
-    there, here = max(steps, default=None), newest_step(run_dir)
-    if there is not None and (here is None or here < there):
-        own = "nothing" if here is None else f"step {here:,}"
-        raise UserError(
-            f"store={store.url!r} holds step {there:,} of run {run_dir.name!r}, and this machine {own}; "
-            f"run `kit resume {store.url}` or choose another run_name."
-        )
+        raise Unusable(store.url, f"cannot be used ({one_line(error)}); try again later.") from None
+    own = "nothing" if here is None else f"step {here:,}"
+    said = f"holds step {there:,} of run {run_dir.name!r}, and this machine {own}"
+    raise Unusable(store.url, f"{said}; run `kit resume {store.url}` or choose another run_name.")

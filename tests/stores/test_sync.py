@@ -21,8 +21,7 @@ import pytest
 from kit.errors import UserError
 from kit.stores import LeaseHeld, StoreError, SyncHandle, alone, lease, open_store, pull, start_sync
 from kit.stores.copier import Copier
-from kit.stores.deadlines import Hung, Watched
-from kit.stores.loop import LONGEST_PAUSE_S, REFRESH_S, Sync
+from kit.stores.loop import LONGEST_PAUSE_S, REFRESH_S, Hung, Sync, Watched
 from tests.stores.conftest import KINDS
 from tests.stores.dead_mount import DeadMount
 from tests.stores.fabricate import add_checkpoint, content, make_run, set_status
@@ -37,7 +36,7 @@ class FakeCopier:
     def __init__(self, *script: int | Exception, interval_s: float = 0.0, pending: bool = False) -> None:
         self.script, self.interval_s, self.pending = list(script), interval_s, pending
         self.passes: list[tuple[float, bool]] = []
-        self.released: bool | None = None
+        self.released = False
         self.clock: Callable[[], float] = lambda: 0.0
 
     def run_pass(self, final: bool) -> dict[str, Any]:
@@ -47,8 +46,8 @@ class FakeCopier:
             raise answer
         return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None}
 
-    def close(self, release: bool) -> None:
-        self.released = release
+    def close(self) -> None:
+        self.released = True
 
 
 class Machine:
@@ -93,7 +92,7 @@ def read_state(run: Path) -> dict[str, Any]:
 def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
     copier = FakeCopier(200, 300)
     machine = Machine(run, copier, over=60, at={30: lambda: add_checkpoint(run, 300)})
-    assert machine.code == 0 and copier.released is True
+    assert machine.code == 0 and copier.released
     assert [final for _, final in copier.passes] == [False, False, True]
     assert read_state(run) | {"pid": 0, "updated": 0} == {
         **{"url": "s3://b/p", "step": 300, "time": machine.now, "state": "ok", "error": None},
@@ -156,7 +155,7 @@ def test_a_quiet_run_is_looked_after(run: Path) -> None:
 def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
     copier = FakeCopier(200, LeaseHeld(run.name, lease.Lease("rival", "there", 0.0, 600.0)))
     machine = Machine(run, copier, over=3600, at={30: lambda: add_checkpoint(run, 300)})
-    assert machine.code == 3 and len(copier.passes) == 2 and copier.released is None
+    assert machine.code == 3 and len(copier.passes) == 2 and not copier.released
     state = read_state(run)
     assert state["state"] == "failing" and "rival" in state["error"] and machine.now - state["updated"] < 10
 
@@ -210,7 +209,7 @@ def test_a_request_that_takes_too_long_is_given_up_on(run: Path, monkeypatch: py
 def test_a_run_whose_folder_is_gone_is_let_go(run: Path) -> None:
     copier = FakeCopier(200)
     machine = Machine(run, copier, over=3600, at={30: lambda: shutil.rmtree(run)})
-    assert machine.code == 4 and copier.released is True and machine.now < 40
+    assert machine.code == 4 and copier.released and machine.now < 40
 
 
 def test_an_orphan_gives_up_in_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
