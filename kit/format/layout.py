@@ -26,7 +26,7 @@ _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 
 def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int]:
-    """The checkpoint folders of which `paths`, relative to the run, holds a manifest, with their steps, newest first."""
+    """The checkpoint folders of which `paths`, in the run, holds a manifest, with their steps, newest first."""
     matches = [match for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
     return {match[1]: int(match[2]) for match in sorted(matches, key=lambda match: -int(match[2]))}
 

@@ -1,9 +1,8 @@
 """The copying process: python -m kit.stores RUN_DIR URL [--owner NAME].
 
-It copies until standard input closes or a signal comes, and then what is left: so it ends when training asked it to, or
-died, once everything committed has arrived. Passes run in a thread, where every request to the store has a deadline. If
-one hangs, that is written where the user looks, and the process executes itself anew, which ends the thread: safe at
-any instant, because `latest.json` is moved last.
+It copies until standard input closes or a signal comes, and then what is left: training asked it to end, or died.
+Passes run in a thread, where every request to the store has a deadline. If one hangs, that is written where the user
+looks, and the process executes itself anew, which ends the thread; safe at any instant, as `latest.json` moves last.
 """
 
 from __future__ import annotations
@@ -50,22 +49,21 @@ def main() -> int:
     with os.fdopen(before["lock"], "a+") if before else (run_dir / alone.FILE).open("a+") as lock:
         os.set_inheritable(lock.fileno(), True)
 
-        def restart(now: dict[str, Any]) -> None:
-            """The lock is kept, and signals wait until they are listened to again."""
+        def restart(now: dict[str, Any]) -> None:  # the lock is kept, and signals wait until they are listened to
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             told = json.dumps({**now, "parent": parent, "lock": lock.fileno()})
             command = ["-m", "kit.stores", str(run_dir), given.url, "--owner", owner, "--before", told]
             os.execv(sys.executable, [sys.executable, *command])
 
         def make(announce: Callable[[str, int], None]) -> Copier:
+            alone.take(lock)
             announce("opening the store", 0)
             return Copier(run_dir, open_store(given.url, write=True), owner, watch=announce)
 
-        copier = Watched(make)
-        is_over = _is_over(drain, parent)
+        copier, is_over = Watched(make), _is_over(drain, parent)
         sync = Sync(run_dir, given.url, owner, copier, is_over, restart=restart, before=before)
         copier.on_wait = sync.beat
-        return sync.run(lambda: alone.take(lock))
+        return sync.run()
 
 
 def _is_over(drain: threading.Event, parent: int) -> Callable[[], bool]:

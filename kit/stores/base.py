@@ -118,9 +118,6 @@ class Store(ABC):
         """How a read is tried; stores whose client does not retry do it here."""
         return call()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
 
 def size_of(content: Path | bytes) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size

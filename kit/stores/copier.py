@@ -84,8 +84,6 @@ class Copier:
         lease.release(self.store, self.name, self.owner, self._clock)
         shutil.rmtree(self.run_dir / STAGE, ignore_errors=True)
 
-    # -- what is due -------------------------------------------------------------------------------------------------
-
     def _copy_newest(self, held: dict[str, int]) -> bool:
         """Whether there was a checkpoint to copy; if so it is verified in the store now."""
         for _ in range(3):  # training may retire a checkpoint in the moment before its files are pinned
@@ -164,8 +162,6 @@ class Copier:
             old |= {path for path in held if path.startswith(kinds)} - needed
         return sorted(old)
 
-    # -- this machine ------------------------------------------------------------------------------------------------
-
     def _local(self, kind: str = "checkpoints") -> Iterator[Checkpoint]:
         """The checkpoints on this machine that are not known to be damaged, newest first."""
         for found in reversed(committed(self.run_dir / kind)):
@@ -219,8 +215,6 @@ class Copier:
             yield sources
         finally:
             shutil.rmtree(stage, ignore_errors=True)
-
-    # -- the store ---------------------------------------------------------------------------------------------------
 
     def _hold_lease(self, size: int = 0) -> None:
         """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run

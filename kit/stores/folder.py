@@ -42,13 +42,11 @@ class DirectoryStore(Store):
                 self.root.mkdir(exist_ok=True)
                 probe.write_bytes(b"")
                 probe.unlink()
-        except OSError as error:
-            why = error.strerror
-            raise Unusable(url, f"cannot be written ({why}); choose a folder that you may write to.") from None
-        try:
             self._device = self.root.stat().st_dev
         except OSError as error:
-            raise Unusable(url, f"cannot be reached ({error.strerror}); create or mount the folder.") from None
+            done = "written" if write else "reached"
+            cure = "choose a folder that you may write to" if write else "create or mount the folder"
+            raise Unusable(url, f"cannot be {done} ({error.strerror}); {cure}.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self.root / safe_path(prefix) if prefix else self.root

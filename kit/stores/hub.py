@@ -30,9 +30,8 @@ MIN_INTERVAL_S = 90.0
 """Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
 TIMEOUT_S = 90.0
 """Of silence. The Hub itself gives up on a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
-PAUSES_S = (1.0, 3.0, 9.0)
-LONGEST_PAUSE_S = 30.0
-"""A longer Retry-After is handed to the caller instead of being slept through."""
+PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
+"""Between tries. A longer Retry-After is handed to the caller instead of being slept through."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
 _NETWORK = ("httpx", "httpx2", "httpcore")
@@ -50,16 +49,11 @@ class HubStore(Store):
         match = _URL.fullmatch(url)
         if not match:
             raise Unusable(url, "cannot be parsed; write hf://user/repo or hf://user/repo/folder.")
-        hub: Any = need("huggingface_hub", "stores")
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()
+        self._hub: Any = need("huggingface_hub", "stores")
         _set_time_limits()
         self.url, self.repo = url, f"{match[1]}/{match[2]}"
         self._prefix = safe_path(match[3].strip("/")) if match[3].strip("/") else ""
-        self._sleep = sleep
-        self._hub = hub
-        self._api = hub.HfApi()
+        self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
             self._open_to_write() if write else self._attempt(lambda: self._api.repo_info(self.repo))
@@ -67,8 +61,6 @@ class HubStore(Store):
             raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
             raise Unusable(url, f"cannot be reached ({error}); try again later.") from None
-
-    # -- the store ---------------------------------------------------------------------------------------------------
 
     def list(self, prefix: str = "") -> dict[str, int]:
         return {path: entry.size for path, entry in self._entries(prefix).items()}
@@ -101,10 +93,8 @@ class HubStore(Store):
                 continue
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
-    # -- talking to the Hub ------------------------------------------------------------------------------------------
-
     def _open_to_write(self) -> None:
-        """Token, role, repository: everything a first commit needs, refused here in one sentence each."""
+        """Token, role, repository: everything a first commit needs."""
         role = self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "")
         if role == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
@@ -171,11 +161,11 @@ class HubStore(Store):
                     failure: Exception = error
                 except Exception as error:
                     failure = self._explain(error)
-                may_pass = isinstance(failure, StoreError) and failure.transient
-                wait_s = getattr(failure, "retry_after_s", 0.0)
-                if not may_pass or pause is None or wait_s > LONGEST_PAUSE_S:
+                if not isinstance(failure, StoreError) or not failure.transient or pause is None:
                     raise failure from None
-                self._sleep(max(pause, wait_s))
+                if failure.retry_after_s > LONGEST_PAUSE_S:
+                    raise failure from None
+                self._sleep(max(pause, failure.retry_after_s))
             raise AssertionError("unreachable")
         finally:
             _ours.reset(mark)

@@ -45,15 +45,13 @@ class Hung(StoreError):
 
 
 class Watched:
-    """The copier that `make` opens, given the function that it announces its requests to. `on_wait` is called each
-    second of waiting."""
+    """The copier that `make` opens, given what to announce requests to. `on_wait` is called each second of waiting."""
 
     def __init__(self, make: Callable[[Callable[[str, int], None]], Copier]) -> None:
         self.on_wait: Callable[[], None] = lambda: None
         self._make = make
         self._copier: Copier | None = None
         self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
-        self._announce("starting", 0)
 
     @property
     def interval_s(self) -> float:
@@ -124,19 +122,14 @@ class Sync:
             **{"url": self.url, "step": None, "time": None, "state": "behind", "error": None},
             **{"owner": self.owner, "failures": 0, "pid": os.getpid(), "updated": self.clock()},
         }
-        self._next_pass = 0.0
-        self._last_pass = float("-inf")
+        self._next_pass, self._last_pass, self._pending = 0.0, float("-inf"), True
         self._drain_since: float | None = None
-        self._pending = True
         if self.before:
             self.state |= self.before["state"]
             self._drain_since, self._next_pass = self.before["drain_since"], self.clock() + self._pause_s()
 
-    def run(self, take: Callable[[], str | None] = lambda: None) -> int:
-        """Until everything is copied and training is over. `take` says why this may not be the run's copier yet, or
-        None. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
-        if not self._has_turn(take):
-            return 4
+    def run(self) -> int:
+        """Until training is over and all is copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
         self.write()
         lost = False
         while True:
@@ -156,17 +149,19 @@ class Sync:
                         self.restart({"state": self.state, "drain_since": self._drain_since})
                 else:
                     if draining and self.state["state"] == "ok":
-                        with contextlib.suppress(Exception):  # it expires by itself
-                            self.copier.close()
-                        self.write()
-                        return 0
-            if self._is_abandoned():  # nobody is left to copy for
-                with contextlib.suppress(Exception):
-                    if not self.run_dir.is_dir():  # this machine cannot go on with it: another may at once
-                        self.copier.close()
-                return 4
+                        return self._let_go(0)
+            if not self.run_dir.is_dir():  # this machine cannot go on with it: another may at once
+                return self._let_go(4)
+            if self._drain_since is not None and self.clock() - self._drain_since > ORPHAN_S:
+                return 4  # nobody is left to copy for
             self.beat()
             self.sleep(self.tick_s)
+
+    def _let_go(self, code: int) -> int:
+        with contextlib.suppress(Exception):  # it expires by itself
+            self.copier.close()
+        self.write()
+        return code
 
     def write(self) -> None:
         """.sync.json, whole; a full disk here is no reason to stop copying elsewhere."""
@@ -178,21 +173,6 @@ class Sync:
         """Show that this process is alive, if it is time to."""
         if self.clock() - self.state["updated"] >= HEARTBEAT_S:
             self.write()
-
-    def _has_turn(self, take: Callable[[], str | None]) -> bool:
-        """Wait for it, and say who has it; ending one that an earlier session left behind takes a moment."""
-        since, shown = self.clock(), {name: self.state[name] for name in ("state", "error")}
-        while holder := take():
-            if self.clock() - since > 1.0 and self.state["error"] != holder:
-                self.state.update(state="failing", error=holder)
-                self.write()
-            self._notice_drain()
-            if self._is_abandoned():
-                return False
-            self.beat()
-            self.sleep(self.tick_s / 5)
-        self.state |= shown
-        return True
 
     def _is_due(self) -> bool:
         newest = newest_step(self.run_dir)
@@ -208,25 +188,17 @@ class Sync:
             self._drain_since = self.clock()
             self._next_pass = 0.0  # no more time to be patient
 
-    def _is_abandoned(self) -> bool:
-        overdue = self._drain_since is not None and self.clock() - self._drain_since > ORPHAN_S
-        return overdue or not self.run_dir.is_dir()
-
     def _note(self, result: dict[str, Any]) -> None:
-        self._last_pass = self.clock()
-        self._pending = bool(result["pending"])
-        newest = newest_step(self.run_dir)
-        arrived = newest is None or newest == result["step"]
-        problem = result.get("problem")
-        state = "ok" if arrived or problem else "behind"
-        self.state.update(step=result["step"], time=result["time"], state=state, error=problem, failures=0)
+        self._last_pass, self._pending = self.clock(), bool(result["pending"])
+        arrived = newest_step(self.run_dir) in (None, result["step"]) or result["problem"]
+        told = {"step": result["step"], "time": result["time"], "error": result["problem"]}
+        self.state |= {**told, "state": "ok" if arrived else "behind", "failures": 0}
         self.write()
 
     def _fail(self, error: Exception) -> None:
         self.state["failures"] += 1
-        self._last_pass = self.clock()
+        self._last_pass, self._pending = self.clock(), True
         self._next_pass = self.clock() + max(self._pause_s(), getattr(error, "retry_after_s", 0.0))
-        self._pending = True
         self.state.update(state="failing", error=one_line(error))
         self.write()
 

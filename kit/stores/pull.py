@@ -121,8 +121,6 @@ class _Pull:
                     (building / path).replace(run_dir / path)
         return run_dir
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
     def _fetch_checkpoint(self, building: Path, newer_than: int = -1) -> Checkpoint | None:
         """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
         folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
@@ -169,8 +167,6 @@ class _Pull:
         elif path.endswith(".json"):
             parse_json(local.read_bytes(), path)
         self.fetched[path] = entry["sha256"]
-
-    # -- the rest ------------------------------------------------------------------------------------------------------
 
     def _fetch_texts(self, building: Path) -> None:
         for name, limit in MAX_TEXT_BYTES.items():

@@ -24,14 +24,13 @@ from kit.stores.redact import one_line
 
 
 class SyncHandle:
-    """The trainer's side: a background copier that is kept alive until `stop`."""
+    """A copier in the background that is kept alive until `stop`."""
 
     def __init__(self, run_dir: Path, url: str, owner: str) -> None:
         self.run_dir, self.url, self.owner = run_dir, url, owner
         self._stopping = threading.Event()
         self._process = self._start()
-        self._guard = threading.Thread(target=self._keep_alive, name="store-guard", daemon=True)
-        self._guard.start()
+        threading.Thread(target=self._keep_alive, name="store-guard", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
         """What .sync.json says now."""
@@ -43,8 +42,8 @@ class SyncHandle:
         return self._process.poll() is not None
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
-        """Ask it to copy what is committed and end; wait at most `drain_s` seconds and return the state then. What has
-        not arrived by then is still being copied, by the process that stays behind."""
+        """Ask it to copy what is committed and end; wait at most `drain_s` seconds and return the state then. The process
+        stays behind to copy what has not arrived by then."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -76,11 +75,8 @@ class SyncHandle:
 
 
 def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncHandle:
-    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own.
-
-    First, here and now: the store must take files, the run must not be another machine's, and the store must not hold a
-    newer state of it than this machine. Raises `UserError` if one of these is not so.
-    """
+    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the store
+    takes no files, if the run is another machine's, or if the store holds a newer state of it than this machine."""
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)
