@@ -21,7 +21,7 @@ from typing import Any
 
 from kit.stores import alone, lease
 from kit.stores.base import open_store
-from kit.stores.copier import Copier
+from kit.stores.copier import Copier, Watch
 from kit.stores.loop import Sync, Watched
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -55,7 +55,7 @@ def main() -> int:
             command = ["-m", "kit.stores", str(run_dir), given.url, "--owner", owner, "--before", told]
             os.execv(sys.executable, [sys.executable, *command])
 
-        def make(announce: Callable[[str, int], None]) -> Copier:
+        def make(announce: Watch) -> Copier:
             alone.take(lock)
             announce("opening the store", 0)
             return Copier(run_dir, open_store(given.url, write=True), owner, watch=announce)

@@ -23,6 +23,8 @@ OPEN_S = 120.0
 """How long a store may take to be opened."""
 
 _T = TypeVar("_T")
+Files = Mapping[str, Path | bytes]
+"""What is to be written, by its path in the store."""
 
 
 class StoreError(Exception):
@@ -68,7 +70,7 @@ class Store(ABC):
         """The content of a file as the store holds it now, never from a cache. Raises `MissingFile`, `StoreError`."""
 
     @abstractmethod
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         """Write `files` in their order, then remove `delete` (missing ones are fine). Each file is replaced whole; on
         the Hub all of it is one commit. `message` says why, where the store keeps a history."""
 
@@ -95,14 +97,15 @@ class Store(ABC):
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Replace a small file only if it still holds `old` (None: is absent). Whether it did. Stores that can make
         this atomic do; here it is read, write, and read again."""
-        if self._read_or_none(path) != old:
+        if self.read_or_none(path) != old:
             return False
         self.put({path: new}, message=f"update {path}")
-        return self._read_or_none(path) == new
+        return self.read_or_none(path) == new
 
-    def _read_or_none(self, path: str) -> bytes | None:
+    def read_or_none(self, path: str, limit: int = SMALL) -> bytes | None:
+        """`read`, or None if there is no such file."""
         try:
-            return self.read(path)
+            return self.read(path, limit)
         except MissingFile:
             return None
 

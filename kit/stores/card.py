@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.errors import UserError, need
 from kit.format.files import read_json, read_rows
-from kit.stores.base import MissingFile, Store
+from kit.stores.base import Store
 from kit.stores.redact import redact
 
 MARK = "<!-- written by kit; remove this line to keep your own text -->"
@@ -33,7 +33,8 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     import yaml
 
     status = read_json(run_dir / "status.json", {})
-    if status.get("state") != "finished" or not _may_replace(store):
+    written = store.read_or_none("README.md")
+    if status.get("state") != "finished" or (written is not None and MARK.encode() not in written):
         return {}
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
@@ -56,13 +57,6 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
         parts.append("The video of the trained policy is [replay.mp4](replay.mp4).")
     text = "\n\n".join([*parts, USE.format(url=store.url, name=run_dir.name)])
     return {"README.md": redact(text).encode(), **files}
-
-
-def _may_replace(store: Store) -> bool:
-    try:
-        return MARK.encode() in store.read("README.md")
-    except MissingFile:
-        return True
 
 
 def _curve(rows: list[dict[str, Any]]) -> bytes | None:

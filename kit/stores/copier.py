@@ -1,6 +1,5 @@
-"""The copying itself: one pass brings a store up to date with a run. `kit.stores.loop` decides when.
-
-One pass, in this order, so that a reader of the store is never shown something that is not there:
+"""The copying itself: one pass brings a store up to date with a run, in this order, so that a reader of the store is
+never shown something that is not there:
 
     1. the newest checkpoint's files and the shared ones that the store lacks, its manifest last
     2. read all of them back and compare SHA-256
@@ -34,22 +33,16 @@ KEEP = 2
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
 
+Watch = Callable[[str, int], None]
 Files = dict[str, Path | bytes]
 
 
 class Copier:
-    """Brings `store` up to date with the run at `run_dir`, as `owner`. Remembers what it knows to be there.
-
-    `watch(what, size)` is called before every request, with the bytes it moves, so that a hang can be noticed.
-    """
+    """Brings `store` up to date with the run at `run_dir`, as `owner`. Remembers what it knows to be there. Before each
+    request it calls `watch(what, size)`, with the bytes it moves, so that a hang can be noticed."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        store: Store,
-        owner: str,
-        clock: Callable[[], float] = time.time,
-        watch: Callable[[str, int], None] = lambda what, size: None,
+        self, run_dir: Path, store: Store, owner: str, clock: lease.Clock = time.time, watch: Watch = lambda *_: None
     ) -> None:
         self.run_dir, self.store, self.owner, self.name = run_dir, store, owner, run_dir.name
         self._clock, self._watch = clock, watch
@@ -66,8 +59,8 @@ class Copier:
         self._opened = False
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
-        """Copy what is due. `final`: also the last words (status, videos, model card) and the pointer. The result has
-        "step" and "time" of the newest verified checkpoint, "pending" (more is to be done) and "problem"."""
+        """Copy what is due; `final`: the last words too. The result has "step" and "time" of the newest checkpoint that
+        is verified there, "pending" (more is to be done) and "problem"."""
         self._hold_lease()
         held = self._list()
         if not self._opened:
@@ -120,9 +113,8 @@ class Copier:
         return found
 
     def _best(self) -> Files:
-        best = next(self._local("best"), None)
-        with contextlib.suppress(FileNotFoundError):
-            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(best)} if best else {}
+        with contextlib.suppress(FileNotFoundError, StopIteration):
+            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(next(self._local("best")))}
         return {}
 
     def _videos(self, held: Mapping[str, int]) -> Files:
@@ -263,8 +255,7 @@ class Copier:
     def _list(self) -> dict[str, int]:
         """The run's files in the store, by their path in the run."""
         self._watch("listing", 0)
-        start = len(self.name) + 1
-        return {path[start:]: size for path, size in self.store.list(self.name).items()}
+        return {path.removeprefix(f"{self.name}/"): size for path, size in self.store.list(self.name).items()}
 
     def _put(self, files: Files, delete: Sequence[str], message: str, page: Files | None = None) -> None:
         """Put, read back, compare. `page` lies beside the run."""

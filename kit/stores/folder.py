@@ -15,13 +15,13 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
@@ -76,7 +76,7 @@ class DirectoryStore(Store):
                 while chunk := file.read(CHUNK):
                     yield chunk
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         folders: dict[Path, None] = {}
         for path, content in files.items():
             # a local file that vanished is the caller's FileNotFoundError

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kit.errors import need
 from kit.format.manifest import MAX_FILE_BYTES
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0
@@ -66,6 +66,6 @@ class GoogleDriveLink(Store):
                 while chunk := file.read(CHUNK):
                     yield chunk
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         raise StoreError(f"{self.url} can only be read", transient=False)
 

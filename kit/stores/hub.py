@@ -13,14 +13,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import need
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable, size_of
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable, size_of
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ class HubStore(Store):
             hf_raise_for_status(response)
             yield from response.iter_bytes(CHUNK)
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         self._attempt(lambda: self._commit(files, delete, message or f"update {next(iter(files), 'files')}"))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Atomic: the commit names the one it was made from, and the Hub refuses it if another came between."""
         for _ in range(5):  # other files of the repository may change in between; that is no reason to fail
             head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
-            found = self._read_or_none(path)
+            found = self.read_or_none(path)
             if found != old:
                 return found == new
             try:
@@ -104,9 +104,7 @@ class HubStore(Store):
                 why = "was created but the Hub did not make it private; nothing was uploaded"
                 raise Unusable(self.url, f"{why}; make it private in its settings.")
 
-    def _commit(
-        self, files: Mapping[str, Path | bytes], delete: Sequence[str], message: str, parent: str | None = None
-    ) -> None:
+    def _commit(self, files: Files, delete: Sequence[str], message: str, parent: str | None = None) -> None:
         from huggingface_hub.errors import EntryNotFoundError
 
         add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete

@@ -17,7 +17,7 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.files import read_json, write_atomic
-from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.base import Store, StoreError
 
 TTL_S = 600.0
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
@@ -85,9 +85,8 @@ def release(store: Store, run_name: str, owner: str, clock: Clock = time.time) -
 
 def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
     """The lease file and what it says: (None, None) if there is none, (bytes, None) if it says nothing sensible."""
-    try:
-        raw = store.read(_path(run_name))
-    except MissingFile:
+    raw = store.read_or_none(_path(run_name))
+    if raw is None:
         return None, None
     try:
         values: dict[str, Any] = json.loads(raw)

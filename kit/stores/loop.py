@@ -23,7 +23,7 @@ from kit.format.checkpoint import committed
 from kit.format.files import write_atomic
 from kit.stores import lease
 from kit.stores.base import THREAD, StoreError, in_thread
-from kit.stores.copier import Copier
+from kit.stores.copier import Copier, Watch
 from kit.stores.redact import one_line
 
 STATE = ".sync.json"
@@ -47,7 +47,7 @@ class Hung(StoreError):
 class Watched:
     """The copier that `make` opens, given what to announce requests to. `on_wait` is called each second of waiting."""
 
-    def __init__(self, make: Callable[[Callable[[str, int], None]], Copier]) -> None:
+    def __init__(self, make: Callable[[Watch], Copier]) -> None:
         self.on_wait: Callable[[], None] = lambda: None
         self._make = make
         self._copier: Copier | None = None
@@ -129,7 +129,7 @@ class Sync:
             self._drain_since, self._next_pass = self.before["drain_since"], self.clock() + self._pause_s()
 
     def run(self) -> int:
-        """Until training is over and all is copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
+        """Until training is over and all copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
         self.write()
         lost = False
         while True:

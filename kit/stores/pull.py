@@ -18,13 +18,12 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
-from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, VIDEO_SUFFIXES, folders_in
+from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, VIDEO_SUFFIXES, folders_in
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, Unusable, open_store
 from kit.stores.redact import one_line
 
-MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
 SAME_RUN = ("env", "algo", "encoder", "seed")
@@ -34,16 +33,19 @@ AT_WORK = ("starting", "running", "paused", "stopping")
 Tell = Callable[[str], None]
 
 
-def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
-
-    A run that says it is at work while nobody holds its lease was interrupted. Raises `UserError`.
-    """
+@contextlib.contextmanager
+def _readable(store: Store) -> Iterator[None]:
     try:
-        held = store.list()
+        yield
     except StoreError as error:
         raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
-    return _described(store, held, clock())
+
+
+def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
+    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated. One
+    that says it is at work while nobody holds its lease was interrupted. Raises `UserError`."""
+    with _readable(store):
+        return _described(store, store.list(), clock())
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -53,13 +55,11 @@ def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max
     is fetched; one that is not is named through `tell` and the one before it is used. If `dest` has the run already,
     it is brought forward to the store's checkpoint, or left alone if it is as new. Raises `UserError`.
     """
-    try:
+    with _readable(store):
         held = store.list()
         prefix, name = _choose(store, run_name, held)
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
         return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
-    except StoreError as error:
-        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
 
 
 def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -76,52 +76,40 @@ class _Pull:
         self.passed_over: list[int] = []
 
     def __call__(self, name: str, dest: Path) -> Path:
+        """Fetch the run, or only what is newer than what is here already."""
         run_dir = dest.expanduser() / name
-        if run_dir.exists():
-            return self._bring_forward(run_dir)
+        is_here, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
+        if is_here and newest >= max(folders_in(self.held).values(), default=-1):
+            return run_dir
         try:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir.parent))
+            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir if is_here else run_dir.parent))
         except OSError as error:
             why = error.strerror
             raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
         try:
-            building.chmod(0o755)
-            self._fetch_checkpoint(building)
             self._fetch_texts(building)
-            self._fetch_best(building)
-            self._fetch_videos(building)
-            self._note_passed_over(building)
-            building.rename(run_dir)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
-        return run_dir
-
-    def _bring_forward(self, run_dir: Path) -> Path:
-        """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
-        here = max((found.step for found in committed(run_dir / "checkpoints")), default=-1)
-        if here >= max(folders_in(self.held).values(), default=-1):
-            return run_dir
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
-            building = Path(folder)
-            self._fetch_texts(building)
-            if not (run_dir / "config.yaml").is_file() or _identity(building) != _identity(run_dir):
+            if is_here and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
-            found = self._fetch_checkpoint(building, newer_than=here)
-            self._note_passed_over(run_dir)
-            if found is None:
-                return run_dir
+            found = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
-            shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
-            # the checkpoint comes last: until then nothing refers to the rest
-            for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
-                if (building / path).exists() and not (run_dir / path).is_dir():
-                    (run_dir / path).parent.mkdir(exist_ok=True)
-                    (building / path).replace(run_dir / path)
+            if self.passed_over:  # so that the copier, later, does not take the damaged ones for a newer state of the run
+                (run_dir if is_here else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
+            if not is_here:
+                self._fetch_videos(building)
+                building.chmod(0o755)
+                building.rename(run_dir)
+            elif found:  # it is moved last: until then nothing refers to the rest
+                shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
+                for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
+                    if (building / path).exists() and not (run_dir / path).is_dir():
+                        (run_dir / path).parent.mkdir(exist_ok=True)
+                        (building / path).replace(run_dir / path)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
         return run_dir
 
-    def _fetch_checkpoint(self, building: Path, newer_than: int = -1) -> Checkpoint | None:
+    def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
         """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
         folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
         refusal: Refused | None = None
@@ -169,7 +157,7 @@ class _Pull:
         self.fetched[path] = entry["sha256"]
 
     def _fetch_texts(self, building: Path) -> None:
-        for name, limit in MAX_TEXT_BYTES.items():
+        for name, limit in TEXTS.items():
             if self.held.get(name, 0) > limit:
                 claim = f"{name} of {self.store.url} claims {self.held[name]:,} bytes"
                 raise Refused(f"{claim}; at most {limit:,} are accepted.")
@@ -190,11 +178,6 @@ class _Pull:
                 safe_name(path.removeprefix("videos/"))
                 (building / "videos").mkdir(exist_ok=True)
                 self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
-
-    def _note_passed_over(self, run_dir: Path) -> None:
-        """So that the copier, later, does not take the damaged ones for a newer state of the run."""
-        if self.passed_over:
-            (run_dir / PASSED_OVER).write_text(json.dumps(self.passed_over))
 
     @contextlib.contextmanager
     def _tolerated(self, path: Path) -> Iterator[None]:

@@ -42,8 +42,8 @@ class SyncHandle:
         return self._process.poll() is not None
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
-        """Ask it to copy what is committed and end; wait at most `drain_s` seconds and return the state then. The process
-        stays behind to copy what has not arrived by then."""
+        """Ask it to copy what is committed and end, wait at most `drain_s` seconds and return the state then. What has
+        not arrived by then is still being copied, by the process that stays behind."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -75,8 +75,8 @@ class SyncHandle:
 
 
 def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncHandle:
-    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the store
-    takes no files, if the run is another machine's, or if the store holds a newer state of it than this machine."""
+    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the
+    store takes no files, if the run is another machine's, or if the store holds a newer state of it than this one."""
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)
