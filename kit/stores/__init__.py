@@ -8,4 +8,5 @@ from kit.stores.lease import LeaseHeld
 from kit.stores.pull import list_runs, pull
 from kit.stores.sync import SyncHandle, start_sync
 
-__all__ = ["LeaseHeld", "MissingFile", "Store", "StoreError", "SyncHandle", "list_runs", "open_store", "pull", "start_sync"]
+__all__ = ["LeaseHeld", "MissingFile", "Store", "StoreError", "SyncHandle",
+           "list_runs", "open_store", "pull", "start_sync"]  # fmt: skip

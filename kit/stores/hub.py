@@ -1,26 +1,23 @@
 """The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
 
 What the client leaves open is closed here. It has no time limits: they are set. It never repeats a commit, a creation
-or a look at a repository: `_attempt` does. A commit whose answer was lost may exist: the repository is asked before
-anything is sent again. On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
+or a look at a repository: `_attempt` does (files that a lost answer hid are there already, and the client leaves them
+out). On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import need
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable, size_of
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
@@ -116,11 +113,6 @@ class HubStore(Store):
         try:
             self._api.create_commit(self.repo, operations, commit_message=message, parent_commit=parent)
         except Exception as error:
-            with contextlib.suppress(Exception):  # perhaps the commit was made, and only its answer was lost
-                here = self._entries()
-                same = all(path in here and _is_same(content, here[path]) for path, content in files.items())
-                if same and not any(path in here for path in delete):
-                    return
             if _status(error) in (409, 412) and parent is not None:
                 raise _Conflict(f"{message}: another commit came first", transient=False) from None
             if isinstance(error, EntryNotFoundError):  # somebody else removed it after we looked
@@ -194,16 +186,6 @@ class HubStore(Store):
 
 class _Conflict(StoreError):
     """The repository is not what a commit was made from."""
-
-
-def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
-    """Whether the Hub's entry is `content`: large files go by SHA-256, small ones by their git blob id."""
-    if size_of(content) != entry.size:
-        return False
-    data = content if isinstance(content, bytes) else content.read_bytes()
-    if entry.lfs is not None:
-        return hashlib.sha256(data).hexdigest() == entry.lfs.sha256
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == entry.blob_id
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -112,7 +112,4 @@ def _path(run_name: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds:.0f}"
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(0.0, seconds), 4e9)))

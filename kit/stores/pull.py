@@ -93,7 +93,7 @@ class _Pull:
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
             found = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
-            if self.passed_over:  # so that the copier, later, does not take the damaged ones for a newer state of the run
+            if self.passed_over:  # so that the copier does not take the damaged ones for a newer state of the run
                 (run_dir if is_here else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
             if not is_here:
                 self._fetch_videos(building)

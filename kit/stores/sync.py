@@ -53,7 +53,7 @@ class SyncHandle:
         return self.state()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, "--owner", self.owner]
+        command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, self.owner]
         nowhere = subprocess.DEVNULL
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
