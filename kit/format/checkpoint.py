@@ -136,9 +136,9 @@ class Checkpoint:
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
     """Commit `state` as `folder`/step_<step>. `shared` are the manifest entries of files the run already holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
-    building.chmod(0o755)
-    try:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder, ignore_cleanup_errors=True) as name:
+        building = Path(name)
+        building.chmod(0o755)
         contents, shared = _encode(state), dict(shared or {})
         if frozen := contents.pop(f"{FROZEN}.safetensors", None):
             shared |= _write_frozen(folder.parent, frozen)
@@ -150,9 +150,6 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
             discard(final)
         building.rename(final)
         sync_folder(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return Checkpoint(step, final)
 
 

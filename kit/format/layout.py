@@ -34,7 +34,4 @@ def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int
 
 def passed_over(run_dir: Path) -> set[int]:
     """Steps whose checkpoints in the store were found damaged when this run was fetched; they do not count there."""
-    try:
-        return set(map(int, read_json(run_dir / PASSED_OVER, [])))
-    except (OSError, ValueError, TypeError):
-        return set()
+    return set(read_json(run_dir / PASSED_OVER, []))

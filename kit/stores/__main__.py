@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kit.stores import alone, lease
-from kit.stores.base import open_store
 from kit.stores.copier import Copier, Watch
 from kit.stores.loop import Sync, Watched
+from kit.stores.urls import open_store
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

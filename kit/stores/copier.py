@@ -75,7 +75,6 @@ class Copier:
         """Let go of the run."""
         self._watch("releasing the lease", 0)
         lease.release(self.store, self.name, self.owner, self._clock)
-        shutil.rmtree(self.run_dir / STAGE, ignore_errors=True)
 
     def _copy_newest(self, held: dict[str, int]) -> bool:
         """Whether there was a checkpoint to copy; if so it is verified in the store now."""
@@ -218,7 +217,11 @@ class Copier:
 
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
-        latest = self._read_latest()
+        latest = None
+        self._watch("reading latest.json", 0)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
+            self.time, latest = float(value["time"]), int(value["step"])
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(held).items():
             with contextlib.suppress(Refused, MissingFile):
@@ -231,15 +234,6 @@ class Copier:
         self.step = max(self._verified, default=None)
         self._latest = latest if latest == self.step else None
         self._opened = True
-
-    def _read_latest(self) -> int | None:
-        self._watch("reading latest.json", 0)
-        try:
-            value = json.loads(self.store.read(f"{self.name}/{LATEST}"))
-            self.time = float(value["time"])
-            return int(value["step"])
-        except (MissingFile, ValueError, KeyError, TypeError):
-            return None
 
     def _forget_lost(self, held: dict[str, int]) -> None:
         """Files that the store had and has no more are copied again."""

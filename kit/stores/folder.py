@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,9 +32,8 @@ _TEMPORARY = ".kit-"
 class DirectoryStore(Store):
     """Files below one folder. `url` is a path, file://path or drive:folder."""
 
-    def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
-        self._sleep = sleep
         self.root = _locate(url, write)
         probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
@@ -109,7 +108,7 @@ class DirectoryStore(Store):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         break
                     except BlockingIOError:
-                        self._sleep(0.05)
+                        time.sleep(0.05)
                     except OSError:  # this mount knows no locks
                         break
                 else:

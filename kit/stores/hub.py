@@ -7,6 +7,7 @@ out). On a 429 the client would sleep inside the call; here it comes back and sa
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import re
@@ -21,7 +22,7 @@ from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusab
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoFile
+    pass
 
 MIN_INTERVAL_S = 90.0
 """Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
@@ -53,14 +54,14 @@ class HubStore(Store):
         self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
-            self._open_to_write() if write else self._attempt(lambda: self._api.repo_info(self.repo))
+            self._attempt(self._make_sure if write else lambda: self._api.repo_info(self.repo))
         except MissingFile:
             raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
             raise Unusable(url, f"cannot be reached ({error}); try again later.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
-        return {path: entry.size for path, entry in self._entries(prefix).items()}
+        return self._attempt(lambda: self._sizes(prefix))
 
     def chunks(self, path: str) -> Iterator[bytes]:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -90,14 +91,13 @@ class HubStore(Store):
                 continue
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
-    def _open_to_write(self) -> None:
+    def _make_sure(self) -> None:
         """Token, role, repository: everything a first commit needs."""
-        role = self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "")
-        if role == "read":
+        if self._api.whoami().get("auth", {}).get("accessToken", {}).get("role", "") == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
-        if not self._attempt(lambda: self._api.repo_exists(self.repo)):
-            self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
-            if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
+        if not self._api.repo_exists(self.repo):
+            self._api.create_repo(self.repo, private=True, exist_ok=True)
+            if self._api.repo_info(self.repo).private is not True:
                 why = "was created but the Hub did not make it private; nothing was uploaded"
                 raise Unusable(self.url, f"{why}; make it private in its settings.")
 
@@ -105,7 +105,7 @@ class HubStore(Store):
         from huggingface_hub.errors import EntryNotFoundError
 
         add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete
-        here = self._entries() if delete else {}  # deleting what is gone already would be refused
+        here = self._sizes() if delete else {}  # deleting what is gone already would be refused
         operations = [add(self._full(path), content) for path, content in files.items()]
         operations += [remove(self._full(path)) for path in dict.fromkeys(delete) if path in here]
         if not operations:
@@ -119,29 +119,22 @@ class HubStore(Store):
                 raise StoreError(f"{message}: another commit came between") from None
             raise
 
-    def _entries(self, prefix: str = "") -> dict[str, RepoFile]:
-        """Every file below `prefix`, by its path in this store."""
+    def _sizes(self, prefix: str = "") -> dict[str, int]:
+        """Of every file below `prefix`, by its path in this store."""
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
-        top = self._full(prefix) if prefix else self._prefix or None
-
-        def look() -> list[Any]:
-            try:
-                return list(self._api.list_repo_tree(self.repo, top, recursive=True))
-            except EntryNotFoundError:
-                return []
-
-        start = len(self._prefix) + 1 if self._prefix else 0
-        return {entry.path[start:]: entry for entry in self._attempt(look) if isinstance(entry, RepoFile)}
+        top, start = self._full(prefix) if prefix else self._prefix or None, len(self._full("x")) - 1
+        with contextlib.suppress(EntryNotFoundError):  # it is the first answer that says so
+            entries = self._api.list_repo_tree(self.repo, top, recursive=True)
+            return {entry.path[start:]: entry.size for entry in entries if isinstance(entry, RepoFile)}
+        return {}
 
     def _full(self, path: str) -> str:
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
         """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
-        if _ours.get():  # inside another call of ours, which repeats the whole
-            return call()
         mark = _ours.set(True)
         try:
             for pause in (*PAUSES_S, None):

@@ -89,12 +89,11 @@ class Watched:
 def _in_kernel() -> bool:
     """Whether a request waits where no signal reaches it. A file system such as Google Drive's (FUSE) lets itself be
     interrupted once, and only then waits like that."""
-    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     for thread in threading.enumerate():
         if thread.name == THREAD and thread.ident:
             signal.pthread_kill(thread.ident, signal.SIGUSR1)
     time.sleep(0.1)
-    signal.signal(signal.SIGUSR1, previous)
     with contextlib.suppress(OSError):
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path("/proc/self/task").glob("*/stat")]
         return "D" in states

@@ -21,8 +21,9 @@ from kit.format.checkpoint import Checkpoint, committed
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, VIDEO_SUFFIXES, folders_in
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, Unusable, open_store
+from kit.stores.base import MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
+from kit.stores.urls import open_store
 
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
@@ -158,9 +159,6 @@ class _Pull:
 
     def _fetch_texts(self, building: Path) -> None:
         for name, limit in TEXTS.items():
-            if self.held.get(name, 0) > limit:
-                claim = f"{name} of {self.store.url} claims {self.held[name]:,} bytes"
-                raise Refused(f"{claim}; at most {limit:,} are accepted.")
             if name in self.held:
                 self.store.get(self.prefix + name, building / name, limit)
 

@@ -18,9 +18,10 @@ from typing import Any
 from kit.format.files import read_json, write_atomic
 from kit.format.layout import folders_in, passed_over
 from kit.stores import lease
-from kit.stores.base import OPEN_S, Store, StoreError, Unusable, open_store, within
+from kit.stores.base import Store, StoreError, Unusable, within
 from kit.stores.loop import FIRST_PAUSE_S, LONGEST_PAUSE_S, STATE, newest_step
 from kit.stores.redact import one_line
+from kit.stores.urls import OPEN_S, open_store
 
 
 class SyncHandle:

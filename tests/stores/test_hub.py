@@ -197,14 +197,14 @@ def test_swap_survives_commits_to_other_files(store: HubStore, hub: HubServer, m
 
 def test_a_parallel_delete_is_no_trouble(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put({"old.json": b"{}"})
-    entries = HubStore._entries
+    sizes = HubStore._sizes
 
-    def late(self: HubStore, prefix: str = "") -> dict[str, object]:
-        found = dict(entries(self, prefix))
+    def late(self: HubStore, prefix: str = "") -> dict[str, int]:
+        found = dict(sizes(self, prefix))
         hub.repos["me/runs"].files.pop("lab/old.json", None)
         return found
 
-    monkeypatch.setattr(HubStore, "_entries", late)
+    monkeypatch.setattr(HubStore, "_sizes", late)
     store.put({"a.json": b"{}"}, delete=["old.json"])
     assert list(hub.repos["me/runs"].files) == ["lab/a.json"]
 
