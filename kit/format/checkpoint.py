@@ -62,7 +62,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """The same with its manifest in memory: what it says stays known when others discard it. Raises `Damaged`."""
+        """The same with its manifest, checked, in memory: it stays known when others discard it. Raises `Damaged`."""
         found = replace(self, raw=self._manifest_bytes())
         found.manifest()
         return found

@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,11 @@ def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
         with contextlib.suppress(OSError):
             os.nice(5)  # training goes first
     parent = before["parent"] if before else os.getppid()
+
+    def is_over() -> bool:  # a signal came, the pipe closed, or the parent died (a fork of it may keep the pipe open)
+        closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
+        return drain.is_set() or closed or os.getppid() != parent
+
     with os.fdopen(before["lock"], "a+") if before else (run_dir / alone.FILE).open("a+") as lock:
         os.set_inheritable(lock.fileno(), True)
 
@@ -52,21 +56,10 @@ def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
             announce("opening the store", 0)
             return Copier(run_dir, open_store(url, write=True), owner, watch=announce)
 
-        copier, is_over = Watched(make), _is_over(drain, parent)
+        copier = Watched(make)
         sync = Sync(run_dir, url, owner, copier, is_over, restart=restart, before=before)
         copier.on_wait = sync.beat
         return sync.run()
-
-
-def _is_over(drain: threading.Event, parent: int) -> Callable[[], bool]:
-    """A signal came, the pipe from training closed, or the parent died (a fork of it may keep the pipe open)."""
-    interactive = sys.stdin.isatty()
-
-    def ask() -> bool:
-        closed = not interactive and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
-        return drain.is_set() or closed or os.getppid() != parent
-
-    return ask
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ SMALL = 2**20
 THREAD = "store"
 """Name of the threads that talk to a store."""
 
-_T = TypeVar("_T")
 Files = Mapping[str, Path | bytes]
 """What is to be written, by its path in the store."""
+_T = TypeVar("_T")
 
 
 class StoreError(Exception):
@@ -29,8 +29,7 @@ class StoreError(Exception):
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.transient = transient
-        self.retry_after_s = retry_after_s
+        self.transient, self.retry_after_s = transient, retry_after_s
 
 
 class MissingFile(StoreError):
@@ -99,10 +98,10 @@ class Store(ABC):
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
 
-    def read_or_none(self, path: str, limit: int = SMALL) -> bytes | None:
+    def read_or_none(self, path: str) -> bytes | None:
         """`read`, or None if there is no such file."""
         try:
-            return self.read(path, limit)
+            return self.read(path)
         except MissingFile:
             return None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError, need
 from kit.format.files import read_json, read_rows
 from kit.stores.base import Store
 from kit.stores.redact import redact
@@ -17,8 +17,7 @@ library_name: kit
 pipeline_tag: reinforcement-learning
 tags: [reinforcement-learning, robotics, mujoco, stable-baselines3]
 ---"""
-USE = """## Use it
-```python
+USE = """```python
 import kit
 run = kit.resume({url!r})  # goes on training, if there is more to do
 policy = run.policy()
@@ -28,8 +27,7 @@ Nothing here is a pickle: tensors are safetensors, the rest is JSON. The run is 
 
 
 def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
-    """README.md, curve.png and replay.mp4 for the top of `store`; nothing while the run is unfinished, or where someone
-    wrote a README of their own."""
+    """README.md, curve.png, replay.mp4 for the top of `store`; nothing for an unfinished run or over a README not ours."""
     import yaml
 
     status = read_json(run_dir / "status.json", {})
@@ -65,11 +63,7 @@ def _curve(rows: list[dict[str, Any]]) -> bytes | None:
               "success rate": ("rollout/success_rate", "eval/success_rate")}  # fmt: skip
     points = {key: [(row["step"], row[key]) for row in rows if key in row] for keys in curves.values() for key in keys}
     drawn = {title: keys for title, keys in curves.items() if any(len(points[key]) > 1 for key in keys)}
-    try:
-        need("matplotlib", "notebook")
-    except UserError:
-        return None
-    if not drawn:
+    if not drawn or find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 

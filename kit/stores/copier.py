@@ -174,10 +174,9 @@ class Copier:
         if known is not None and known.manifest_sha256 == checkpoint.manifest_sha256:
             return False
         if self.step is not None and checkpoint.step < self.step:
-            raise StoreError(
-                f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here; "
-                "resume the run from the store, or give this one another name", transient=False
-            )  # fmt: skip
+            said = f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here"
+            cure = "resume the run from the store, or give this one another name"
+            raise StoreError(f"{said}; {cure}", transient=False)
         return True
 
     @contextlib.contextmanager

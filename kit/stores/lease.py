@@ -29,10 +29,8 @@ class LeaseHeld(UserError):
     """Another machine owns the run. `lease` says who, since when and until when."""
 
     def __init__(self, run_name: str, lease: Lease) -> None:
-        super().__init__(
-            f"run {run_name!r} belongs to {lease.owner} on {lease.host} since {_time(lease.since)}, until "
-            f"{_time(lease.expires)} unless it renews; stop it there, or wait until then."
-        )
+        who = f"{lease.owner} on {lease.host} since {_time(lease.since)}, until {_time(lease.expires)}"
+        super().__init__(f"run {run_name!r} belongs to {who} unless it renews; stop it there, or wait until then.")
         self.lease = lease
 
 
@@ -56,13 +54,11 @@ Clock = Callable[[], float]
 def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
     """Take the run, or keep it if it is `owner`'s already. Raises `LeaseHeld` if another's lease has not expired."""
     for _ in range(TRIES):
-        raw, found = read(store, run_name)
-        now = clock()
-        mine = found is not None and found.owner == owner
-        if found is not None and not mine and found.expires > now:
-            raise LeaseHeld(run_name, found)
-        since = found.since if found is not None and mine and found.expires > now else now
-        lease = Lease(owner, socket.gethostname(), since, now + ttl_s)
+        (raw, found), now = read(store, run_name), clock()
+        held = found if found is not None and found.expires > now else None
+        if held is not None and held.owner != owner:
+            raise LeaseHeld(run_name, held)
+        lease = Lease(owner, socket.gethostname(), held.since if held else now, now + ttl_s)
         if store.swap(_path(run_name), raw, lease.to_bytes()):
             return lease
     raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")

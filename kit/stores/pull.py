@@ -23,7 +23,6 @@ from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
-from kit.stores.urls import open_store
 
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
@@ -50,22 +49,16 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
-    """Fetch a run into the folder `dest`; the path of its run directory there.
+    """Fetch a run into the folder `dest`; the path of its run directory there. Raises `UserError`.
 
-    With no `run_name`, the latest unfinished run, or else the latest. The newest checkpoint that is complete and right
-    is fetched; one that is not is named through `tell` and the one before it is used. If `dest` has the run already,
-    it is brought forward to the store's checkpoint, or left alone if it is as new. Raises `UserError`.
+    With no `run_name`, the latest unfinished run, or else the latest. A checkpoint that is not complete and right is
+    named through `tell` and the one before it is used. If `dest` has the run already, it is brought forward.
     """
     with _readable(store):
         held = store.list()
         prefix, name = _choose(store, run_name, held)
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
         return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
-
-
-def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
-    """`pull` by URL, which may name a store or, one level deeper, one run of it."""
-    return pull(open_store(url), None, dest, tell, max_bytes)
 
 
 class _Pull:
@@ -142,20 +135,15 @@ class _Pull:
         if need > free:
             raise UserError(f"{building.parent} has {free:,} bytes free, and the checkpoint needs {need:,}; make room.")
         for path, entry in files.items():
-            if self.fetched.get(path) != entry["sha256"]:
-                self._fetch_file(path, entry, building / path)
+            if self.fetched.get(path) == entry["sha256"]:
+                continue
+            local = building / path
+            local.parent.mkdir(parents=True, exist_ok=True)
+            if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
+                raise Refused(f"{path} does not have the SHA-256 of its manifest")
+            check_tensors(local) if path.endswith(".safetensors") else parse_json(local.read_bytes(), path)
+            self.fetched[path] = entry["sha256"]
         return checkpoint
-
-    def _fetch_file(self, path: str, entry: dict[str, Any], local: Path) -> None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        self.fetched.pop(path, None)
-        if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
-            raise Refused(f"{path} does not have the SHA-256 of its manifest")
-        if path.endswith(".safetensors"):
-            check_tensors(local)
-        elif path.endswith(".json"):
-            parse_json(local.read_bytes(), path)
-        self.fetched[path] = entry["sha256"]
 
     def _fetch_texts(self, building: Path) -> None:
         for name, limit in TEXTS.items():
@@ -184,6 +172,7 @@ class _Pull:
         except (Refused, StoreError) as error:
             self.tell(f"left out of the copy: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
 
 def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
     """(prefix, name) of the run that is meant."""
