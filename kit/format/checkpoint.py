@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Mapping[str, Any]]
 """Part -> its values: tensors and JSON values."""
-KINDS = ("checkpoints", "best", "policies")
 
 
 class Damaged(Exception):
@@ -179,7 +178,8 @@ def prune(run_path: Path) -> None:
     without them."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
-    for found in [found for kind in KINDS for found in committed(run_path / kind)] if shared else ():
+    kinds = ("checkpoints", "best", "policies") if shared else ()
+    for found in [found for kind in kinds for found in committed(run_path / kind)]:
         with contextlib.suppress(Damaged):
             needed |= found.manifest().get("shared", {}).keys()
     for path in shared:

@@ -72,7 +72,10 @@ def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOT
         raise Refused(f"the manifest of step {at} does not have its own SHA-256.")
     if step is not None and at != step:
         raise Refused(f"the manifest of step {step} says step={at}.")
-    files, shared = _entries(manifest, "files"), _entries(manifest, "shared")
+    files, shared = manifest.get("files", {}), manifest.get("shared", {})
+    for entries in (files, shared):
+        if not isinstance(entries, dict) or len(entries) > MAX_FILES:
+            raise Refused(f'"files" and "shared" of a manifest must be an object of at most {MAX_FILES} files each.')
     if not files:
         raise Refused(f"the manifest of step {at} names no files.")
     for name in files:
@@ -126,13 +129,6 @@ def check_tensors(path: Path) -> None:
             raise ValueError("a tensor has too many dimensions")
     except (SafetensorError, OSError, ValueError) as error:
         raise Refused(f"{path.name} is not a safetensors file ({_show(str(error))}).") from None
-
-
-def _entries(manifest: dict[str, Any], key: str) -> dict[str, Any]:
-    entries = manifest.get(key, {})
-    if not isinstance(entries, dict) or len(entries) > MAX_FILES:
-        raise Refused(f"manifest entry {key!r} is refused; it must be an object of at most {MAX_FILES} files.")
-    return entries
 
 
 def _check_entry(path: str, entry: Any) -> None:

@@ -120,9 +120,8 @@ class BucketStore(Store):
             yield
         except FileNotFoundError:
             raise MissingFile(f"{what} is not in {self.url}") from None
-        except PermissionError as error:
-            raise StoreError(f"{what}: permission denied ({one_line(error)})", transient=False) from None
         except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
-            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}") from None
+            passing = not isinstance(error, PermissionError)
+            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}", transient=passing) from None

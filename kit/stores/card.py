@@ -27,12 +27,11 @@ Nothing here is a pickle: tensors are safetensors, the rest is JSON. The run is 
 
 
 def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
-    """README.md, curve.png, replay.mp4 for the top of `store`; nothing for an unfinished run or over a README not ours."""
+    """README.md, curve.png, replay.mp4 for the top of `store`; nothing if unfinished, or over somebody's own README."""
     import yaml
 
     status = read_json(run_dir / "status.json", {})
-    written = store.read_or_none("README.md")
-    if status.get("state") != "finished" or (written is not None and MARK.encode() not in written):
+    if status.get("state") != "finished" or MARK.encode() not in (store.read_or_none("README.md") or MARK.encode()):
         return {}
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")

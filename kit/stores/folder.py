@@ -1,8 +1,7 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts come and go, and cache what they are given. So a folder that disappears is an error and never made again
-on the disk below it, every file is written beside its place, flushed and renamed, and reading back asks the system to
-forget its own copy first.
+Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk below
+it, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
 """
 
 from __future__ import annotations
@@ -200,9 +199,8 @@ def _locate(url: str, write: bool) -> Path:
 
 def _forget_cached(handle: int) -> None:
     """Ask the system to drop its copy of a file, so that the next read comes from the medium."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    with contextlib.suppress(OSError, AttributeError):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _ignore_missing(error: OSError) -> None:

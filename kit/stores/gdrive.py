@@ -13,12 +13,10 @@ from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusab
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0
-UNKNOWN_SIZE = -1
-"""A Drive listing tells names, not sizes."""
 
 
 class GoogleDriveLink(Store):
-    """What gdown can see behind a link. The folder is listed once."""
+    """What gdown can see behind a link: names, not sizes. The folder is listed once."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
@@ -39,7 +37,7 @@ class GoogleDriveLink(Store):
 
     def list(self, prefix: str = "") -> dict[str, int]:
         below = f"{prefix}/" if prefix else ""
-        return {path: UNKNOWN_SIZE for path in sorted(self._ids) if path == prefix or path.startswith(below)}
+        return {path: -1 for path in sorted(self._ids) if path == prefix or path.startswith(below)}
 
     def chunks(self, path: str) -> Iterator[bytes]:
         yield from self._limited(path, MAX_FILE_BYTES)

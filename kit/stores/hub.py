@@ -190,8 +190,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status behind an error."""
-    responses = [response for cause in _causes(error) if (response := getattr(cause, "response", None)) is not None]
-    return int(responses[0].status_code) if responses else None
+    responses = (getattr(cause, "response", None) for cause in _causes(error))
+    return next((int(response.status_code) for response in responses if response is not None), None)
 
 
 def _set_time_limits() -> None:

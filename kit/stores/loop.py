@@ -132,7 +132,8 @@ class Sync:
         self.write()
         lost = False
         while True:
-            self._notice_drain()
+            if self._drain_since is None and self.should_drain():
+                self._drain_since, self._next_pass = self.clock(), 0.0  # no more time to be patient
             draining = self._drain_since is not None
             if lost and draining:
                 return 3
@@ -181,11 +182,6 @@ class Sync:
             self.write()
         wanted = self._pending or newest != self.state["step"]
         return since >= REFRESH_S or (wanted and since >= self.copier.interval_s)
-
-    def _notice_drain(self) -> None:
-        if self._drain_since is None and self.should_drain():
-            self._drain_since = self.clock()
-            self._next_pass = 0.0  # no more time to be patient
 
     def _note(self, result: dict[str, Any]) -> None:
         self._last_pass, self._pending = self.clock(), bool(result["pending"])

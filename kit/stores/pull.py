@@ -1,8 +1,7 @@
 """Fetches a run from a store to this machine, so that it can go on here. The store may be a stranger's.
 
 Names, sizes and the manifest are checked before anything is fetched, every byte against its SHA-256 while it arrives,
-and every file of tensors against its own header before anything loads it. Nothing that was fetched is executed. The
-run appears under its name only when it is whole.
+every file of tensors against its own header before anything loads it. The run appears under its name when it is whole.
 """
 
 from __future__ import annotations
@@ -45,7 +44,9 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
     """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated. One
     that says it is at work while nobody holds its lease was interrupted. Raises `UserError`."""
     with _readable(store):
-        return _described(store, store.list(), clock())
+        held, now = store.list(), clock()
+    runs = [_describe(store, name, held, now) for name in _names(held)]
+    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -82,7 +83,8 @@ class _Pull:
             why = error.strerror
             raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
         try:
-            self._fetch_texts(building)
+            for text in TEXTS.keys() & self.held.keys():
+                self.store.get(self.prefix + text, building / text, TEXTS[text])
             if is_here and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
             found = self._fetch_checkpoint(building, newest)
@@ -145,11 +147,6 @@ class _Pull:
             self.fetched[path] = entry["sha256"]
         return checkpoint
 
-    def _fetch_texts(self, building: Path) -> None:
-        for name, limit in TEXTS.items():
-            if name in self.held:
-                self.store.get(self.prefix + name, building / name, limit)
-
     def _fetch_best(self, building: Path) -> list[str]:
         """The folder of the best policy, if there is one. What is wrong with it is told, and it is left out."""
         for folder in list(folders_in(self.held, "best"))[:1]:
@@ -184,7 +181,7 @@ def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[s
             known = ", ".join(sorted(names)[:10]) or "none"
             raise UserError(f"run_name={run_name!r} is not in {store.url}; it holds: {known}.")
         return f"{run_name}/", run_name
-    runs = _described(store, held, time.time())
+    runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
     name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # of each kind the first, the newest
@@ -211,11 +208,6 @@ def _own_name(store: Store) -> str:
         return safe_name(last)
     except Refused:
         return "pulled"
-
-
-def _described(store: Store, held: dict[str, int], now: float) -> list[dict[str, Any]]:
-    runs = [_describe(store, name, held, now) for name in _names(held)]
-    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
 def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict[str, Any]:
