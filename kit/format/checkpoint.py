@@ -80,10 +80,6 @@ class Checkpoint:
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
         return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
 
-    @property
-    def manifest_sha256(self) -> str:
-        return str(entry_of(self._manifest_bytes())["sha256"])
-
     def lacks(self, held: Mapping[str, int]) -> list[str]:
         """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
@@ -174,8 +170,7 @@ def sweep(folder: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint, best or policy of the run needs; a damaged one is of no use, with or
-    without them."""
+    """Delete shared files that no checkpoint, best or policy of the run names, but for damaged ones."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
     kinds = ("checkpoints", "best", "policies") if shared else ()

@@ -20,7 +20,6 @@ FILE = ".sync.lock"
 COPIER = "kit.stores"
 SAME_START_S = 2.0
 """A process's start is counted from the start of the system, which Linux tells in whole seconds."""
-TRIES = 10
 
 
 def take(file: IO[str]) -> None:
@@ -28,7 +27,7 @@ def take(file: IO[str]) -> None:
     import fcntl
 
     holder = ""
-    for _ in range(TRIES):
+    for _ in range(10):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)

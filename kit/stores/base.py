@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from kit.errors import UserError
 
-CHUNK = 2**20
-SMALL = 2**20
-"""Bytes that `Store.read` accepts unless told otherwise."""
+CHUNK = SMALL = 2**20
+"""Bytes; the second is what `Store.read` accepts unless told otherwise."""
 THREAD = "store"
 """Name of the threads that talk to a store."""
 

@@ -28,8 +28,7 @@ from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import redact_bytes
 
-KEEP = 2
-"""Verified checkpoints that stay in the store."""
+KEEP = 2  # verified checkpoints that stay in the store
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
 
@@ -130,7 +129,7 @@ class Copier:
     def _pointer(self) -> Files:
         if self.step is None or self.step == self._latest:
             return {}
-        digest = self._verified[self.step].manifest_sha256
+        digest = hashlib.sha256(self._verified[self.step].raw or b"").hexdigest()
         value = {"version": 1, "step": self.step, "manifest_sha256": digest, "time": self._clock()}
         return {LATEST: json.dumps(value).encode()}
 
@@ -170,8 +169,7 @@ class Copier:
         return {path: entry["sha256"] for path, entry in entries if self._good.get(path) != entry["sha256"]}
 
     def _is_new(self, checkpoint: Checkpoint) -> bool:
-        known = self._verified.get(checkpoint.step)
-        if known is not None and known.manifest_sha256 == checkpoint.manifest_sha256:
+        if checkpoint.step in self._verified and self._verified[checkpoint.step].raw == checkpoint.raw:
             return False
         if self.step is not None and checkpoint.step < self.step:
             said = f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here"

@@ -1,7 +1,7 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk below
-it, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
+Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk
+below, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusab
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
-LOCK_TRIES = 40
 _TEMPORARY = ".kit-"
 
 
@@ -102,7 +101,7 @@ class DirectoryStore(Store):
             lock = self._inside(path).with_name(f".{Path(path).name}.lock")
             lock.parent.mkdir(parents=True, exist_ok=True)
             with lock.open("a") as file:
-                for _ in range(LOCK_TRIES):
+                for _ in range(40):
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         break

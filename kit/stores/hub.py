@@ -32,8 +32,7 @@ PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
 """Between tries. A longer Retry-After is handed to the caller instead of being slept through."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
-_NETWORK = ("httpx", "httpx2", "httpcore")
-"""Modules whose errors say that a connection was refused, cut or silent."""
+_NETWORK = ("httpx", "httpx2", "httpcore")  # their errors say that a connection was refused, cut or silent
 _ours: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
 _T = TypeVar("_T")
 

@@ -22,7 +22,6 @@ from kit.stores.base import Store, StoreError
 TTL_S = 600.0
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
 FILE = "lease.json"
-TRIES = 3
 
 
 class LeaseHeld(UserError):
@@ -53,7 +52,7 @@ Clock = Callable[[], float]
 
 def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
     """Take the run, or keep it if it is `owner`'s already. Raises `LeaseHeld` if another's lease has not expired."""
-    for _ in range(TRIES):
+    for _ in range(3):
         (raw, found), now = read(store, run_name), clock()
         held = found if found is not None and found.expires > now else None
         if held is not None and held.owner != owner:

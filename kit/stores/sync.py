@@ -1,8 +1,8 @@
 """Copies a run to its store in the background and never lets training wait for it.
 
-    training   --pipe-->   the copier, a process of its own (python -m kit.stores), the only one that touches the store
+    training   --pipe-->   the copier, a process of its own (python -m kit.stores), which alone writes to the store
 
-Neither can take the other with it: a copier that ends is started again, and one that training leaves behind finishes.
+A copier that ends is started again, and one that training leaves behind finishes.
 """
 
 from __future__ import annotations

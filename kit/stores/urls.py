@@ -18,10 +18,8 @@ OPEN_S = 120.0
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
-    knows, or gdrive-link:… (read only). With `write`, the place is made if need be, and takes files.
-
-    Raises `UserError` for what cannot be parsed, reached or written, and for a token that is missing or read-only.
-    """
+    knows, or gdrive-link:… (read only). With `write`, the place is made if need be, and takes files. Raises `UserError`
+    for what cannot be parsed, reached or written, and for a token that is missing or read-only."""
     url = os.fspath(url)
     return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
 
