@@ -18,8 +18,7 @@ from kit.stores.base import StoreError
 
 FILE = ".sync.lock"
 COPIER = "kit.stores"
-SAME_START_S = 2.0
-"""A process's start is counted from the start of the system, which Linux tells in whole seconds."""
+SAME_START_S = 2.0  # a process's start is counted from the start of the system, which Linux tells in whole seconds
 
 
 def take(file: IO[str]) -> None:

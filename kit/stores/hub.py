@@ -53,7 +53,7 @@ class HubStore(Store):
         self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
-            self._attempt(self._make_sure if write else lambda: self._api.repo_info(self.repo))
+            self._make_sure() if write else self._attempt(lambda: self._api.repo_info(self.repo))
         except MissingFile:
             raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
@@ -92,11 +92,11 @@ class HubStore(Store):
 
     def _make_sure(self) -> None:
         """Token, role, repository: everything a first commit needs."""
-        if self._api.whoami().get("auth", {}).get("accessToken", {}).get("role", "") == "read":
+        if self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "") == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
-        if not self._api.repo_exists(self.repo):
-            self._api.create_repo(self.repo, private=True, exist_ok=True)
-            if self._api.repo_info(self.repo).private is not True:
+        if not self._attempt(lambda: self._api.repo_exists(self.repo)):
+            self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
+            if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
                 why = "was created but the Hub did not make it private; nothing was uploaded"
                 raise Unusable(self.url, f"{why}; make it private in its settings.")
 

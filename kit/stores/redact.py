@@ -20,7 +20,8 @@ _TOKENS = re.compile(
     r"(?<=://)[^/@\s:\"']*:[^/@\s\"']+(?=@)"  # user:password in a URL
     rf"|{_START}(?:"
     rf"(?:hf_|gh[pousr]_|github_pat_|rpa_){_MIXED}[A-Za-z0-9]{{20,}}(?:_[A-Za-z0-9]{{20,}})?"  # Hub, GitHub, RunPod
-    rf"|sk-(?=[A-Za-z0-9_-]*?{_MIXED}[A-Za-z0-9]{{16}})[A-Za-z0-9_-]{{20,}}"  # OpenAI and its like
+    rf"|sk-(?:proj-|ant-|or-|svcacct-|admin-)(?=[A-Za-z0-9_-]*?{_MIXED}[A-Za-z0-9]{{16}})[A-Za-z0-9_-]{{20,}}"
+    rf"|sk-{_MIXED}[A-Za-z0-9]{{20,}}[A-Za-z0-9_-]*"  # OpenAI and its like
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])(?::[A-Za-z0-9/+=]{40})?"  # AWS: an id, perhaps with its secret
     r"|ya29\.[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"  # Google
     r"|glpat-(?=[a-z_-]*[A-Z0-9])[A-Za-z0-9_-]{20,}(?:\.[A-Za-z0-9]+)*"  # GitLab
@@ -29,7 +30,6 @@ _TOKENS = re.compile(
     r"|(?<=\b[Bb]earer )(?=[a-z]*[A-Z0-9._~+/=-][A-Za-z0-9])[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=[?&])(?:X-Amz-[A-Za-z-]+|Signature|sig|token|Policy|Key-Pair-Id)=[^&\s\"'<>]+"
 )
-
 _MARKS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "rpa_", "sk-", "AKIA", "ASIA", "ya29.", "AIza",
           "glpat-", "xox", "earer ", "://", "?", "&")  # fmt: skip
 """Text without any of these holds no token. Looking for them takes a hundredth of the time, and metrics are long."""

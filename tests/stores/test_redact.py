@@ -31,6 +31,7 @@ def innocent() -> list[str]:
     names = [f"{task}-{tail}{end}" for task, tail, end in itertools.product(tasks, tails, ends)]
     shapes = [
         "pick-task-reach-ppo-baseline", "sk-reach-ppo-baseline-with-long-name", "sk-hyperparameteroptimization-v2",
+        "sk-reach-3fa9c2d41b7e8f60",
         "hf_pretrained_encoder_large_v2", "hf_transformers", "my_hf_baseline2026experiment12", "shelf_cleaning_run",
         "ghp_reach_ppo_baseline_2026", "high_performance_gripper_run", "gho_st-town", "weighs_everything_twice",
         "github_pat_rotation_reminder_script", "AKIRA-2026", "ASIA_PACIFIC_RUN_2026", "rpa_robot_process_automation",

@@ -346,11 +346,21 @@ def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, waiter: Wa
     assert content(pull(open_store(url), None, tmp_path / "back")) == content(run)
 
 
+PROCESS = ["-m", "kit.stores"]
+PASS = [
+    "-c",
+    "import sys, pathlib; from kit.stores import copier, open_store; "
+    "copier.Copier(pathlib.Path(sys.argv[1]), open_store(sys.argv[2], write=True), 'me').run_pass(final=True)",
+]
+
+
 @contextlib.contextmanager
-def copying(run: Path, url: str, *inject: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+def copying(
+    run: Path, url: str, *inject: str, stdin: int = subprocess.DEVNULL, program: list[str] = PROCESS
+) -> Iterator[subprocess.Popen[bytes]]:
     """The process, which ends when it has copied all if nobody is there to tell it that more will come."""
     prefix = [str(STRACE), "-f", "-o", "/dev/null", *inject] if inject else []
-    command = [*prefix, sys.executable, "-m", "kit.stores", str(run), url, "me"]
+    command = [*prefix, sys.executable, *program, str(run), url, "me"]
     with subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             yield process
@@ -384,15 +394,16 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
         assert first.wait(10) == -signal.SIGKILL
 
 
-def killed_at(call: str, number: int, run: Path, url: str) -> bool:
-    """The process killed at its `number`-th system call `call`, counted in each thread; False if it made fewer."""
-    with copying(run, url, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}") as process:
+def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -> bool:
+    """Whether it was killed at its `number`-th system call `call`, counted in each thread; False if it made fewer."""
+    inject = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}")
+    with copying(run, url, *inject, program=program) as process:
         code = process.wait(60)
     assert code in (0, -signal.SIGKILL, 128 + signal.SIGKILL), code
     return code != 0
 
 
-def survives_kills_at(call: str, numbers: Iterable[int], folder: Path) -> int:
+def survives_kills_at(call: str, numbers: Iterable[int], folder: Path, program: list[str] = PROCESS) -> int:
     """For each number: a store with step 100 gets step 200, and the copier is killed. What is there then is whole, no
     older than the pointer says, and the next copier finishes. Returns how many kills there were."""
     kills = 0
@@ -401,7 +412,7 @@ def survives_kills_at(call: str, numbers: Iterable[int], folder: Path) -> int:
         run, url = make_run(place, steps=(100,), replay=True), str(place / "store")
         Copier(run, open_store(url, write=True), "me").run_pass(final=True)
         add_checkpoint(run, 200, replay=True)
-        killed = killed_at(call, number, run, url)
+        killed = killed_at(call, number, run, url, program)
         back = pull(open_store(url), None, place / "after")
         newest = int(sorted((back / "checkpoints").iterdir())[-1].name.removeprefix("step_"))
         pointer = json.loads((place / "store/reach-1/latest.json").read_text())["step"]
@@ -424,9 +435,10 @@ def test_a_copier_killed_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.storm
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("program", [PROCESS, PASS], ids=["process", "pass"])
 @pytest.mark.parametrize("call", ["rename", "fsync", "unlink", "mkdir", "write"])
-def test_a_copier_killed_at_every_call(tmp_path: Path, call: str) -> None:
-    kills = survives_kills_at(call, range(1, 200), tmp_path)
+def test_a_copier_killed_at_every_call(tmp_path: Path, call: str, program: list[str]) -> None:
+    kills = survives_kills_at(call, range(1, 200), tmp_path, program)
     print(f"{call}: killed {kills} times")
     assert kills > 0
 
