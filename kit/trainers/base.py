@@ -124,6 +124,10 @@ class TensorTrainer(BaseAlgorithm):
             self._actors[deterministic] = Actor(self.policy, view, self.normalizer, self.action_space, deterministic)
         return self._actors[deterministic]
 
+    def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
+        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`, of a policy that remembers nothing."""
+        return self.as_actor(deterministic)(obs)[0]
+
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from kit.config import RunConfig
+from kit.measure.auto import resolve
 from kit.runs import directory
 from kit.runs.session import Session
 from kit.runs.writer import Writer
@@ -63,7 +64,7 @@ def measure(fields: dict) -> tuple[list[float], list[float], int]:
         config = RunConfig(
             eval_every=0, checkpoint_every=fields["total_steps"] // 10, runs_dir=folder, run_name="run", **fields
         )
-        path = directory.create(config.resolve())
+        path = directory.create(resolve(config))
         Timed(path)()
         size = sum(p.stat().st_size for p in Path(path / "replay").glob("*")) if (path / "replay").exists() else 0
     Writer._write = write

@@ -223,8 +223,8 @@ def test_tasks_run_on_it_unchanged(name, monkeypatch):
     # the generators draw in different precision, so start both from the same state
     state = {field: getattr(envs[1].sim, field).clone() for field in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
     for env in envs:
-        env.sim.reset(everywhere(env.sim), **state)
-        env.task.load_state({name: value.to(env.sim.dtype) if value.is_floating_point() else value
+        env.task.sim.reset(everywhere(env.task.sim), **state)
+        env.task.load_state({name: value.to(env.task.sim.dtype) if value.is_floating_point() else value
                              for name, value in envs[1].task.state().items()})  # fmt: skip
         env.task.measure()
     action = torch.rand(3, *envs[0].action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1

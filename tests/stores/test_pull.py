@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
+from kit.format.manifest import digest
 from kit.stores import Store, lease, list_runs, open_store, pull
 from kit.stores.copier import Copier
-from kit.format.manifest import digest
 from kit.stores.pull import pull_url
 from tests.stores.conftest import KINDS
 from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint

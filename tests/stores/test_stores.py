@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import UserError
-from kit.stores import MissingFile, Store, StoreError, open_store
 from kit.format.manifest import Refused
+from kit.stores import MissingFile, Store, StoreError, open_store
 from tests.stores.conftest import KINDS
 
 pytestmark = pytest.mark.parametrize("store_url", KINDS, indirect=True)

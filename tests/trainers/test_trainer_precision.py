@@ -6,6 +6,7 @@ from fake_env import trainer
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.measure.auto import resolve
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C"])
@@ -50,4 +51,4 @@ def test_a_saved_model_is_plain_sb3(tmp_path):
 )
 def test_what_cannot_be_is_refused(overrides, algo, said):
     with pytest.raises(UserError, match=said):
-        RunConfig(algo=algo, device="cpu", overrides=overrides).resolve()
+        resolve(RunConfig(algo=algo, device="cpu", overrides=overrides))
