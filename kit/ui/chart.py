@@ -13,7 +13,7 @@ from kit.ui import style
 from kit.ui.learning import Curve
 
 WIDTH, HEIGHT = 284, 190  # px
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 28  # px around the plotting area
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; half a label fits into the right
 MAX_POINTS = 300
 
 

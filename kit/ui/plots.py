@@ -38,7 +38,8 @@ def compare(runs: Iterable[Run]) -> Any:
         for axis, curve in zip(axes[-len(curves) :], curves, strict=True):  # the last is the mean return, of every run
             shown = curve.evaluation if len(curve.evaluation) else curve.training
             axis.plot(*shown.T, "-o", color=colour, markersize=3.5, linewidth=1.8, label=name)
-            axis.set_xlim(left=0)
+    for axis in axes:
+        axis.set_xlim(left=0)
     axes[-1].legend(handles=axes[-1].lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
     return figure
 
