@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.envs import carry
 from kit.errors import UserError
-from kit.runs import directory, importing, status
+from kit.runs import control, directory, importing, status
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def _create(
 def _foreground(run: Run, on_progress: Progress | None) -> Run:
     from kit.runs.session import Session
 
+    control.take(run.path)  # what was asked of an earlier session
     Session(run.path, on_progress)()
     return run
 
@@ -161,6 +162,7 @@ def _foreground(run: Run, on_progress: Progress | None) -> Run:
 def _background(run: Run) -> Run:
     from kit.runs import worker
 
+    control.take(run.path)  # what was asked of an earlier session; from now on requests count
     status.Status.create(run.path, run.config.total_steps)
     worker.start(run)
     return run

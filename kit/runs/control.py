@@ -1,4 +1,5 @@
-"""Requests to a training process, as files in the run: they work from any process that sees the folder."""
+"""What is wanted of a session: requests as files in the run, which work from any process that sees the folder, and what
+they, signals and clocks amount to."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,7 +17,7 @@ Command = Literal["pause", "unpause", "stop", "checkpoint"]
 
 
 def request(run_path: Path, command: Command) -> None:
-    """Ask the process at work in the run for `command`. It looks five times a second."""
+    """Ask the process at work in the run, or about to be, for `command`. It looks five times a second."""
     folder = run_path / "control"
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"{time.time_ns():020d}-{os.getpid()}.json", json.dumps({"command": command}), durable=False)
@@ -31,3 +33,30 @@ def take(run_path: Path) -> list[Command]:
                 commands.append(command)
         path.unlink(missing_ok=True)
     return commands
+
+
+class Requests:
+    """Written by any thread, read by the one that trains. A stop is for good, and its first reason counts."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.paused = self.checkpoint = self.hurry = False
+        self.reason: str | None = None
+        """Why to stop; None while nobody wants that."""
+        self._clock, self._asked_s = clock, 0.0
+
+    def obey(self, command: Command) -> None:
+        if command == "stop":
+            self.stop("stopped on request")
+        self.checkpoint |= command == "checkpoint"
+        self.paused = command == "pause" or (self.paused and command != "unpause")
+
+    def stop(self, reason: str) -> None:
+        """Ask for a checkpoint and the end."""
+        if self.reason is None:
+            self._asked_s = self._clock()
+            self.reason = reason
+
+    @property
+    def waited_s(self) -> float:
+        """Since a stop was asked for."""
+        return self._clock() - self._asked_s

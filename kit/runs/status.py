@@ -12,10 +12,20 @@ from typing import Any
 
 from kit.runs.directory import is_locked, read_json, write_atomic
 
+TRANSITIONS = {
+    "starting": ("running", "interrupted", "failed"),
+    "running": ("starting", "paused", "stopping", "finished", "failed"),
+    "paused": ("running", "failed"),
+    "stopping": ("interrupted", "failed"),
+    "interrupted": (),
+    "finished": (),
+    "failed": (),
+}
+"""What a session may become from each state. It is back at the start when memory ran out."""
 WORKING = ("starting", "running", "paused", "stopping")
 EMPTY: dict[str, Any] = {
     "version": 1,
-    "state": "starting",  # starting, running, paused, stopping, finished, interrupted, failed
+    "state": "starting",  # see TRANSITIONS
     "phase": "starting",  # what it is doing now, in a few words
     "step": 0,
     "total_steps": 0,
@@ -57,7 +67,13 @@ class Status:
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:
+        """Change some values. With a state that is no work, or is to stand still, comes the phase of that name."""
         with self._lock:
+            state = values.get("state", self.values["state"])
+            if state not in (self.values["state"], *TRANSITIONS[self.values["state"]]):
+                raise ValueError(f"a session that is {self.values['state']} cannot become {state}")
+            if "state" in values and state not in ("starting", "running", "stopping"):
+                values = {"phase": state, **values}
             self.values.update(values)
 
     def write(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.runs import checkpoint
+from kit.format import checkpoint
 from kit.runs.run import Run
 from tests.runs.crash import Forked, create
 

@@ -5,13 +5,12 @@ import gc
 import pytest
 import torch
 
-from kit import envs
-from kit.errors import UserError
+from kit.envs import registry
+from kit.errors import Overflow, UserError
 from kit.machine import memory, monitor
 from kit.machine.monitor import Sample
 from kit.runs import metrics
 from kit.runs.session import Session
-from kit.sim.capacity import Overflow
 from kit.sim.kernels import recording
 from tests.envs.slide import Slide
 from tests.runs.crash import create
@@ -48,8 +47,8 @@ class GreedyLater(Greedy):
 
 @pytest.fixture(autouse=True)
 def greedy(monkeypatch):
-    monkeypatch.setitem(envs._TASKS, "Greedy", f"{__name__}:Greedy")
-    monkeypatch.setitem(envs._TASKS, "GreedyLater", f"{__name__}:GreedyLater")
+    monkeypatch.setitem(registry._TASKS, "Greedy", f"{__name__}:Greedy")
+    monkeypatch.setitem(registry._TASKS, "GreedyLater", f"{__name__}:GreedyLater")
 
 
 @pytest.mark.parametrize(
