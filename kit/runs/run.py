@@ -142,7 +142,7 @@ class Run:
 
         `step` is a step, "best", "latest", or None: the best there is, else the latest.
         """
-        from kit.runs.rollouts import load_policy
+        from kit.runs.policies import load_policy
 
         return load_policy(self.config, self.find(step))
 

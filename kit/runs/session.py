@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import seconds
-from kit.errors import UserError
+from kit.errors import Interrupted, UserError
 from kit.machine import memory
 from kit.runs import control, directory, load, provenance
 from kit.runs.control import Requests
@@ -113,8 +113,6 @@ class Session:
             shrunk = self._halve(short_of)
 
     def _train(self, training: Training, shrunk: str) -> int:
-        from kit.trainers import Interrupted
-
         if self.run.config.store and self._sync is None:
             from kit.stores.sync import start_sync
 
@@ -185,8 +183,6 @@ class Session:
     def _film(self) -> None:
         """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
         from kit.runs.rollouts import record
-        from kit.trainers import Interrupted
-
         def hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:
                 raise Interrupted("a signal came first")
@@ -237,8 +233,8 @@ class Session:
         self.requests.stop(name)
 
     def _on_hangup(self) -> None:
-        """The terminal is gone, and who closed a laptop wants the work to go on: it does, and what it prints goes to the
-        run's log."""
+        """The terminal is gone, and who closed a laptop wants the work to go on: so it does, and what it prints goes to
+        the log."""
         with self.run.log_path.open("ab") as log:
             for terminal in self._terminals:
                 os.dup2(log.fileno(), terminal)

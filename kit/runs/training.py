@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, seconds
+from kit.errors import Interrupted
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
@@ -62,7 +63,7 @@ class Training:
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
-        settings.apply(config.device)
+        settings.apply(config.device, 1)
         self.status.set(phase="building the worlds")
         env = envs.make_vec(
             config.env, int(config.n_envs), config.device, config.seed, int(config.threads), config.env_options
@@ -123,8 +124,6 @@ class Training:
 
     def boundary(self) -> None:
         """After every iteration, and once before the first: evaluate, checkpoint, stop, copy; each if it is due."""
-        from kit.trainers import Interrupted
-
         iteration_s, self._inside = time.monotonic() - self._iteration_start, False
         self._monitor.phase = load.OTHER
         self.step, state = self.trainer.num_timesteps, None

@@ -17,8 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.sb3 import TensorVecEnv
-from kit.errors import UserError
-from kit.trainers import Interrupted
+from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
