@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
-from kit.envs import carry
 from kit.errors import UserError
 from kit.runs import control, directory, importing, status
 from kit.runs.run import Run
@@ -41,8 +40,10 @@ def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
+    from kit import envs
+
     config = (config or RunConfig()).replace(**fields)
-    carry(config.env)  # an env that no other process can make is refused here
+    envs.carry(config.env)  # an env that no other process can make is refused here
     return _background(_create(config, {}, start_from, trust))
 
 
