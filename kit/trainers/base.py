@@ -214,9 +214,8 @@ class TensorTrainer(BaseAlgorithm):
         episodes."""
         self.load_policy(state)
         parts = self.parts()
-        for name in parts.keys() - self.policy_parts().keys() - {"rng"}:
-            if name in state:
-                parts[name].load_state(state[name])
+        for name in ("optimizer", "trainer", *(name for name in self._attached if name in state)):
+            parts[name].load_state(state[name])
         same_worlds = self._holds(state["env"])
         if same_worlds:
             self.tensor_env.restore(state["env"])
