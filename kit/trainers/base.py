@@ -36,15 +36,12 @@ class TensorTrainer(BaseAlgorithm):
     normalizer: Normalizer | None = None
     _last_obs: Obs | None  # type: ignore[assignment]
 
-    def __init__(
-        self, *args: Any, normalize: bool | dict[str, Any] = False, autocast: str | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, normalize: bool | dict[str, Any] = False, **kwargs: Any) -> None:
         """SB3's arguments, its env being a view of a tensor env (`kit.envs.sb3.TensorVecEnv`). `normalize` scales
-        observations and rewards by running statistics: true, or some of `Normalizer`'s settings. `autocast`: see
-        `kit.trainers.precision`; PPO and A2C only."""
+        observations and rewards by running statistics: true, or some of `Normalizer`'s settings."""
         self.on_boundary: Callable[[], None] = _nothing
         self.should_stop: Callable[[], bool] = _never
-        self._normalize, self._autocast = normalize, autocast
+        self._normalize = normalize
         self._attached: dict[str, Part] = {}
         super().__init__(*args, **kwargs)
 
@@ -250,7 +247,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = [
-            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize", "_autocast",
+            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize",
             "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]

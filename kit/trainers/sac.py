@@ -287,7 +287,6 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1},
     columns=("batch_size", "net_arch"),
     heads=("pi", "qf"),
-    autocast=False,
     rule=_keep_ratio,
     imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
     fewer_worlds=False,
