@@ -163,8 +163,6 @@ def _foreground(run: Run, on_progress: Progress | None) -> Run:
 def _background(run: Run) -> Run:
     from kit.runs import worker
 
-    control.take(run.path)  # what was asked of an earlier session; from now on requests count
-    status.Status.create(run.path, run.config.total_steps)
     worker.start(run)
     return run
 

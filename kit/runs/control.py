@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -38,11 +37,10 @@ def take(run_path: Path) -> list[Command]:
 class Requests:
     """Written by any thread, read by the one that trains. A stop is for good, and its first reason counts."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.paused = self.checkpoint = self.hurry = False
         self.reason: str | None = None
         """Why to stop; None while nobody wants that."""
-        self._clock, self._asked_s = clock, 0.0
 
     def obey(self, command: Command) -> None:
         if command == "stop":
@@ -53,10 +51,4 @@ class Requests:
     def stop(self, reason: str) -> None:
         """Ask for a checkpoint and the end."""
         if self.reason is None:
-            self._asked_s = self._clock()
             self.reason = reason
-
-    @property
-    def waited_s(self) -> float:
-        """Since a stop was asked for."""
-        return self._clock() - self._asked_s

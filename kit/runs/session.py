@@ -24,7 +24,6 @@ from kit.errors import Interrupted, UserError
 from kit.machine import memory
 from kit.runs import control, directory, load, provenance
 from kit.runs.control import Requests
-from kit.runs.directory import lock
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.run import Run
 from kit.runs.status import Status
@@ -45,8 +44,11 @@ FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
 class Session:
     """Trains the run at `path` until it is done. `on_progress(status)` is called about five times a second."""
 
-    def __init__(self, path: Path, on_progress: Callable[[dict[str, Any]], None] | None = None) -> None:
-        self.run = Run(path)
+    def __init__(
+        self, path: Path, on_progress: Callable[[dict[str, Any]], None] | None = None, lock: int | None = None
+    ) -> None:
+        """`lock`: the open file of the run's lock, if this process was born with it."""
+        self.run, self._lock = Run(path), lock
         self.requests = Requests()
         self._on_progress = on_progress or (lambda status: None)
         self._training: Training | None = None
@@ -63,7 +65,7 @@ class Session:
 
     def __call__(self) -> int:
         """Exit code: 0 done, 75 interrupted but resumable, 1 failed. Raises `UserError` if the run is in use."""
-        with lock(self.run.path), Signals(self._on_signal, self._on_hangup) as self._signals:
+        with directory.lock(self.run.path, self._lock), Signals(self._on_signal, self._on_hangup) as self._signals:
             self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
             if self.status.values["plan"] and self.status.values["checkpoint"] is None:
                 print(self.status.values["plan"], flush=True)

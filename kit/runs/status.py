@@ -88,9 +88,6 @@ def read(run_path: Path) -> dict[str, Any]:
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = read_json(run_path / ".sync.json") or status["store"]
     if status["state"] in WORKING and not is_locked(run_path):
-        age = time.time() - (status["updated"] or 0)
-        if status["state"] == "starting" and status["process"] is None and age < 30:
-            return status  # launched a moment ago; the process has not taken the lock yet
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         status["message"] = status["message"] or "the process was killed; resume goes on from the last checkpoint"
     return status
