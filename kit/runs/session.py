@@ -10,6 +10,7 @@ do after a move between CPU and GPU, whose simulators hold other state). config.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -37,6 +38,7 @@ DONE, FAILED, INTERRUPTED = 0, 1, 75
 POLL_S = 0.2
 LEAST_WORLDS = 64
 """Out of memory with fewer than twice as many is the end: the networks are what is too large."""
+LAST_WORD_S = 10.0
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
 """How long a session waits for its last copy to arrive in the store before it says so and leaves."""
 
@@ -88,13 +90,14 @@ class Session:
                 self._over.set()
                 watch.join()
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
-                self.status.write()
+                self._last_word()
                 self._on_progress(self.status.values)
             return code
 
     def _train_in_memory(self) -> int:
         """Train, with half the worlds each time memory runs out."""
-        provenance.write(self.run.path)
+        with contextlib.suppress(OSError):
+            provenance.write(self.run.path)
         shrunk = ""
         while True:
             training = None
@@ -155,7 +158,13 @@ class Session:
         reason = self.requests.reason or "stopped"
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
-        training.save_now()
+        try:
+            training.save_now()
+        except OSError as error:
+            reason = f"{reason}, but the last checkpoint could not be written ({error.strerror})"
+        return self._leave(training, reason)
+
+    def _leave(self, training: Training, reason: str) -> int:
         step = max(training.writer.step, 0)
         self.status.set(state="interrupted", step=step)
         self._say(f"{reason}; resume goes on from step {step:,}")
@@ -166,7 +175,11 @@ class Session:
     def _finished(self, training: Training) -> int:
         self._last_figures()
         self.status.set(phase="saving")
-        training.save_now()
+        try:
+            training.save_now()
+        except OSError as error:
+            self.status.set(state="stopping")
+            return self._leave(training, f"trained to the end, but it could not be written ({error.strerror})")
         training.close()
         step, store = training.step, self.run.config.store
         self.status.set(state="finished", step=step, message=f"done: {step:,} steps")
@@ -244,19 +257,36 @@ class Session:
 
     def _watch(self) -> None:
         """Five times a second: requests, the session clock, progress; once a second status.json."""
-        ticks = 0
+        ticks, told = 0, ""
         while not self._over.wait(POLL_S):
-            for command in control.take(self.run.path):
-                self.requests.obey(command)
-                if command == "stop" and self.status.values["state"] == "starting":
-                    self._signals.raise_in_main_thread()
-            if self._clock.is_over(self._training.longest_save_s if self._training else 0.0):
-                self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")
             ticks += 1
-            if ticks % 5 == 0:
-                self._progress()
-                self.status.write()
-            self._on_progress(self.status.values)
+            try:
+                self._look(ticks)
+            except Exception as error:  # whatever it is, requests and clocks must be looked at again
+                if (what := f"{type(error).__name__}: {error}") != told:
+                    told = what
+                    self._say(f"while watching: {what}")
+
+    def _look(self, ticks: int) -> None:
+        for command in control.take(self.run.path):
+            self.requests.obey(command)
+            if command == "stop" and self.status.values["state"] == "starting":
+                self._signals.raise_in_main_thread()
+        training = self._training
+        if self._clock.is_over(training.longest_save_s if training else 0.0):
+            self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")
+        if ticks % 5 == 0:
+            self._progress()
+            self.status.write()
+        self._on_progress(self.status.values)
+
+    def _last_word(self) -> None:
+        """How the session ended must reach the disk, also one that was full a moment ago."""
+        self.status.write()
+        end = time.monotonic() + LAST_WORD_S
+        while not self.status.written and time.monotonic() < end:
+            time.sleep(POLL_S)
+            self.status.write()
 
     def _compiling(self, sentence: str) -> None:
         """Told once a second while kernels compile, then the empty sentence."""
@@ -283,5 +313,6 @@ class Session:
             self.status.set(steps_per_s=rate, eta_s=max(0, training.config.total_steps - step) / rate)
 
     def _say(self, sentence: str) -> None:
-        print(sentence, flush=True)
+        with contextlib.suppress(OSError):  # a log on a full disk, a terminal that is gone
+            print(sentence, flush=True)
         self.status.set(message=sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -52,6 +53,8 @@ class Status:
     def __init__(self, run_path: Path, **values: Any) -> None:
         self._path = run_path
         self._lock = threading.Lock()
+        self.written = False
+        """Whether the last `write` reached the disk."""
         previous = read_json(run_path / "status.json", {})
         process = {"pid": os.getpid(), "host": socket.gethostname()}
         kept = {name: previous[name] for name in KEPT if name in previous}
@@ -77,10 +80,15 @@ class Status:
             self.values.update(values)
 
     def write(self) -> None:
+        """Put it on disk. What a full disk does not take now is written next time, a second later."""
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
-            write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+            with contextlib.suppress(OSError):
+                write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+                self.written = True
+                return
+            self.written = False
 
 
 def read(run_path: Path) -> dict[str, Any]:

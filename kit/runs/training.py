@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LONG_ITERATION_S = 1.0
 """Iterations longer than this are cut inside; shorter ones are finished first, and need no copy."""
+PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
+"""How long the last checkpoint of a session is tried on a disk that refuses; after a signal the machine may go."""
 EVAL_EPISODES = 20
 POLICIES = 20
 """Policies kept from evaluations, to look back on how the run learnt."""
@@ -131,7 +133,10 @@ class Training:
             self._evaluate()
         if self._checkpoint_due() and self._requests.reason is None:
             state = self._state()
-            self._save(self.step, state)
+            try:
+                self._save(self.step, state)
+            except OSError as error:
+                self._say(f"step {self.step:,} cannot be saved ({error.strerror}); training goes on and tries again")
         if self._requests.reason is not None:
             raise Interrupted(self._requests.reason)
         self._copy = (self.step, state or self._state()) if iteration_s > LONG_ITERATION_S else None
@@ -169,7 +174,11 @@ class Training:
         """A copy of what acting needs, with what it reached, in the folder `kind`; where there are more than `most`,
         every second goes, never the newest."""
         folder = self.run.path / kind
-        checkpoint.write(folder, self.step, {**self.trainer.policy_state(), "evaluation": result})
+        try:
+            checkpoint.write(folder, self.step, {**self.trainer.policy_state(), "evaluation": result})
+        except OSError as error:
+            self._say(f"the policy of step {self.step:,} could not be kept in {kind} ({error.strerror})")
+            return
         older = [kept for kept in checkpoint.committed(folder) if kept.step != self.step]
         if len(older) >= most:
             for kept in older[::-2] if most > 1 else older:
@@ -189,12 +198,12 @@ class Training:
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Hand a copy of the state at `step` to the writer."""
-        self._requests.checkpoint = False
-        self._saved_step, self._saved_s = step, time.monotonic()
         self.writer.wait()
         if self.writer.error is not None:
             self._say(f"the checkpoint before step {step:,} could not be written ({self.writer.error}); trying again")
         self.metrics.sync()
+        self._requests.checkpoint = False
+        self._saved_step, self._saved_s = step, time.monotonic()
         replay, oldest = None, 0
         if isinstance(self.trainer, OffPolicy):
             stop = int(state["trainer"]["replay_written"])
@@ -204,16 +213,24 @@ class Training:
         self.writer.submit(step, state, replay, oldest)
 
     def save_now(self) -> None:
-        """Save the state as it is, or inside an iteration as it was before it, and wait until it is on disk. Raises
-        `OSError` if the disk refuses."""
+        """Save the state as it is, or inside an iteration as it was before it, and wait until it is on disk. A disk
+        that refuses is asked again for a while. Raises `OSError` in the end."""
         step, state = self._copy if self._inside and self._copy is not None else (self.step, None)
         begun = time.monotonic()
         self.writer.wait()
-        if step != self.writer.step and not (self._inside and state is None):
-            self._save(step, state or self._state())
-            self.writer.wait()
-            if self.writer.error is not None:
-                raise self.writer.error
+        while step != self.writer.step and not (self._inside and state is None):
+            state = state or self._state()
+            try:
+                self._save(step, state)
+                self.writer.wait()
+                if self.writer.error is not None:
+                    raise self.writer.error
+            except OSError as error:
+                patience_s = HURRIED_PATIENCE_S if self._requests.hurry else PATIENCE_S
+                if time.monotonic() - begun > patience_s:
+                    raise
+                self._say(f"step {step:,} cannot be saved yet ({error.strerror}); trying again")
+                time.sleep(0.5)
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - begun)
 
     def _written(self, written: Checkpoint) -> None:
