@@ -120,7 +120,10 @@ class RunConfig:
         import yaml
 
         try:
-            values = yaml.safe_load(Path(path).read_text())
+            text = Path(path).read_text()
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+                raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
+            values = yaml.safe_load(text)
         except FileNotFoundError:
             raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:

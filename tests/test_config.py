@@ -93,6 +93,13 @@ def test_yaml_that_would_run_code_is_refused(tmp_path):
     assert not canary.exists()
 
 
+def test_an_alias_bomb_is_refused(tmp_path):
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 30))]
+    (tmp_path / "config.yaml").write_text("overrides:\n" + "".join(f"  {line}\n" for line in lines))
+    with pytest.raises(UserError, match=r"config\.yaml uses YAML aliases"):
+        RunConfig.load(tmp_path / "config.yaml")
+
+
 def test_config_file_says_its_version():
     assert yaml.safe_load(RunConfig().to_yaml())["version"] == 1
 

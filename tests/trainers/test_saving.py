@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from fake_env import FakeEnv, trainer
 from gymnasium import spaces
@@ -12,6 +13,7 @@ from torch import nn
 
 from kit.config import RunConfig
 from kit.encoders import Encoder
+from kit.errors import UserError
 from kit.trainers import build
 
 
@@ -82,3 +84,21 @@ def test_frozen_weights_are_a_part_of_their_own(monkeypatch: Any) -> None:
     assert torch.equal(other.act(obs), expected)
     other.learn(256)
     assert torch.equal(other.act(obs), model.act(obs)), "and goes on as it would have"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("numpy_position", 10**6),
+        ("numpy_position", -1),
+        ("numpy", torch.zeros(3, dtype=torch.int64)),
+        ("python", torch.zeros(625, dtype=torch.int64) + 700),
+        ("python", torch.zeros(4, dtype=torch.int64)),
+    ],
+)
+def test_random_generators_of_a_stranger_are_checked_before_they_are_set(name: str, value: Any) -> None:
+    model = trainer("PPO")
+    state = model.state()
+    state["rng"][name] = value
+    with pytest.raises(UserError, match="random generators hold what no generator can"):
+        model.load_state(state)
