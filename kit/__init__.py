@@ -17,6 +17,8 @@ _WHERE = {
     "make_vec": "kit.envs",
     "verify": "kit.machine",
     "machine": "kit.machine",
+    "measure": "kit.measure",
+    "resolve": "kit.measure.auto",
     "ui": "kit.ui",
 }
 __all__ = [*_WHERE, "__version__"]

@@ -40,6 +40,12 @@ WRONG = {
         ["train", "--n-envs", "8", "--overrides", '{"n_steps": 100, "batch_size": 256}'],
         "batch_size=256", "the largest below it that does is 200",
     ),
+    "overrides that are no mapping": (["train", "--overrides", "[1]"], "overrides='[1]'", "JSON mapping"),
+    "env options that are no JSON": (["train", "--env-options", "{a: 1}"], "env_options='{a: 1}'", "JSON"),
+    "a step that is none": (["evaluate", "runs/r", "--step", "foo"], "step='foo'", "best or latest"),
+    "a step of a film that is none": (["video", "runs/r", "--step", "-5"], "--step", "--help"),
+    "episodes that are none": (["evaluate", "runs/r", "--episodes", "many"], "--episodes", "'many'"),
+    "steps that are none": (["train", "--total-steps", "1.5"], "total_steps=1.5", "whole number"),
     "zero worlds": (["train", "--n-envs", "0"], "n_envs=0", "at least 1"),
     "negative steps": (["train", "--total-steps", "-5"], "total_steps=-5", "at least 1"),
     "negative n_steps": (["train", "--overrides", '{"n_steps": -1}'], "n_steps=-1", "at least 1"),
@@ -131,7 +137,7 @@ def test_fields_that_may_not_change_on_resume(here):
 
 def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     (here / "c.yaml").write_text("env: Reach\ntotal_steps: 64\noverrides: {n_steps: 16, batch_size: 32}\n")
-    code, out, _ = kit(capsys, "train", "c.yaml", "--n-envs", "2", "--run-name", "r", "--eval-every", "0")
+    code, out, _ = kit(capsys, "train", "c.yaml", "--n-envs", "2e0", "--run-name", "r", "--eval-every", "0")
     assert code == 0 and "done: 64 steps" in out
     rows = json.loads(kit(capsys, "runs", "--json")[1])
     assert [set(row) for row in rows] == [{"name", "state", "step", "total_steps", "success_rate", "updated"}]

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from kit.config import seconds
 from kit.errors import Interrupted, UserError
 from kit.machine import memory
-from kit.runs import control, directory, load, provenance
+from kit.machine.gpu import Monitor
+from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.run import Run
@@ -61,7 +62,7 @@ class Session:
         self._clock = SessionClock(seconds("session_limit", limit) if limit else None)
         self._before_compiling: str | None = None
         self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
-        self._monitor = load.monitor(self.run.config.device)
+        self._monitor = Monitor(self.run.config.device)
 
     # -- the whole turn --------------------------------------------------------------------------------------------
 
@@ -303,7 +304,7 @@ class Session:
         step, last = training.trainer.num_timesteps, training.metrics.last
         self.status.set(
             step=step,
-            gpu=load.figures(self._monitor),
+            gpu=self._monitor.figures(),
             mean_return=last.get("eval/mean_return", last.get("rollout/ep_rew_mean")),
             success_rate=last.get("eval/success_rate", last.get("rollout/success_rate")),
         )

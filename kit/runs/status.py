@@ -34,7 +34,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
-    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.monitor.Summary
+    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
     "message": "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.config import RunConfig, seconds
 from kit.errors import Interrupted
@@ -17,15 +17,12 @@ from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.machine import settings
-from kit.runs import load
+from kit.machine.gpu import OTHER, Monitor
 from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
 from kit.runs.run import Run
 from kit.runs.status import Status
 from kit.runs.writer import Writer
-
-if TYPE_CHECKING:
-    from kit.machine.monitor import GpuMonitor
 
 LONG_ITERATION_S = 1.0
 """Iterations longer than this are cut inside; shorter ones are finished first, and need no copy."""
@@ -47,7 +44,7 @@ class Training:
         run: Run,
         status: Status,
         requests: Requests,
-        monitor: GpuMonitor,
+        monitor: Monitor,
         should_stop: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
@@ -65,7 +62,7 @@ class Training:
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
-        settings.apply(config.device, 1)
+        settings.apply(config.device)
         self.status.set(phase="building the worlds")
         env = envs.make_vec(
             config.env, int(config.n_envs), config.device, config.seed, int(config.threads), config.env_options
@@ -78,7 +75,7 @@ class Training:
         self._last_eval, self._best = int(own.get("last_eval", 0)), own.get("best")
         self.metrics = Metrics(self.run.path, int(own.get("rows", 0)))
         self._closing.append(self.metrics.close)
-        self.trainer.set_logger(row_logger(self.metrics, lambda: load.columns(self._monitor)))
+        self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self._evaluator = Evaluator(config, EVAL_EPISODES)
         self._closing.append(self._evaluator.close)
@@ -113,8 +110,10 @@ class Training:
 
     def learn(self) -> None:
         """To the end. Raises `Interrupted` if it is asked to stop."""
+        from kit.runs.phases import Phases
+
         self.boundary()
-        self.trainer.learn(self.config.total_steps, load.phases(self._monitor))
+        self.trainer.learn(self.config.total_steps, Phases(self._monitor))
         self._inside = False
 
     def close(self) -> None:
@@ -127,7 +126,7 @@ class Training:
     def boundary(self) -> None:
         """After every iteration, and once before the first: evaluate, checkpoint, stop, copy; each if it is due."""
         iteration_s, self._inside = time.monotonic() - self._iteration_start, False
-        self._monitor.phase = load.OTHER
+        self._monitor.phase = OTHER
         self.step, state = self.trainer.num_timesteps, None
         if self._eval_due() and self._requests.reason is None:
             self._evaluate()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kit.config import RunConfig
-from kit.measure import speed
+from kit.measure import advice, speed
 from kit.measure.auto import resolve
 
 Tell = Callable[[str, bool], None]
@@ -74,5 +74,5 @@ class Estimator:
 
 
 def _sentence(config: RunConfig, known: speed.Speed) -> str:
-    takes = known.sentence(config.total_steps)
+    takes = advice.estimate(config, known)
     return f"{takes[0].upper()}{takes[1:]}, with {config.n_envs} worlds on {config.device}."

@@ -10,7 +10,7 @@ import pytest
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import speed
+from kit.measure import speed
 from kit.measure.speed import Speed
 from kit.ui import panel as panel_module
 from kit.ui.form import Form
