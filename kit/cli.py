@@ -59,11 +59,13 @@ def _resume(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> int:
     from kit.runs.api import list_runs
 
-    rows, lines = list_runs(options.where).to_dicts(), []
-    for row in rows:
+    found, lines = list_runs(options.where), []
+    rows = found.to_dicts()
+    for run, row in zip(found, rows, strict=True):
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
         of = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
-        lines.append(f"{row['name']:40} {row['state']:12} {of}{rate}")
+        kept = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}" if isinstance(run, kit.Run) else ""
+        lines.append(f"{row['name']:40} {row['state']:12} {of}{rate}{kept}")
     return _print(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 
 
@@ -110,6 +112,48 @@ def _bench(options: argparse.Namespace) -> int:
     return _print(options, value, f"{machine}\n{found}")
 
 
+ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "pause": ("stand still and keep everything in memory", lambda now: now["state"] == "paused"),
+    "unpause": ("go on after a pause", lambda now: now["state"] == "running"),
+    "stop": ("write a checkpoint and end; `kit resume` goes on from there", lambda now: False),
+    "checkpoint": ("write a checkpoint at the end of this iteration", lambda now: True),
+}
+"""What can be asked of a run at work, and how to see that it was done."""
+
+
+def _ask(options: argparse.Namespace) -> int:
+    run = kit.Run(options.run)
+    if not run.is_working():
+        raise UserError(f"{run.path} is not at work ({run.status()['state']}); `kit resume` goes on with it.")
+    before, (_, done) = run.status()["checkpoint"], ASKED[options.asked]
+    getattr(run, options.asked)()
+
+    def over(now: dict[str, Any]) -> bool:
+        written = options.asked != "checkpoint" or now["checkpoint"] != before
+        return (done(now) and written) or not run.is_working(now)
+
+    now = run.wait(600, until=over)
+    saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
+    print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
+    return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from kit.runs.api import remove
+
+    run = kit.Run(options.run)
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"{run.path} would be removed; say --yes where nobody can be asked.")
+        now = run.status()
+        print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
+        if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    remove(run, sure=options.yes)
+    print(f"removed {run.path}")
+    return 0
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # in one line, like every other wrong request
         self.exit(WRONG_REQUEST, f"kit: {message}; see {self.prog} --help.\n")
@@ -142,6 +186,14 @@ def _parser() -> argparse.ArgumentParser:
 
     runs = add("runs", "list runs", _runs, reports=True)
     runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")
+
+    for name, (does, _) in ASKED.items():
+        asked = add(name, does, _ask)
+        asked.set_defaults(asked=name)
+        asked.add_argument("run", metavar="RUN")
+    rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
+    rm.add_argument("run", metavar="RUN")
+    rm.add_argument("--yes", action="store_true", help="do not ask, also if nothing else holds an unfinished run")
 
     evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, reports=True)
     video = add("video", "film a policy", _video)

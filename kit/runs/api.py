@@ -127,6 +127,24 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
     raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
+def remove(run: Run, sure: bool = False) -> None:
+    """Delete `run` from this machine; what is in a store stays. Raises `UserError` while it is at work, and, unless
+    `sure`, if it is unfinished and no store holds its newest checkpoint."""
+    if run.is_working():
+        raise UserError(f"{run.path} is at work; stop it first (kit stop {run.path}).")
+    now, newest = run.status(), run.checkpoints()[-1:]
+    held = (now["store"] or {}).get("step")
+    if not sure and now["state"] != "finished" and newest and (held is None or held < newest[0].step):
+        raise UserError(
+            f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; say --yes (sure=True) if you "
+            "want to lose it."
+        )
+    with directory.lock(run.path):
+        trash = run.path.with_name(f".removed-{run.name}-{os.getpid()}")
+        run.path.rename(trash)
+    shutil.rmtree(trash)
+
+
 def _create(
     config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
 ) -> Run:
