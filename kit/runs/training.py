@@ -206,7 +206,7 @@ class Training:
         replay, oldest = None, 0
         if isinstance(self.trainer, OffPolicy):
             stop = int(state["trainer"]["replay_written"])
-            oldest = max(0, stop - self.trainer.replay_capacity)
+            oldest = max(int(state["trainer"].get("replay_first", 0)), stop - self.trainer.replay_capacity)
             start = max(self.writer.replay_stop, oldest)
             replay = Segment(start, self.trainer.replay_rows(start, stop))
         self.writer.submit(step, state, replay, oldest)
