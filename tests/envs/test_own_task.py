@@ -1,4 +1,4 @@
-"""Tasks and envs of one's own: found by name, given their options, seen whole in every view, trained in another process."""
+"""Tasks and envs of one's own: found by name, given their options, seen whole in every view, trained apart."""
 
 from __future__ import annotations
 

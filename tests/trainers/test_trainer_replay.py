@@ -11,7 +11,7 @@ N = 2
 
 def filled(rows: int, capacity: int = 5, replay: Replay | None = None) -> Replay:
     """Row r holds observation r (then r + ½), action 10 r and reward 100 r in both worlds."""
-    replay = replay or Replay(capacity, N, torch.device("cpu"))
+    replay = Replay(capacity, N, torch.device("cpu")) if replay is None else replay
     for r in range(replay.written, rows):
         ones = torch.ones(N, 1)
         replay.add(
