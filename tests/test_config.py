@@ -39,7 +39,7 @@ BAD = {
     "total_steps": (0, "at least 1"),
     "n_envs": (-3, "at least 1"),
     "threads": (0, "at least 1"),
-    "seed": (-1, "at least 0"),
+    "seed": (2**32, "the largest is 4293967292"),
     "eval_every": (-1, "at least 0"),
     "checkpoint_every": ("soon", '"5m"'),
     "session_limit": ("", '"11h30m"'),
@@ -91,6 +91,13 @@ def test_yaml_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(UserError):
         RunConfig.load(path)
     assert not canary.exists()
+
+
+def test_an_alias_bomb_is_refused(tmp_path):
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 30))]
+    (tmp_path / "config.yaml").write_text("overrides:\n" + "".join(f"  {line}\n" for line in lines))
+    with pytest.raises(UserError, match=r"config\.yaml uses YAML aliases"):
+        RunConfig.load(tmp_path / "config.yaml")
 
 
 def test_config_file_says_its_version():

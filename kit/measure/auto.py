@@ -49,11 +49,6 @@ def resolve(config: RunConfig, fits: Callable[[RunConfig], int] | None = None) -
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(found, config, row, device)
     hyper = _merge(row, config.overrides)
     check(found, hyper)
-    if hyper.get("autocast") and not settings.short_floats(device):
-        raise UserError(
-            f"overrides autocast={hyper['autocast']!r} needs an NVIDIA card from Ampere (2020) on, which "
-            f"device={device!r} is not; leave it out."
-        )
     resolved = config.replace(
         run_name=config.run_name or default_name(config),
         device=device,
@@ -101,7 +96,7 @@ def device_of(config: RunConfig, pictures: bool) -> str:
             )
         return config.device
     made_for_it = pictures or config.preset in NAMED or (config.env, config.algo) in TASKS_ON_CUDA
-    return "cuda" if (made_for_it or config.overrides.get("autocast")) and settings.gpu_works() else "cpu"
+    return "cuda" if made_for_it and settings.gpu_works() else "cpu"
 
 
 def check(found: Algorithm, overrides: Row) -> None:

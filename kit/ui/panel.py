@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.measure import speed
+from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs.api import launch, local_runs
 from kit.runs.run import Run
@@ -142,7 +142,7 @@ class Estimator:
                 if question is not self._question:  # cancelled just now
                     process.kill()
                 known = speed.answer(process, resolved)
-            takes = known.sentence(config.total_steps)
+            takes = advice.estimate(resolved, known)
             say(f"{takes[0].upper()}{takes[1:]}, with {resolved.n_envs} worlds on {resolved.device}.", True)
         except Exception as error:
             say(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

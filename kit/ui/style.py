@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kit.machine.monitor import Summary, total
+from kit.machine.gpu import Summary, total
 from kit.measure.speed import duration
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
@@ -119,7 +119,7 @@ def notes(now: dict[str, Any]) -> str:
     """Where the work is safe, and what the run has to say."""
     saved, store, card = now["checkpoint"], now["store"], _card(now)
     lines = []
-    if card is not None and card.is_idle and now["phase"] == "training":
+    if card is not None and card.verdict and now["phase"] == "training":
         lines.append(f"<span class='kit-bad'>{html.escape(card.verdict)}</span>")
     elif card is not None:
         shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())

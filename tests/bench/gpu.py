@@ -81,11 +81,11 @@ def main() -> None:
     cuda = args.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     seconds = args.seconds if cuda else min(args.seconds, 1.0)
-    applied = settings.apply(args.device)  # as a run would: with TF32, where the card has it
+    products = settings.apply(args.device)  # as a run would: with TF32, where the card has it
     machine = {
         "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
         "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
-        "mujoco_warp": mjw.__version__, "float32 products": applied["float32_products"],
+        "mujoco_warp": mjw.__version__, "float32 products": products,
     }  # fmt: skip
     rows = []
     for task in args.task:

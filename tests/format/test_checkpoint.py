@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
+from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.manifest import digest
-from kit.runs import checkpoint
 
 STATE = {
     "policy": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "log_std": torch.zeros(())},

@@ -7,8 +7,8 @@ from pathlib import Path
 import safetensors.torch  # noqa: F401 - so that the child's system calls are those of the save alone
 import torch
 
+from kit.format import checkpoint
 from kit.format.segments import Segment
-from kit.runs import checkpoint
 from kit.runs.writer import Writer
 
 STATE = {"policy": {"weight": torch.arange(50_000.0)}, "trainer": {"num_timesteps": 200}}

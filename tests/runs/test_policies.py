@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kit.errors import UserError
-from kit.runs import session
+from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import create
 
@@ -24,7 +24,7 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
 
 
 def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "POLICIES", 4)
+    monkeypatch.setattr(training, "POLICIES", 4)
     run = create(tmp_path, "run", eval_every=100)
     assert session.Session(run.path)() == 0
     steps = sorted(int(path.name[5:]) for path in (run.path / "policies").iterdir())

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from kit.runs import checkpoint, metrics
+from kit.format import checkpoint
+from kit.runs import metrics
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import Forked, complete, create
 

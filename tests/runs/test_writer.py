@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kit.format import checkpoint
 from kit.format.segments import Segment
-from kit.runs import checkpoint
 from kit.runs.writer import KEEP_LAST, Writer
 
 STATE = {"policy": {"weight": torch.zeros(4)}}

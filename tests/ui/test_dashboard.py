@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kit.machine.monitor import Summary
+from kit.machine.gpu import Summary
 from kit.runs import control
 from kit.ui import dashboard as dashboard_module
 from kit.ui import films, style
