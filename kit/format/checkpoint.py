@@ -1,11 +1,13 @@
-"""One checkpoint on disk: written so that it is whole or absent, read only after every byte is verified.
+"""One checkpoint: written so that it is whole or absent, read only after every byte is verified.
 
     checkpoints/step_000100352/
-      policy.safetensors  optimizer.safetensors  env.safetensors ...   one file of tensors per component
-      state.json         every number that is not a tensor, by component
-      manifest.json      size and SHA-256 of each file here, and of the replay segments it needs; written last
+      policy.safetensors  optimizer.safetensors  env.safetensors ...   one file of tensors per part of the state
+      state.json         every number that is not a tensor, by part
+      manifest.json      size and SHA-256 of each file here, and of each it shares with others; written last
+    replay/000000000000.safetensors    rows of off-policy data, by the number of the first
+    frozen/0123456789abcdef.safetensors   the part "frozen", weights that never change, by the SHA-256 of the file
 
-Order of writing: replay segments, then the files under a temporary name, each fsynced; the manifest; fsync of the
+Order of writing: shared files, then the others under a temporary name, each fsynced; the manifest; fsync of the
 folder; rename to the final name; fsync of `checkpoints/`. So a folder with a final name is complete, whenever the
 power went. (The same order as restic's local backend and orbax.)
 """
@@ -13,33 +15,23 @@ power went. (The same order as restic's local backend and orbax.)
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.format.manifest import (
-    MAX_JSON_BYTES,
-    NO_LIMIT,
-    VERSION,
-    Refused,
-    check_tensors,
-    digest,
-    paths_of,
-    read_manifest,
-)
-from kit.runs.directory import step_of, sync_folder, write_atomic
+from kit.format.files import entry_of, sha256, step_of, sync_folder, write_atomic, write_file
+from kit.format.manifest import FROZEN, MAX_JSON_BYTES, NO_LIMIT, REPLAY, Refused, check_tensors, read_manifest, sealed
 
 if TYPE_CHECKING:
     import torch
 
 State = Mapping[str, Mapping[str, Any]]
-"""Component name to its values: tensors and JSON values."""
+"""Part -> its values: tensors and JSON values."""
+KINDS = ("checkpoints", "best", "policies")
 
 
 class Damaged(Exception):
@@ -48,32 +40,57 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its `step` and folder `path`."""
+    """A committed checkpoint: its `step` and folder `path`. Of one in a store only the manifest's bytes, `raw`, are
+    here: see `of`."""
 
     step: int
     path: Path
+    raw: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
+        """Of a run's `folder`, "checkpoints/step_…" or "best/step_…", whose manifest is `raw`. Raises `Refused`."""
+        return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
     def run_path(self) -> Path:
         return self.path.parent.parent
 
+    @property
+    def folder(self) -> str:
+        """Its path in the run."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    def loaded(self) -> Checkpoint:
+        """The same with its manifest in memory: what it says stays known when others discard it. Raises `Damaged`."""
+        found = replace(self, raw=self._manifest_bytes())
+        found.manifest()
+        return found
+
     def manifest(self) -> dict[str, Any]:
         """The manifest: whole, of this step, every name and size in it plausible. Raises `Damaged`."""
-        path = self.path / "manifest.json"
         try:
-            manifest = read_manifest(_read(path), self.step, NO_LIMIT)
+            return read_manifest(self._manifest_bytes(), self.step, NO_LIMIT)
         except Refused as refusal:
             raise Damaged(str(refusal)) from None
-        if manifest.get("digest") != digest(manifest):
-            raise Damaged(f"manifest.json of {self.path.name} does not have its own SHA-256")
-        return manifest
 
     def files(self) -> dict[str, dict[str, Any]]:
-        """Every file the checkpoint needs, by its path relative to the run: {"size", "sha256"}."""
-        return paths_of(self.manifest(), f"{self.path.parent.name}/{self.path.name}")
+        """Every file it needs, by its path in the run: {"size", "sha256"}; the manifest last. Raises `Damaged`."""
+        raw = self._manifest_bytes()
+        manifest = replace(self, raw=raw).manifest()
+        files = {**manifest["files"], "manifest.json": entry_of(raw)}
+        return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
+
+    @property
+    def manifest_sha256(self) -> str:
+        return str(entry_of(self._manifest_bytes())["sha256"])
+
+    def lacks(self, held: Mapping[str, int]) -> list[str]:
+        """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
+        return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self) -> None:
-        """Compare every byte with the manifest. Raises `Damaged`."""
+        """Compare every byte on this machine with the manifest. Raises `Damaged`."""
         files = self.files()
         for name, entry in files.items():  # sizes first: a claim of 10 GB is refused before anything is read
             path = self.run_path / name
@@ -82,9 +99,9 @@ class Checkpoint:
             if path.stat().st_size != entry["size"]:
                 raise Damaged(f"{name} has {path.stat().st_size} bytes, not {entry['size']}")
         for name, entry in files.items():
-            if sha256(self.run_path / name) != entry.get("sha256"):
+            if sha256(self.run_path / name) != entry["sha256"]:
                 raise Damaged(f"{name} does not have the SHA-256 of its manifest")
-        extra = {p.name for p in self.path.iterdir()} - {Path(name).name for name in files} - {"manifest.json"}
+        extra = {path.name for path in self.path.iterdir() if f"{self.folder}/{path.name}" not in files}
         if extra:
             raise Damaged(f"{self.path.name} holds {min(extra)}, which its manifest does not name")
 
@@ -97,17 +114,23 @@ class Checkpoint:
         state = json.loads(_read(self.path / "state.json"))
         if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
             raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
-        for path in sorted(self.path.glob("*.safetensors")):
+        for path in [*sorted(self.path.glob("*.safetensors")), *self._shared(FROZEN)]:
             try:
                 check_tensors(path)
-                state.setdefault(path.stem, {}).update(load_file(path))
+                state.setdefault(path.stem if path.parent == self.path else FROZEN, {}).update(load_file(path))
             except (SafetensorError, Refused) as error:
                 raise Damaged(f"{path.name} of {self.path.name} is not a safetensors file ({error})") from None
         return state
 
     def replay(self) -> list[Path]:
         """The replay segments it needs, oldest first."""
-        return sorted(self.run_path / name for name in self.manifest().get("shared", {}))
+        return self._shared(REPLAY)
+
+    def _shared(self, kind: str) -> list[Path]:
+        return sorted(self.run_path / name for name in self.manifest().get("shared", {}) if name.startswith(f"{kind}/"))
+
+    def _manifest_bytes(self) -> bytes:
+        return _read(self.path / "manifest.json") if self.raw is None else self.raw
 
 
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
@@ -116,10 +139,11 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     building.chmod(0o755)
     try:
-        files = {name: write_file(building / name, data) for name, data in _encode(state).items()}
-        manifest = {"version": VERSION, "step": step, "files": files, "shared": dict(shared or {})}
-        manifest["digest"] = digest(manifest)
-        write_file(building / "manifest.json", json.dumps(manifest, indent=1).encode())
+        contents, shared = _encode(state), dict(shared or {})
+        if frozen := contents.pop(f"{FROZEN}.safetensors", None):
+            shared |= _write_frozen(folder.parent, frozen)
+        files = {name: write_file(building / name, data) for name, data in contents.items()}
+        write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
         if final.exists():  # the same step again, after a resume from an older checkpoint
@@ -136,7 +160,7 @@ def committed(folder: Path) -> list[Checkpoint]:
     """The checkpoints in `folder`, oldest first."""
     found = []
     with contextlib.suppress(FileNotFoundError):
-        found = [Checkpoint(step, path) for path in folder.iterdir() if (step := step_of(path)) is not None]
+        found = [Checkpoint(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
@@ -149,35 +173,32 @@ def discard(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process left behind under temporary names."""
-    for path in folder.glob(".building-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".trash-*"):
+    for path in [*folder.glob(".building-*"), *folder.glob(".trash-*")]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_file(path: Path, data: bytes) -> dict[str, Any]:
-    """Write and fsync; the manifest entry {"size", "sha256"}."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+def prune(run_path: Path) -> None:
+    """Delete shared files that no checkpoint, best or policy of the run needs; a damaged one is of no use, with or
+    without them."""
+    shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
+    needed: set[str] = set()
+    for found in [found for kind in KINDS for found in committed(run_path / kind)] if shared else ():
+        with contextlib.suppress(Damaged):
+            needed |= found.manifest().get("shared", {}).keys()
+    for path in shared:
+        if f"{path.parent.name}/{path.name}" not in needed:
+            path.unlink(missing_ok=True)
 
 
 def write_shared(run_path: Path, name: str, data: bytes) -> dict[str, Any]:
     """Write a file that several checkpoints share, atomically; its manifest entry."""
     (run_path / name).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(run_path / name, data)
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return entry_of(data)
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The bytes of a safetensors file."""
+    """The bytes of a safetensors file, the same for the same tensors."""
     from safetensors.torch import save
 
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
@@ -187,13 +208,23 @@ def _encode(state: State) -> dict[str, bytes]:
     import torch
 
     files, numbers = {}, {}
-    for component, values in state.items():
+    for part, values in state.items():
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        numbers[component] = {name: value for name, value in values.items() if name not in tensors}
+        numbers[part] = {name: value for name, value in values.items() if name not in tensors}
         if tensors:
-            files[f"{component}.safetensors"] = encode_tensors(tensors)
+            files[f"{part}.safetensors"] = encode_tensors(tensors)
     files["state.json"] = json.dumps(numbers, indent=1, allow_nan=True).encode()
     return files
+
+
+def _write_frozen(run_path: Path, data: bytes) -> dict[str, dict[str, Any]]:
+    """Its entry under "shared". Nothing is written if the run holds it already, undamaged."""
+    entry = entry_of(data)
+    name = f"{FROZEN}/{entry['sha256'][:16]}.safetensors"
+    path = run_path / name
+    if not path.is_file() or sha256(path) != entry["sha256"]:
+        write_shared(run_path, name, data)
+    return {name: entry}
 
 
 def _read(path: Path) -> bytes:

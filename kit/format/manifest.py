@@ -1,4 +1,4 @@
-"""What a checkpoint may look like, checked before a byte of it is fetched or used. Standard library only.
+"""What a checkpoint may look like, checked before a byte of it is fetched or used.
 
 A run may come from a stranger. So names cannot leave the run's folder, sizes are bounded and added up, nothing but
 safetensors and JSON is accepted, and a safetensors file is measured against its own header before anything loads it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,26 +16,22 @@ from typing import Any
 from kit.errors import UserError
 
 VERSION = 1
+REPLAY, FROZEN = "replay", "frozen"
+"""Folders of a run whose files checkpoints share."""
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
-"""Of a checkpoint from elsewhere, with its replay data, unless the user allows more."""
+"""Of a checkpoint from elsewhere with what it shares, unless the user allows more. A million transitions of Reach are
+under 1 GB."""
 NO_LIMIT = 2**60
 """For files that are here already."""
-"""Of one checkpoint with its replay data. A million transitions of Reach are under 1 GB."""
 MAX_JSON_BYTES = 64 * 2**20
 MAX_FILES = 10_000
-MAX_HEADER_BYTES = 16 * 2**20
+MAX_RANK = 16
 SUFFIXES = (".safetensors", ".json")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_ITEM_BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
-}
 
 
 class Refused(UserError):
@@ -61,45 +56,52 @@ def safe_path(path: object) -> str:
 
 def check_manifest(manifest: object, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
     """`manifest`, if it is one: version, step, its own digest, and for every file a safe name, a plausible size and a
-    SHA-256. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` relative to the run.
+    SHA-256. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` and `frozen/<name>` in the run.
 
     With `step`, the manifest must be of that step. Raises `Refused`.
     """
     if not isinstance(manifest, dict):
         raise Refused(f"a manifest is a JSON object, not {type(manifest).__name__}.")
-    if not _is_int(manifest.get("version")) or manifest["version"] < 1:
-        raise Refused(f"a manifest with version={_show(manifest.get('version'))} is refused.")
-    if manifest["version"] > VERSION:
-        raise Refused(f"manifest version={manifest['version']} is newer than {VERSION}; update kit to open it.")
-    if not _is_int(manifest.get("step")) or not 0 <= manifest["step"] < 2**53:
-        raise Refused(f"a manifest with step={_show(manifest.get('step'))} is refused.")
+    version, at = manifest.get("version"), manifest.get("step")
+    if type(version) is not int or version < 1:
+        raise Refused(f"a manifest with version={_show(version)} is refused.")
+    if version > VERSION:
+        raise Refused(f"manifest version={version} is newer than {VERSION}; update kit to open it.")
+    if type(at) is not int or not 0 <= at < 2**53:
+        raise Refused(f"a manifest with step={_show(at)} is refused.")
     if manifest.get("digest") != digest(manifest):
-        raise Refused(f"the manifest of step {manifest['step']} does not have its own SHA-256.")
-    if step is not None and manifest["step"] != step:
-        raise Refused(f"the manifest of step {step} says step={manifest['step']}.")
+        raise Refused(f"the manifest of step {at} does not have its own SHA-256.")
+    if step is not None and at != step:
+        raise Refused(f"the manifest of step {step} says step={at}.")
     files, shared = _entries(manifest, "files"), _entries(manifest, "shared")
     if not files:
-        raise Refused(f"the manifest of step {manifest['step']} names no files.")
+        raise Refused(f"the manifest of step {at} names no files.")
     for name in files:
         if safe_name(name) == "manifest.json":
             raise Refused("a manifest cannot name itself.")
     for path in shared:
         folder, _, name = path.partition("/")
-        if folder != "replay":
-            raise Refused(f"{_show(path)} is refused; shared files live in replay/.")
+        if folder not in (REPLAY, FROZEN):
+            raise Refused(f"{_show(path)} is refused; shared files live in {REPLAY}/ and {FROZEN}/.")
         safe_name(name)
     everything = {**files, **shared}
     if len({path.lower() for path in everything}) < len(everything):
-        raise Refused(f"the manifest of step {manifest['step']} names two files that differ in case only.")
+        raise Refused(f"the manifest of step {at} names two files that differ in case only.")
     for path, entry in everything.items():
         _check_entry(path, entry)
     total = sum(entry["size"] for entry in everything.values())
     if total > max_bytes:
         raise Refused(
-            f"the manifest of step {manifest['step']} claims {total:,} bytes, more than the {max_bytes:,} allowed; "
+            f"the manifest of step {at} claims {total:,} bytes, more than the {max_bytes:,} allowed; "
             "if that is right, allow more with max_gb (kit resume --max-gb)."
         )
     return manifest
+
+
+def sealed(step: int, files: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest, with its own digest."""
+    manifest = {"version": VERSION, "step": step, "files": files, "shared": shared}
+    return {**manifest, "digest": digest(manifest)}
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
@@ -121,46 +123,17 @@ def parse_json(data: bytes, what: str) -> Any:
         raise Refused(f"{what} is not JSON ({str(error)[:80]}).") from None
 
 
-def paths_of(manifest: Mapping[str, Any], folder: str) -> dict[str, dict[str, Any]]:
-    """Every file that a checked manifest names, by its path relative to the run; `folder` is "checkpoints/step_…"."""
-    own = {f"{folder}/{name}": entry for name, entry in manifest["files"].items()}
-    return {**manifest.get("shared", {}), **own}
-
-
 def check_tensors(path: Path) -> None:
-    """Refuse a safetensors file whose header lies about names, types, shapes or extents, without loading it.
+    """Refuse a safetensors file whose header lies about names, types, shapes or extents, without loading it."""
+    from safetensors import SafetensorError, safe_open
 
-    Layout: 8 bytes little-endian header length, JSON header, then the data; each tensor {"dtype", "shape",
-    "data_offsets"}, the extents side by side with neither gap nor overlap.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 10 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise Refused(f"{path.name} is not a safetensors file.")
-        raw = file.read(length)
-    if not raw.startswith(b"{"):
-        raise Refused(f"{path.name} is not a safetensors file.")
-    header = parse_json(raw, f"the header of {path.name}")
-    extents = []
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            bits, shape, (start, stop) = _ITEM_BITS[tensor["dtype"]], tensor["shape"], tensor["data_offsets"]
-            plausible = all(_is_int(n) and n >= 0 for n in (*shape, start, stop)) and len(shape) <= 16
-        except (KeyError, TypeError, ValueError):
-            plausible = False
-        if not plausible or stop - start != math.prod(shape) * bits // 8:
-            raise Refused(f"tensor {_show(name)} of {path.name} has a shape, type or extent that cannot be.")
-        extents.append((start, stop))
-    end = 0
-    for start, stop in sorted(extents):
-        if start != end:
-            raise Refused(f"tensors of {path.name} overlap or leave gaps.")
-        end = stop
-    if end != size - 8 - length:
-        raise Refused(f"{path.name} has {size:,} bytes, not the {8 + length + end:,} of its header.")
+    try:
+        with safe_open(path, framework="np") as file:  # checks them against each other and the size of the file
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no mapping
+        if any(len(shape) > MAX_RANK for shape in shapes):
+            raise ValueError("a tensor has too many dimensions")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise Refused(f"{path.name} is not a safetensors file ({_show(str(error))}).") from None
 
 
 def _entries(manifest: dict[str, Any], key: str) -> dict[str, Any]:
@@ -170,20 +143,15 @@ def _entries(manifest: dict[str, Any], key: str) -> dict[str, Any]:
     return entries
 
 
-def _check_entry(path: str, entry: object) -> None:
+def _check_entry(path: str, entry: Any) -> None:
     if not path.endswith(SUFFIXES):
         raise Refused(f"{_show(path)} is refused; checkpoints hold safetensors and JSON files only.")
-    size = entry.get("size") if isinstance(entry, dict) else None
+    size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     limit = MAX_JSON_BYTES if path.endswith(".json") else MAX_FILE_BYTES
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= limit:
+    if type(size) is not int or not 0 <= size <= limit:
         raise Refused(f"{path} claims size={_show(size)}; at most {limit:,} bytes are accepted.")
-    sha256 = entry.get("sha256") if isinstance(entry, dict) else None
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise Refused(f"{path} has no valid SHA-256.")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _show(value: object) -> str:

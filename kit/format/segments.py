@@ -11,7 +11,6 @@ from kit.format.checkpoint import Checkpoint
 if TYPE_CHECKING:
     import torch
 
-
 PART_BYTES = 32_000_000
 """Of a segment's file, about: writing one takes as much memory again, and more."""
 
@@ -40,9 +39,7 @@ class OffPolicy(Protocol):
 
     replay_capacity: int
     replay_written: int
-
     def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]: ...
-
     def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
+from kit.format.files import write_atomic
 from kit.runs import control, directory, importing, status
 from kit.runs.run import Run
 
@@ -237,5 +238,5 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
 
         config = config.replace(device=resolve(config).device)
     with directory.lock(run.path):
-        directory.write_atomic(run.path / "config.yaml", config.to_yaml())
+        write_atomic(run.path / "config.yaml", config.to_yaml())
     run.__dict__.pop("config", None)

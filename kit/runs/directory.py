@@ -1,4 +1,4 @@
-"""The run directory on disk: names, atomic writes, the lock that says a process is at work in it.
+"""The run directory on disk: names, the lock that says a process is at work in it.
 
 runs/<name>/
   config.yaml        resolved RunConfig; written first
@@ -9,6 +9,7 @@ runs/<name>/
   tb/                TensorBoard events, the same numbers
   checkpoints/step_000100352/   see kit.format.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
+  frozen/            weights that never change, shared by checkpoints and policies
   policies/          the policy alone at each evaluation, to look back on
   videos/  best/
   control/           requests to the training process, one file each
@@ -18,62 +19,21 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.format.files import sync_folder, write_atomic
 
-STEP = re.compile(r"step_(\d{9,})")
 LOCK_PATIENCE_S = 0.5
 """Somebody who only asks whether a run is at work holds its lock for an instant (`is_locked`)."""
-
-
-def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace `path` whole: a reader sees the old content or the new, never a part. `durable` waits for the disk."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
-    if durable:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable: after a rename, the folder itself must reach the disk. Some mounts cannot."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def read_json(path: Path, default: Any = None) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return default
 
 
 def create(config: RunConfig) -> Path:
@@ -158,9 +118,3 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def step_of(folder: Path) -> int | None:
-    """The step of a committed checkpoint folder, or None for any other name."""
-    match = STEP.fullmatch(folder.name)
-    return int(match[1]) if match else None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import seconds
 from kit.errors import Interrupted, UserError
+from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
 from kit.runs import control, directory, provenance
@@ -146,7 +147,7 @@ class Session:
             raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {remedy}.")
         self.status.set(state="starting", phase="out of memory, making room", steps_per_s=None, eta_s=None)
         memory.give_back()
-        directory.write_atomic(self.run.path / "config.yaml", algorithm.with_worlds(config, worlds).to_yaml())
+        write_atomic(self.run.path / "config.yaml", algorithm.with_worlds(config, worlds).to_yaml())
         self.run = Run(self.run.path)
         shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
         self._say(shrunk)

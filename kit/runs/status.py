@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.runs.directory import is_locked, read_json, write_atomic
+from kit.format.files import read_json, write_atomic
+from kit.runs.directory import is_locked
 
 TRANSITIONS = {
     "starting": ("running", "interrupted", "failed"),

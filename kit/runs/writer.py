@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, State
+from kit.format.manifest import REPLAY
 from kit.format.segments import Segment
 
 KEEP_LAST = 3
@@ -28,7 +29,8 @@ class Writer:
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
         self._on_done = on_done
-        self._segments: dict[str, dict[str, Any]] = dict(resumed.manifest().get("shared", {})) if resumed else {}
+        shared = resumed.manifest().get("shared", {}) if resumed else {}
+        self._segments: dict[str, Any] = {n: entry for n, entry in shared.items() if n.startswith(f"{REPLAY}/")}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         checkpoint.sweep(run_path / "checkpoints")
@@ -72,7 +74,7 @@ class Writer:
         segments = self._segments
         if replay is not None:
             for part in replay.parts():
-                name = f"replay/{part.start:012d}.safetensors"
+                name = f"{REPLAY}/{part.start:012d}.safetensors"
                 entry = checkpoint.write_shared(self.run_path, name, checkpoint.encode_tensors(part.rows))
                 segments = {**segments, name: {**entry, "rows": len(part)}}
             segments = {n: e for n, e in segments.items() if _start(n) + e["rows"] > oldest_row}
@@ -95,18 +97,7 @@ class Writer:
         for c in everything:
             if c.step not in kept:
                 checkpoint.discard(c.path)
-        if (self.run_path / "replay").is_dir():
-            needed = {path.name for c in everything if c.step in kept for path in _replay_of(c)}
-            for path in (self.run_path / "replay").glob("[0-9]*.safetensors"):
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
-
-
-def _replay_of(c: Checkpoint) -> list[Path]:
-    try:
-        return c.replay()
-    except checkpoint.Damaged:  # it cannot be resumed from, so it needs nothing
-        return []
+        checkpoint.prune(self.run_path)
 
 
 def _start(name: str) -> int:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from kit.errors import UserError
 
 CHUNK = 2**20
 SMALL = 2**20
 """Bytes that `Store.read` accepts unless told otherwise."""
-
+THREAD = "store"
+"""Name of the threads that talk to a store."""
 OPEN_S = 120.0
 """How long a store may take to be opened."""
 
@@ -40,12 +41,16 @@ class MissingFile(StoreError):
         super().__init__(message, transient=False)
 
 
-class Store(ABC):
-    """A place beyond this machine that holds files under relative POSIX paths.
+class Unusable(UserError):
+    """A store that cannot be used as the user named it. The message says why, and what to do."""
 
-    Three methods must be written. A new store appears in `open_store`, and tests/stores/test_stores.py holds it to
-    the same promises as the others.
-    """
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"store={url!r} {why}")
+
+
+class Store(ABC):
+    """A place beyond this machine that holds files under relative POSIX paths. Three methods must be written; a new
+    store appears in `open_store`, and tests/stores/test_stores.py holds it to the same promises as the others."""
 
     url: str
     """As the user wrote it."""
@@ -71,28 +76,18 @@ class Store(ABC):
         """A small file. More than `limit` bytes raise `StoreError` as soon as they are seen."""
         return self._attempt(lambda: b"".join(self._limited(path, limit)))
 
-    def get(self, path: str, local: Path, limit: int | None = None) -> str:
-        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex."""
+    def get(self, path: str, local: Path | None, limit: int | None = None) -> str:
+        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex. With None, only that."""
 
         def fetch() -> str:
             digest = hashlib.sha256()
-            with local.open("wb") as file:
+            with (local or Path(os.devnull)).open("wb") as file:
                 for chunk in self._limited(path, limit):
                     digest.update(chunk)
                     file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            return digest.hexdigest()
-
-        return self._attempt(fetch)
-
-    def sha256(self, path: str, limit: int | None = None) -> str:
-        """SHA-256 in hex of what the store gives back for `path`."""
-
-        def fetch() -> str:
-            digest = hashlib.sha256()
-            for chunk in self._limited(path, limit):
-                digest.update(chunk)
+                if local:
+                    file.flush()
+                    os.fsync(file.fileno())
             return digest.hexdigest()
 
         return self._attempt(fetch)
@@ -123,36 +118,39 @@ class Store(ABC):
         """How a read is tried; stores whose client does not retry do it here."""
         return call()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
+
+def size_of(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
-    """`call()`, given up on after `seconds`: a dead mount can hold a thread for ever. Raises `UserError` then."""
-    answer: queue.Queue[tuple[bool, Any]] = queue.Queue()
+def in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """`call` in a thread that nobody has to wait for: a dead mount can hold one for ever."""
+    answer: Future[_T] = Future()
 
     def run() -> None:
         try:
-            answer.put((True, call()))
+            answer.set_result(call())
         except BaseException as error:
-            answer.put((False, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=run, name="store", daemon=True).start()
-    try:
-        done, value = answer.get(timeout=seconds)
-    except queue.Empty:
-        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?") from None
-    if not done:
-        raise value
-    return cast(_T, value)
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    return answer
+
+
+def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
+    """`call()`, given up on after `seconds`. Raises `UserError` then."""
+    answer = in_thread(call)
+    if not wait([answer], seconds).done:
+        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?")
+    return answer.result()
 
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
     knows, or gdrive-link:… (read only).
 
-    With `write`, the place is made if need be and it is made sure that it takes files. Raises `UserError` for what
-    cannot be parsed, reached or written, and for a token that is missing or read-only.
+    With `write`, the place is made if need be, and takes files. Raises `UserError` for what cannot be parsed, reached
+    or written, and for a token that is missing or read-only.
     """
     url = os.fspath(url)
     return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
@@ -162,13 +160,9 @@ def _open(url: str, write: bool) -> Store:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
     scheme = match[1].lower() if match else ""
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise UserError(
-            "store holds a user name or password; leave them out of the URL and set them in the environment."
-        )
+        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
     if not url.strip() or "\0" in url or "\n" in url:
-        raise UserError(
-            f"store={url!r} is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket."
-        )
+        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
     if scheme == "hf":
         from kit.stores.hub import HubStore
 
@@ -182,7 +176,7 @@ def _open(url: str, write: bool) -> Store:
 
         return BucketStore(url, write)
     if scheme not in ("", "drive", "file"):
-        raise UserError(f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+        raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
     from kit.stores.folder import DirectoryStore
 
     return DirectoryStore(url, write)

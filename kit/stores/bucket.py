@@ -13,7 +13,7 @@ from typing import Any
 
 from kit.errors import UserError, need
 from kit.format.manifest import safe_path
-from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.base import MissingFile, Store, StoreError, Unusable, size_of
 from kit.stores.redact import one_line
 
 READ_CHUNK = 8 * 2**20
@@ -33,30 +33,26 @@ class BucketStore(Store):
         options: dict[str, Any] = {"use_listings_cache": False}
         if self._scheme in _S3:
             need("s3fs", "stores")
-            limits = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2, "mode": "standard"}}
-            options["config_kwargs"] = limits
+            retries = {"max_attempts": 2, "mode": "standard"}
+            options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": 60, "retries": retries}
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **options)
         except ValueError:
-            raise UserError(
-                f"store={url!r} is not known; use a path, drive:folder, hf://user/repo or s3://bucket."
-            ) from None
+            raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket.") from None
         except ImportError as error:
-            raise UserError(f"store={url!r} needs another package: {one_line(error)}") from None
+            raise Unusable(url, f"needs another package: {one_line(error)}") from None
         except Exception as error:
-            raise UserError(
-                f"store={url!r} cannot be reached: {one_line(error)}; check the URL and credentials."
-            ) from None
+            raise Unusable(url, f"cannot be reached: {one_line(error)}; check the URL and credentials.") from None
         self._root = root.rstrip("/")
         if self._scheme in _S3 and not self._root:
-            raise UserError(f"store={url!r} names no bucket; write s3://bucket/prefix.")
+            raise Unusable(url, "names no bucket; write s3://bucket/prefix.")
         try:
-            self._probe() if write else self.list()
+            if write:
+                self.put({PROBE: b"kit"})
+            self.put({}, delete=[PROBE]) if write else self.list()
         except StoreError as error:
-            done = "written" if write else "read"
-            raise UserError(
-                f"store={url!r} cannot be {done} ({error}); check that it exists and your credentials."
-            ) from None
+            why = f"cannot be {'written' if write else 'read'} ({error})"
+            raise Unusable(url, f"{why}; check that it exists and your credentials.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self._full(prefix) if prefix else self._root
@@ -81,8 +77,7 @@ class BucketStore(Store):
 
     def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
         for path, content in files.items():
-            size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            full = self._full(path)
+            size, full = size_of(content), self._full(path)
             with self._translated(path):
                 if self._scheme not in _NO_FOLDERS:
                     self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
@@ -117,10 +112,6 @@ class BucketStore(Store):
         except FileNotFoundError:
             return None
 
-    def _probe(self) -> None:
-        self.put({PROBE: b"kit"})
-        self.put({}, delete=[PROBE])
-
     def _full(self, path: str) -> str:
         return f"{self._root}/{safe_path(path)}"
 
@@ -132,7 +123,7 @@ class BucketStore(Store):
             raise MissingFile(f"{what} is not in {self.url}") from None
         except PermissionError as error:
             raise StoreError(f"{what}: permission denied ({one_line(error)})", transient=False) from None
-        except (GeneratorExit, StoreError, UserError):
-            raise
         except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
+            if isinstance(error, StoreError | UserError):
+                raise
             raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}") from None

@@ -1,8 +1,8 @@
-"""The copying itself: one pass brings a store up to date with a run. `kit.stores.sync` decides when, and watches.
+"""The copying itself: one pass brings a store up to date with a run. `kit.stores.loop` decides when.
 
 One pass, in this order, so that a reader of the store is never shown something that is not there:
 
-    1. the newest checkpoint's files and replay segments that the store lacks, its manifest last
+    1. the newest checkpoint's files and the shared ones that the store lacks, its manifest last
     2. read all of them back and compare SHA-256
     3. only then `latest.json`, and only then are older checkpoints removed
 
@@ -21,26 +21,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.format.layout import (
-    LATEST,
-    MAX_VIDEO_BYTES,
-    TEXTS,
-    VIDEO_SUFFIXES,
-    Checkpoint,
-    folders_in,
-    local_folders,
-    passed_over,
-    read_local,
-    step_in,
-)
-from kit.format.manifest import MAX_JSON_BYTES, Refused
+from kit.format.checkpoint import Checkpoint, Damaged, committed
+from kit.format.files import sha256, step_of
+from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
+from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import card, lease
-from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import redact_bytes
 
 KEEP = 2
+"""Verified checkpoints that stay in the store."""
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
+
+Files = dict[str, Path | bytes]
 
 
 class Copier:
@@ -54,24 +48,21 @@ class Copier:
         run_dir: Path,
         store: Store,
         owner: str,
-        keep: int = KEEP,
-        ttl_s: float = lease.TTL_S,
         clock: Callable[[], float] = time.time,
         watch: Callable[[str, int], None] = lambda what, size: None,
     ) -> None:
-        self.run_dir, self.store, self.owner, self.keep = run_dir, store, owner, keep
-        self.name = run_dir.name
+        self.run_dir, self.store, self.owner, self.name = run_dir, store, owner, run_dir.name
+        self._clock, self._watch = clock, watch
         self.step: int | None = None
         """The newest step that is verified in the store."""
         self.time: float | None = None
         self.problem: str | None = None
-        self._ttl_s, self._clock, self._watch = ttl_s, clock, watch
         self._lease: lease.Lease | None = None
         self._good: dict[str, str] = {}  # path in the run -> SHA-256 that the store is known to hold
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None
         self._damaged: set[str] = set()
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._doubted: set[str] = set()  # was put, and not read back
         self._opened = False
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
@@ -93,22 +84,15 @@ class Copier:
         lease.release(self.store, self.name, self.owner, self._clock)
         shutil.rmtree(self.run_dir / STAGE, ignore_errors=True)
 
-    # -- what is due -------------------------------------------------------------------------------------------------
-
     def _copy_newest(self, held: dict[str, int]) -> bool:
         """Whether there was a checkpoint to copy; if so it is verified in the store now."""
         for _ in range(3):  # training may retire a checkpoint in the moment before its files are pinned
-            newest = self._newest_local()
+            newest = next(self._local(), None)
             if newest is None or not self._is_new(newest):
                 return False
             with contextlib.suppress(FileNotFoundError), self._pinned(newest) as sources:
-                lacking = [path for path in newest.files if self._good.get(path) != newest.files[path]["sha256"]]
-                self._put(
-                    {**self._texts(), **self._pointer(), **{path: sources[path] for path in lacking}},
-                    delete=self._outdated(held),
-                    message=f"checkpoint at step {newest.step:,}",
-                    expected={path: newest.files[path]["sha256"] for path in lacking},
-                )
+                files = {**self._texts(), **self._pointer(), **sources}
+                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}")
                 self._verified[newest.step] = newest
                 self.step, self.time = newest.step, self._clock()
                 return True
@@ -116,90 +100,83 @@ class Copier:
 
     def _rest(self, final: bool) -> None:
         """The pointer, texts, best, videos; at the end of a finished run the model card."""
-        files = {**self._best(), **self._videos(), **self._texts(), **self._pointer()}
+        held = self._list()
+        files = {**self._best(), **self._videos(held), **self._texts(), **self._pointer()}
         page = card.page(self.run_dir, self.store) if final and self.store.has_page else {}
-        outdated = self._outdated(self._list())
+        outdated = self._outdated(held)
         if files or page or outdated:
             message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
-            self._put(files, outdated, message, page=page)
+            self._put(files, outdated, message, page)
 
-    def _texts(self) -> dict[str, Path | bytes]:
-        found: dict[str, Path | bytes] = {}
+    def _texts(self) -> Files:
+        found: Files = {}
         for name in TEXTS:
             with contextlib.suppress(FileNotFoundError):
-                data = (self.run_dir / name).read_bytes()
+                data = redact_bytes((self.run_dir / name).read_bytes(), name)
                 if name.endswith(".jsonl"):
                     data = data[: data.rfind(b"\n") + 1]  # whole lines only
-                data = redact_bytes(data)
                 if self._good.get(name) != hashlib.sha256(data).hexdigest():
                     found[name] = data
         return found
 
-    def _best(self) -> dict[str, Path | bytes]:
-        for folder in local_folders(self.run_dir, "best")[:1]:
-            with contextlib.suppress(FileNotFoundError, Refused):
-                best = read_local(self.run_dir, folder)
-                own = [path for path in best.files if path.startswith("best/")]
-                if any(self._good.get(path) != best.files[path]["sha256"] for path in own):
-                    return {path: (self.run_dir / path).read_bytes() for path in own}
+    def _best(self) -> Files:
+        best = next(self._local("best"), None)
+        with contextlib.suppress(FileNotFoundError):
+            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(best)} if best else {}
         return {}
 
-    def _videos(self) -> dict[str, Path | bytes]:
-        found: dict[str, Path | bytes] = {}
+    def _videos(self, held: Mapping[str, int]) -> Files:
+        """Those that are not there with the same size, and those of which nobody knows whether they arrived."""
+        found: Files = {}
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                stamp = (status.st_size, status.st_mtime_ns)
-                name = f"videos/{path.name}"
-                if (
-                    path.suffix in VIDEO_SUFFIXES
-                    and status.st_size <= MAX_VIDEO_BYTES
-                    and self._stamps.get(name) != stamp
-                ):
+            with contextlib.suppress(FileNotFoundError, Refused):
+                name, size = f"videos/{safe_name(path.name)}", path.stat().st_size
+                arrived = held.get(name) == size and name not in self._doubted
+                if not arrived and path.suffix in VIDEO_SUFFIXES and size <= MAX_VIDEO_BYTES:
                     found[name] = path
-                    self._stamps[name] = stamp
         return found
 
-    def _pointer(self) -> dict[str, Path | bytes]:
+    def _pointer(self) -> Files:
         if self.step is None or self.step == self._latest:
             return {}
-        sha256 = self._verified[self.step].manifest_sha256
-        value = {"version": 1, "step": self.step, "manifest_sha256": sha256, "time": self._clock()}
+        digest = self._verified[self.step].manifest_sha256
+        value = {"version": 1, "step": self.step, "manifest_sha256": digest, "time": self._clock()}
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, held: dict[str, int]) -> list[str]:
-        """What may go: checkpoints older than the last few verified ones, and replay that none of those needs."""
+        """What may go: checkpoints older than the last few verified ones, bests before the newest, and shared files
+        that nothing here or there needs."""
         if self.step is None:
             return []
-        kept = {step: self._verified[step] for step in sorted(self._verified)[-self.keep :]}
-        needed = {path for checkpoint in kept.values() for path in checkpoint.files}
-        old = {
-            p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) < self.step and step_in(p) not in kept
-        }
-        newer = {p for p in held if p.startswith("checkpoints/") and (step_in(p) or 0) > self.step}
-        if not newer:  # a manifest of theirs might name segments
-            local = {p for c in self._local_checkpoints() for p in c.files}
-            old |= {path for path in held if path.startswith("replay/")} - needed - local
-        best = {path for path in held if path.startswith("best/")}
-        newest_best = local_folders(self.run_dir, "best")[:1]
-        if newest_best and f"{newest_best[0]}/manifest.json" in self._good:
-            old |= {path for path in best if not path.startswith(newest_best[0] + "/")}
+        kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
+        best = next(self._local("best"), None)
+        known = [*kept.values(), *self._local(), *([best] if best else [])]
+        needed = {path for found in known for path in found.files()}
+        steps = {path: _step(path) for path in held if path.startswith("checkpoints/")}
+        old = {path for path, step in steps.items() if step < self.step and step not in kept}
+        bests = {path for path in held if path.startswith("best/")}
+        if best is not None and not self._lacking(best):
+            old |= bests - needed
+        if max(steps.values(), default=0) <= self.step:  # a manifest of a newer one might name any
+            kinds = (f"{REPLAY}/",) if bests - needed - old else (f"{REPLAY}/", f"{FROZEN}/")
+            old |= {path for path in held if path.startswith(kinds)} - needed
         return sorted(old)
 
-    # -- this machine ------------------------------------------------------------------------------------------------
+    def _local(self, kind: str = "checkpoints") -> Iterator[Checkpoint]:
+        """The checkpoints on this machine that are not known to be damaged, newest first."""
+        for found in reversed(committed(self.run_dir / kind)):
+            if found.folder not in self._damaged:
+                try:
+                    yield found.loaded()
+                except Damaged as damage:
+                    if found.path.is_dir():  # and was not retired in this moment
+                        self._damaged.add(found.folder)
+                        self.problem = f"{found.folder} on this machine is damaged and was not copied: {damage}"
 
-    def _local_checkpoints(self) -> Iterator[Checkpoint]:
-        for folder in local_folders(self.run_dir):
-            if folder not in self._damaged:
-                with contextlib.suppress(FileNotFoundError):
-                    try:
-                        yield read_local(self.run_dir, folder)
-                    except Refused as damage:
-                        self._damaged.add(folder)
-                        self.problem = f"{folder} on this machine is damaged and was not copied: {damage}"
-
-    def _newest_local(self) -> Checkpoint | None:
-        return next(self._local_checkpoints(), None)
+    def _lacking(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Paths of its files that the store is not known to hold, with their SHA-256."""
+        entries = checkpoint.files().items()
+        return {path: entry["sha256"] for path, entry in entries if self._good.get(path) != entry["sha256"]}
 
     def _is_new(self, checkpoint: Checkpoint) -> bool:
         known = self._verified.get(checkpoint.step)
@@ -214,13 +191,14 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """The checkpoint's files under names that stay while training retires the originals: hard links where the disk
-        has them. Checks each file that is to be copied against the manifest first."""
+        """The files that the store lacks under names that stay while training retires the originals: hard links where
+        the disk has them. Checks each against the manifest first."""
         stage = self.run_dir / STAGE
         shutil.rmtree(stage, ignore_errors=True)
         sources: dict[str, Path] = {}
+        lacking = self._lacking(checkpoint)
         try:
-            for path in checkpoint.files:
+            for path in lacking:
                 sources[path] = stage / path
                 sources[path].parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -229,39 +207,35 @@ class Copier:
                     raise
                 except OSError:
                     sources[path] = self.run_dir / path
-            for path, entry in checkpoint.files.items():
-                if self._good.get(path) != entry["sha256"]:
-                    with sources[path].open("rb") as file:
-                        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                            self._damaged.add(checkpoint.folder)
-                            self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
-                            raise StoreError(self.problem)
+            for path, digest in lacking.items():
+                if sha256(sources[path]) != digest:
+                    self._damaged.add(checkpoint.folder)
+                    self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
+                    raise StoreError(self.problem)
             yield sources
         finally:
             shutil.rmtree(stage, ignore_errors=True)
-
-    # -- the store ---------------------------------------------------------------------------------------------------
 
     def _hold_lease(self, size: int = 0) -> None:
         """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run
         has become another machine's."""
         moving_s = size / USUAL_BYTES_PER_S
-        if self._lease is None or self._lease.expires - self._clock() < self._ttl_s / 2 + moving_s:
+        if self._lease is None or self._lease.expires - self._clock() < lease.TTL_S / 2 + moving_s:
             self._watch("renewing the lease", 0)
-            self._lease = lease.renew(self.store, self.name, self.owner, self._ttl_s + moving_s, self._clock)
+            self._lease = lease.renew(self.store, self.name, self.owner, lease.TTL_S + moving_s, self._clock)
 
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
         latest = self._read_latest()
         damaged = passed_over(self.run_dir)
-        for folder in [folder for folder in folders_in(held) if step_in(folder) not in damaged]:
+        for folder, step in folders_in(held).items():
             with contextlib.suppress(Refused, MissingFile):
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
-                checkpoint = Checkpoint.parse(folder, raw)
-                if latest is not None and checkpoint.step <= latest and not checkpoint.lacks(held):
-                    self._verified[checkpoint.step] = checkpoint
-                    self._good.update({path: entry["sha256"] for path, entry in checkpoint.files.items()})
+                found = Checkpoint.of(folder, raw)
+                if latest is not None and step <= latest and step not in damaged and not found.lacks(held):
+                    self._verified[step] = found
+                    self._good |= {path: entry["sha256"] for path, entry in found.files().items()}
         self.step = max(self._verified, default=None)
         self._latest = latest if latest == self.step else None
         self._opened = True
@@ -277,9 +251,7 @@ class Copier:
 
     def _forget_lost(self, held: dict[str, int]) -> None:
         """Files that the store had and has no more are copied again."""
-        for path in [path for path in self._good if path not in held]:
-            del self._good[path]
-            self._stamps.pop(path, None)
+        self._good = {path: digest for path, digest in self._good.items() if path in held}
         for step, checkpoint in list(self._verified.items()):
             for path in checkpoint.lacks(held):
                 self._good.pop(path, None)
@@ -294,47 +266,36 @@ class Copier:
         start = len(self.name) + 1
         return {path[start:]: size for path, size in self.store.list(self.name).items()}
 
-    def _put(
-        self,
-        files: Mapping[str, Path | bytes],
-        delete: Sequence[str],
-        message: str,
-        expected: Mapping[str, str] | None = None,
-        page: Mapping[str, Path | bytes] | None = None,
-    ) -> None:
-        """Put, read back, compare. `expected` are SHA-256 known from a manifest; `page` lies beside the run."""
+    def _put(self, files: Files, delete: Sequence[str], message: str, page: Files | None = None) -> None:
+        """Put, read back, compare. `page` lies beside the run."""
         for path in files:
             self._good.pop(path, None)
+            self._doubted.add(path)
         inside = {f"{self.name}/{path}": content for path, content in files.items()}
-        total = sum(map(_size, files.values()))
+        total = sum(map(size_of, files.values()))
         self._hold_lease(total)
         self._watch(f"writing {total:,} bytes", total)
-        self.store.put(
-            {**(page or {}), **inside}, [f"{self.name}/{path}" for path in delete], f"{self.name}: {message}"
-        )
-        try:
-            for path, content in files.items():
-                self._watch(f"reading back {path}", _size(content))
-                want = (expected or {}).get(path) or _sha256(content)
-                if self.store.sha256(f"{self.name}/{path}", _size(content)) != want:
+        outdated = [f"{self.name}/{path}" for path in delete]
+        self.store.put({**(page or {}), **inside}, outdated, f"{self.name}: {message}")
+        for path, content in files.items():
+            size = size_of(content)
+            self._watch(f"reading back {path}", size)
+            digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)
+            try:
+                if self.store.get(f"{self.name}/{path}", None, size) != digest:
                     raise StoreError(f"{path} read back from {self.store.url} is not what was written")
-                self._good[path] = want
-        except MissingFile:
-            raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
-        finally:
-            for path in files.keys() - self._good.keys():
-                self._stamps.pop(path, None)
+            except MissingFile:
+                raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
+            self._good[path] = digest
+            self._doubted.discard(path)
         for path in delete:
             self._good.pop(path, None)
             if path.startswith("checkpoints/"):
-                self._verified.pop(step_in(path) or 0, None)
+                self._verified.pop(_step(path), None)
         if self.step is not None and LATEST in files:
             self._latest = self.step
 
 
-def _size(content: Path | bytes) -> int:
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
-
-
-def _sha256(content: Path | bytes) -> str:
-    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+def _step(path: str) -> int:
+    """Of the checkpoint in whose folder `path` lies."""
+    return step_of(path.rpartition("/")[0]) or 0

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from kit.errors import UserError
+from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
-from kit.runs.directory import sync_folder
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
@@ -37,14 +36,17 @@ class DirectoryStore(Store):
         self.url = url
         self._sleep = sleep
         self.root = _locate(url, write)
-        if write:
-            self._check_writable()
+        probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
+            if write:
+                self.root.mkdir(exist_ok=True)
+                probe.write_bytes(b"")
+                probe.unlink()
             self._device = self.root.stat().st_dev
         except OSError as error:
-            raise UserError(
-                f"store={url!r} cannot be reached ({error.strerror}); create or mount the folder."
-            ) from None
+            done = "written" if write else "reached"
+            cure = "choose a folder that you may write to" if write else "create or mount the folder"
+            raise Unusable(url, f"cannot be {done} ({error.strerror}); {cure}.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self.root / safe_path(prefix) if prefix else self.root
@@ -75,15 +77,17 @@ class DirectoryStore(Store):
                     yield chunk
 
     def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
-        touched: dict[Path, None] = {}
+        folders: dict[Path, None] = {}
         for path, content in files.items():
-            with _opened(content) as source, self._translated(path):
+            # a local file that vanished is the caller's FileNotFoundError
+            opened = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+            with opened as source, self._translated(path):
                 self._check_there()
                 target = self._inside(path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._write(target, source)
-                touched[target.parent] = None
-        for folder in touched:
+                folders[target.parent] = None
+        for folder in folders:
             with self._translated(str(folder)):
                 sync_folder(folder)
         for path in delete:
@@ -91,8 +95,26 @@ class DirectoryStore(Store):
                 self._remove(self._inside(path))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        with self._locked(path):
-            return super().swap(path, old, new)
+        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines). The system
+        frees the lock of a process that dies."""
+        import fcntl
+
+        with self._translated(path):
+            self._check_there()
+            lock = self._inside(path).with_name(f".{Path(path).name}.lock")
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with lock.open("a") as file:
+                for _ in range(LOCK_TRIES):
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        self._sleep(0.05)
+                    except OSError:  # this mount knows no locks
+                        break
+                else:
+                    raise StoreError(f"{path} in {self.url} is being changed by another process")
+                return super().swap(path, old, new)
 
     def _write(self, target: Path, source: IO[bytes]) -> None:
         """Temporary name, content, fsync, rename; then the size, as the medium tells it."""
@@ -114,13 +136,11 @@ class DirectoryStore(Store):
 
     def _remove(self, target: Path) -> None:
         target.unlink(missing_ok=True)
-        for folder in target.parents:
-            if folder == self.root:
-                break
-            try:
+        with contextlib.suppress(OSError):  # not empty, or gone already
+            for folder in target.parents:
+                if folder == self.root:
+                    break
                 folder.rmdir()
-            except OSError:  # not empty, or gone already
-                break
 
     def _inside(self, path: str) -> Path:
         """The place of `path`, which no symlink may lead out of the root."""
@@ -139,41 +159,6 @@ class DirectoryStore(Store):
         if device != self._device:
             raise StoreError(f"{self.url} is on another disk than before; is it still mounted?")
 
-    def _check_writable(self) -> None:
-        probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
-        try:
-            self.root.mkdir(exist_ok=True)
-            probe.write_bytes(b"")
-            probe.unlink()
-        except OSError as error:
-            raise UserError(
-                f"store={self.url!r} cannot be written ({error.strerror}); choose a folder that you may write to."
-            ) from None
-
-    @contextlib.contextmanager
-    def _locked(self, path: str) -> Iterator[None]:
-        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines). The system
-        frees the lock of a process that dies."""
-        import fcntl
-
-        lock = self._inside(path).with_name(f".{Path(path).name}.lock")
-        with contextlib.ExitStack() as stack:
-            with self._translated(path):
-                self._check_there()
-                lock.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(lock.open("a"))
-                for attempt in range(LOCK_TRIES):
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if attempt == LOCK_TRIES - 1:
-                            raise StoreError(f"{path} in {self.url} is being changed by another process") from None
-                        self._sleep(0.05)
-                    except OSError:  # this mount knows no locks
-                        break
-            yield
-
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:
         try:
@@ -182,8 +167,7 @@ class DirectoryStore(Store):
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 raise MissingFile(f"{what} is not in {self.url}") from None
             permanent = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
-            reason = error.strerror or str(error)
-            raise StoreError(f"{what} in {self.url}: {reason}", transient=not permanent) from None
+            raise StoreError(f"{what} in {self.url}: {error.strerror or error}", transient=not permanent) from None
 
 
 def _locate(url: str, write: bool) -> Path:
@@ -192,13 +176,12 @@ def _locate(url: str, write: bool) -> Path:
         mount = Path(os.environ.get("KIT_DRIVE_ROOT", DRIVE_ROOT))
         folder = url.split(":", 1)[1].strip("/")
         if not folder:
-            raise UserError(f"store={url!r} names no folder; write drive:folder.")
+            raise Unusable(url, "names no folder; write drive:folder.")
         safe_path(folder)
         if not mount.is_dir():
-            raise UserError(
-                f"store={url!r} needs Google Drive at {mount}; on Colab run "
-                "`from google.colab import drive; drive.mount('/content/drive')` first, elsewhere use hf://user/repo."
-            )
+            mounting = "`from google.colab import drive; drive.mount('/content/drive')`"
+            why = f"needs Google Drive at {mount}; on Colab run {mounting} first, elsewhere use hf://user/repo."
+            raise Unusable(url, why)
         root = mount / folder
         if write:
             with contextlib.suppress(OSError):
@@ -207,20 +190,13 @@ def _locate(url: str, write: bool) -> Path:
         root = Path(url.removeprefix("file://")).expanduser().absolute()
     try:
         if root.exists() and not root.is_dir():
-            raise UserError(f"store={url!r} is a file; give a folder.")
+            raise Unusable(url, "is a file; give a folder.")
         if not root.exists() and not (write and root.parent.is_dir()):
             missing = root.parent if write else root
-            raise UserError(f"store={url!r} cannot be reached: {missing} does not exist; create or mount it first.")
+            raise Unusable(url, f"cannot be reached: {missing} does not exist; create or mount it first.")
     except OSError as error:
-        raise UserError(f"store={url!r} cannot be reached ({error.strerror}); create or mount the folder.") from None
+        raise Unusable(url, f"cannot be reached ({error.strerror}); create or mount the folder.") from None
     return root
-
-
-@contextlib.contextmanager
-def _opened(content: Path | bytes) -> Iterator[IO[bytes]]:
-    """What is to be written, as a file; a local file that vanished is the caller's `FileNotFoundError`."""
-    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
-        yield source
 
 
 def _forget_cached(handle: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError, need
+from kit.errors import need
 from kit.format.manifest import MAX_FILE_BYTES
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0
@@ -24,20 +24,17 @@ class GoogleDriveLink(Store):
         self.url = url
         link = url.split(":", 1)[1]
         if write:
-            raise UserError(
-                f"store={url!r} can only be read; use drive:folder, hf://user/repo or s3://bucket to write."
-            )
+            raise Unusable(url, "can only be read; use drive:folder, hf://user/repo or s3://bucket to write.")
         if not link.startswith("https://drive.google.com/drive/") or "/folders/" not in link:
-            raise UserError(f"store={url!r} cannot be parsed; write gdrive-link: and a shared Drive folder's link.")
+            raise Unusable(url, "cannot be parsed; write gdrive-link: and a shared Drive folder's link.")
         self._gdown: Any = need("gdown", "stores")
         try:
             found = self._gdown.download_folder(
                 url=link, output="run", skip_download=True, quiet=True, use_cookies=False, timeout=TIMEOUT_S
             )
         except Exception as error:
-            raise UserError(
-                f"store={url!r} cannot be reached ({one_line(error)}); set the folder to 'Anyone with the link'."
-            ) from None
+            why = one_line(error)
+            raise Unusable(url, f"cannot be reached ({why}); set the folder to 'Anyone with the link'.") from None
         self._ids = {file.path.replace("\\", "/"): file.id for file in found}
 
     def list(self, prefix: str = "") -> dict[str, int]:
@@ -51,17 +48,16 @@ class GoogleDriveLink(Store):
         """Goes through a temporary file, since gdown writes files; a transfer over `limit` is broken off."""
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
+
+        def check(done: int, total: int | None) -> None:
+            if limit is not None and max(done, total or 0) > limit:
+                raise StoreError(f"{path} is larger than {limit:,} bytes", transient=False)
+
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "file"
+            options = {"quiet": True, "use_cookies": False, "timeout": TIMEOUT_S, "progress": check}
             try:
-                self._gdown.download(
-                    id=self._ids[path],
-                    output=str(local),
-                    quiet=True,
-                    use_cookies=False,
-                    timeout=TIMEOUT_S,
-                    progress=_stop_after(path, limit),
-                )
+                self._gdown.download(id=self._ids[path], output=str(local), **options)
             except StoreError:
                 raise
             except Exception as error:
@@ -73,10 +69,3 @@ class GoogleDriveLink(Store):
     def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
         raise StoreError(f"{self.url} can only be read", transient=False)
 
-
-def _stop_after(path: str, limit: int | None) -> Callable[[int, int | None], None]:
-    def check(done: int, total: int | None) -> None:
-        if limit is not None and max(done, total or 0) > limit:
-            raise StoreError(f"{path} is larger than {limit:,} bytes", transient=False)
-
-    return check

@@ -1,9 +1,8 @@
 """The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
 
 What the client leaves open is closed here. It has no time limits: they are set. It never repeats a commit, a creation
-or a look at a repository: `_attempt` does, with growing pauses and the Hub's own Retry-After. A commit whose answer
-was lost may exist: the repository is asked before anything is sent again. A 429 comes back at once as a `StoreError`
-that says how long to wait, where the client would sleep inside the call.
+or a look at a repository: `_attempt` does. A commit whose answer was lost may exist: the repository is asked before
+anything is sent again. On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kit.errors import UserError, need
+from kit.errors import need
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError
+from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable, size_of
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
@@ -31,11 +30,12 @@ MIN_INTERVAL_S = 90.0
 """Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
 TIMEOUT_S = 90.0
 """Of silence. The Hub itself gives up on a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
-PAUSES_S = (1.0, 3.0, 9.0)
-LONGEST_PAUSE_S = 30.0
-"""A longer Retry-After is handed to the caller instead of being slept through."""
-
+PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
+"""Between tries. A longer Retry-After is handed to the caller instead of being slept through."""
+NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
+_NETWORK = ("httpx", "httpx2", "httpcore")
+"""Modules whose errors say that a connection was refused, cut or silent."""
 _ours: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
 _T = TypeVar("_T")
 
@@ -48,26 +48,19 @@ class HubStore(Store):
     def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         match = _URL.fullmatch(url)
         if not match:
-            raise UserError(f"store={url!r} cannot be parsed; write hf://user/repo or hf://user/repo/folder.")
-        hub: Any = need("huggingface_hub", "stores")
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()
+            raise Unusable(url, "cannot be parsed; write hf://user/repo or hf://user/repo/folder.")
+        self._hub: Any = need("huggingface_hub", "stores")
         _set_time_limits()
         self.url, self.repo = url, f"{match[1]}/{match[2]}"
         self._prefix = safe_path(match[3].strip("/")) if match[3].strip("/") else ""
-        self._sleep = sleep
-        self._hub = hub
-        self._api = hub.HfApi()
+        self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
             self._open_to_write() if write else self._attempt(lambda: self._api.repo_info(self.repo))
         except MissingFile:
-            raise UserError(f"store={url!r} does not exist, or its owner has not shared it with this token.") from None
+            raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
-            raise UserError(f"store={url!r} cannot be reached ({error}); try again later.") from None
-
-    # -- the store ---------------------------------------------------------------------------------------------------
+            raise Unusable(url, f"cannot be reached ({error}); try again later.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         return {path: entry.size for path, entry in self._entries(prefix).items()}
@@ -100,28 +93,16 @@ class HubStore(Store):
                 continue
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
-    # -- talking to the Hub ------------------------------------------------------------------------------------------
-
     def _open_to_write(self) -> None:
-        """Token, role, repository: everything a first commit needs, refused here in one sentence each."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
+        """Token, role, repository: everything a first commit needs."""
         role = self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "")
         if role == "read":
-            raise UserError(f"store={self.url!r} needs a token that may write, and this one is read-only; make one at "
-                            "https://huggingface.co/settings/tokens.")  # fmt: skip
-
-        def look() -> Any:
-            try:
-                return self._api.repo_info(self.repo)
-            except RepositoryNotFoundError:
-                return None
-
-        if self._attempt(look) is None:
+            raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
+        if not self._attempt(lambda: self._api.repo_exists(self.repo)):
             self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
             if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
-                raise UserError(f"store={self.url!r} was created but the Hub did not make it private; nothing was "
-                                "uploaded; make it private in its settings.")  # fmt: skip
+                why = "was created but the Hub did not make it private; nothing was uploaded"
+                raise Unusable(self.url, f"{why}; make it private in its settings.")
 
     def _commit(
         self, files: Mapping[str, Path | bytes], delete: Sequence[str], message: str, parent: str | None = None
@@ -137,20 +118,16 @@ class HubStore(Store):
         try:
             self._api.create_commit(self.repo, operations, commit_message=message, parent_commit=parent)
         except Exception as error:
-            with contextlib.suppress(Exception):
-                if self._has(files, delete):  # the commit was made and only its answer was lost
+            with contextlib.suppress(Exception):  # perhaps the commit was made, and only its answer was lost
+                here = self._entries()
+                same = all(path in here and _is_same(content, here[path]) for path, content in files.items())
+                if same and not any(path in here for path in delete):
                     return
             if _status(error) in (409, 412) and parent is not None:
-                raise _Conflict(message) from None
+                raise _Conflict(f"{message}: another commit came first", transient=False) from None
             if isinstance(error, EntryNotFoundError):  # somebody else removed it after we looked
                 raise StoreError(f"{message}: another commit came between") from None
             raise
-
-    def _has(self, files: Mapping[str, Path | bytes], delete: Sequence[str]) -> bool:
-        here = self._entries()
-        return all(path not in here for path in delete) and all(
-            path in here and _is_same(content, here[path]) for path, content in files.items()
-        )
 
     def _entries(self, prefix: str = "") -> dict[str, RepoFile]:
         """Every file below `prefix`, by its path in this store."""
@@ -199,58 +176,49 @@ class HubStore(Store):
 
         status, reason = _status(error), one_line(error)
         if isinstance(error, LocalTokenNotFoundError):
-            return UserError(f"store={self.url!r} needs a Hugging Face token; run `hf auth login` or set HF_TOKEN.")
+            return Unusable(self.url, "needs a Hugging Face token; run `hf auth login` or set HF_TOKEN.")
         if isinstance(error, EntryNotFoundError):
             return MissingFile(f"a file is not in {self.url}")
-        if status == 401 and not isinstance(error, RepositoryNotFoundError):
-            return UserError(f"store={self.url!r} does not accept this token; log in again with `hf auth login`.")
-        if status == 403:
-            return UserError(f"store={self.url!r} may not be written with this token; it is read-only or not for this "
-                             "repository; make one at https://huggingface.co/settings/tokens.")  # fmt: skip
         if isinstance(error, RepositoryNotFoundError) or status == 404:
             return MissingFile(f"{self.url} does not exist, or this token may not see it")
+        if status == 401:
+            return Unusable(self.url, "does not accept this token; log in again with `hf auth login`.")
+        if status == 403:
+            why = "may not be written with this token; it is read-only or not for this repository"
+            return Unusable(self.url, f"{why}; {NEW_TOKEN}")
         if status is not None:
-            return StoreError(
-                f"the Hub answered {status} ({reason})", transient=status in (408, 409, 412) or status >= 500
-            )
-        if _is_network(error):
+            passing = status in (408, 409, 412) or status >= 500
+            return StoreError(f"the Hub answered {status} ({reason})", transient=passing)
+        if any(isinstance(e, OSError) or type(e).__module__.partition(".")[0] in _NETWORK for e in _causes(error)):
             return StoreError(f"the Hub does not answer ({type(error).__name__}: {reason})")
         return error
 
 
 class _Conflict(StoreError):
-    def __init__(self, message: str) -> None:
-        super().__init__(f"{message}: another commit came first", transient=False)
+    """The repository is not what a commit was made from."""
 
 
 def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
     """Whether the Hub's entry is `content`: large files go by SHA-256, small ones by their git blob id."""
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    if size != entry.size:
+    if size_of(content) != entry.size:
         return False
     data = content if isinstance(content, bytes) else content.read_bytes()
     if entry.lfs is not None:
         return hashlib.sha256(data).hexdigest() == entry.lfs.sha256
-    return hashlib.sha1(b"blob %d\0" % size + data).hexdigest() == entry.blob_id
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == entry.blob_id
 
 
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error, also behind the RuntimeError that a failed upload raises."""
-    for _ in range(4):
-        response = getattr(error, "response", None)
-        if response is not None:
-            return int(response.status_code)
-        error = error.__cause__ if error is not None else None
-    return None
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what is behind it: a failed upload raises a RuntimeError."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
-def _is_network(error: BaseException | None) -> bool:
-    """Connections refused, cut or silent: OSError, or the HTTP library's own, here or as the cause."""
-    for _ in range(4):
-        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore"):
-            return True
-        error = error.__cause__ if error is not None else None
-    return False
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error."""
+    responses = [response for cause in _causes(error) if (response := getattr(cause, "response", None)) is not None]
+    return int(responses[0].status_code) if responses else None
 
 
 def _set_time_limits() -> None:
@@ -258,23 +226,19 @@ def _set_time_limits() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import get_session
 
+    def limit(request: Any) -> None:
+        """Some calls of the client say "no limit" themselves, whatever the session says; they get one all the same."""
+        if (request.extensions.get("timeout") or {}).get("read") is None:
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s())
+
+    def timeout_s() -> float:
+        return float(os.environ.get("KIT_HUB_TIMEOUT_S", TIMEOUT_S))
+
     session = get_session()
-    if session.timeout.read is not None:
-        return
-    kind, hooks = type(session), session.event_hooks
-    hooks = {"request": [*hooks["request"], _limit], "response": [*hooks["response"], _refuse_to_sleep]}
-    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=_timeout_s()))
-
-
-def _limit(request: Any) -> None:
-    """Some calls of the client say "no limit" themselves, whatever the session says; they get one all the same."""
-    limits = request.extensions.get("timeout") or {}
-    if limits.get("read") is None:
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _timeout_s())
-
-
-def _timeout_s() -> float:
-    return float(os.environ.get("KIT_HUB_TIMEOUT_S", TIMEOUT_S))
+    if session.timeout.read is None:
+        kind, hooks = type(session), session.event_hooks
+        hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], _refuse_to_sleep]}
+        set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=timeout_s()))
 
 
 def _refuse_to_sleep(response: Any) -> None:

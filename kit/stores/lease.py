@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.runs.directory import write_atomic
+from kit.format.files import read_json, write_atomic
 from kit.stores.base import MissingFile, Store, StoreError
 
 TTL_S = 600.0
@@ -91,28 +91,20 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
         return None, None
     try:
         values: dict[str, Any] = json.loads(raw)
-        return raw, Lease(
-            owner=str(values["owner"])[:100],
-            host=str(values["host"])[:100],
-            since=float(values["since"]),
-            expires=float(values["expires"]),
-        )
+        owner, host = (str(values[name])[:100] for name in ("owner", "host"))
+        return raw, Lease(owner, host, since=float(values["since"]), expires=float(values["expires"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return raw, None
 
 
 def owner_of(run_dir: Path) -> str:
     """This copy of the run on this machine, by name: the same after a crash, another after a move. Kept in `.owner`."""
-    host, path = socket.gethostname(), run_dir / ".owner"
-    try:
-        values = json.loads(path.read_text())
-        if values["host"] == host and values["folder"] == str(run_dir.resolve()):
-            return str(values["owner"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    owner = f"{host[:40]}-{secrets.token_hex(3)}"
-    values = {"owner": owner, "host": host, "folder": str(run_dir.resolve())}
-    write_atomic(path, json.dumps(values).encode(), durable=False)
+    here = {"host": socket.gethostname(), "folder": str(run_dir.resolve())}
+    kept = read_json(run_dir / ".owner")
+    if isinstance(kept, dict) and here.items() <= kept.items() and "owner" in kept:
+        return str(kept["owner"])
+    owner = f"{here['host'][:40]}-{secrets.token_hex(3)}"
+    write_atomic(run_dir / ".owner", json.dumps({"owner": owner, **here}), durable=False)
     return owner
 
 

@@ -17,27 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.format.layout import (
-    LATEST,
-    MAX_VIDEO_BYTES,
-    PASSED_OVER,
-    VIDEO_SUFFIXES,
-    Checkpoint,
-    folders_in,
-    newest_local,
-    step_in,
-)
-from kit.format.manifest import (
-    MAX_JSON_BYTES,
-    MAX_TOTAL_BYTES,
-    Refused,
-    check_tensors,
-    parse_json,
-    safe_name,
-    safe_path,
-)
+from kit.format.checkpoint import Checkpoint, committed
+from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, VIDEO_SUFFIXES, folders_in
+from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, open_store
+from kit.stores.base import MissingFile, Store, StoreError, Unusable, open_store
 from kit.stores.redact import one_line
 
 MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
@@ -58,9 +42,8 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
     try:
         held = store.list()
     except StoreError as error:
-        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
-    runs = [_describe(store, name, held, clock()) for name in _names(held)]
-    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
+        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
+    return _described(store, held, clock())
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -76,7 +59,7 @@ def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
         return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
     except StoreError as error:
-        raise UserError(f"store={store.url!r} cannot be read ({one_line(error)}); try again later.") from None
+        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
 
 
 def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
@@ -89,6 +72,7 @@ class _Pull:
 
     def __init__(self, store: Store, prefix: str, held: dict[str, int], tell: Tell, max_bytes: int) -> None:
         self.store, self.prefix, self.held, self.tell, self.max_bytes = store, prefix, held, tell, max_bytes
+        self.fetched: dict[str, str] = {}  # path in the run -> SHA-256
         self.passed_over: list[int] = []
 
     def __call__(self, name: str, dest: Path) -> Path:
@@ -99,14 +83,14 @@ class _Pull:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
             building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir.parent))
         except OSError as error:
-            raise UserError(
-                f"runs_dir={str(dest)!r} cannot be written ({error.strerror}); choose another folder."
-            ) from None
+            why = error.strerror
+            raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
         try:
             building.chmod(0o755)
             self._fetch_checkpoint(building)
             self._fetch_texts(building)
-            self._fetch_extras(building)
+            self._fetch_best(building)
+            self._fetch_videos(building)
             self._note_passed_over(building)
             building.rename(run_dir)
         except BaseException:
@@ -116,8 +100,8 @@ class _Pull:
 
     def _bring_forward(self, run_dir: Path) -> Path:
         """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
-        here = newest_local(run_dir)
-        if here is not None and here >= max((step_in(f) or 0 for f in folders_in(self.held)), default=-1):
+        here = max((found.step for found in committed(run_dir / "checkpoints")), default=-1)
+        if here >= max(folders_in(self.held).values(), default=-1):
             return run_dir
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
             building = Path(folder)
@@ -128,87 +112,82 @@ class _Pull:
             self._note_passed_over(run_dir)
             if found is None:
                 return run_dir
-            for path in [
-                *(p for p in found.files if p.startswith("replay/")),
-                "metrics.jsonl",
-                "status.json",
-                found.folder,
-            ]:
-                if (building / path).exists():
+            best = self._fetch_best(building)
+            shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
+            # the checkpoint comes last: until then nothing refers to the rest
+            for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
+                if (building / path).exists() and not (run_dir / path).is_dir():
                     (run_dir / path).parent.mkdir(exist_ok=True)
-                    (building / path).replace(
-                        run_dir / path
-                    )  # the checkpoint last: until then nothing refers to the rest
+                    (building / path).replace(run_dir / path)
         return run_dir
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def _fetch_checkpoint(self, building: Path, newer_than: int | None = None) -> Checkpoint | None:
-        """The newest that is complete and right, with the replay segments it needs. None if the run has none yet."""
-        folders = [f for f in folders_in(self.held) if newer_than is None or (step_in(f) or 0) > newer_than]
+    def _fetch_checkpoint(self, building: Path, newer_than: int = -1) -> Checkpoint | None:
+        """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
+        folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
             try:
-                checkpoint = self._check(folder)
-                self._fetch_files(checkpoint, building)
-                return checkpoint
+                return self._fetch_folder(folder, building)
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
-                self.passed_over.append(step_in(folder) or 0)
+                self.passed_over.append(folders_in(self.held)[folder])
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
                     self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
-        if refusal is not None and newer_than is None:
-            raise UserError(f"store={self.store.url!r} holds no checkpoint that can be used: {refusal}")
+        if refusal is not None and newer_than < 0:
+            raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
         return None
 
-    def _check(self, folder: str) -> Checkpoint:
-        """A checkpoint whose manifest is sound and whose files the store lists with the sizes it claims."""
-        safe_path(folder)
-        raw = self._read(f"{folder}/manifest.json", MAX_JSON_BYTES)
-        checkpoint = Checkpoint.parse(folder, raw, self.max_bytes)
-        lacks = checkpoint.lacks(self.held)
-        if lacks:
-            size = self.held.get(lacks[0])
-            what = "is missing" if size is None else f"has {size:,} bytes, not {checkpoint.files[lacks[0]]['size']:,}"
-            raise Refused(f"{lacks[0]} {what}")
+    def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
+        """A checkpoint whose manifest is sound and whose files the store lists with the sizes it claims; then these."""
+        path = f"{folder}/manifest.json"
+        if self.held[path] > MAX_JSON_BYTES:
+            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
+        checkpoint = Checkpoint.of(folder, self.store.read(self.prefix + path, MAX_JSON_BYTES), self.max_bytes)
+        files = checkpoint.files()
+        for path in checkpoint.lacks(self.held)[:1]:
+            size = self.held.get(path)
+            what = "is missing" if size is None else f"has {size:,} bytes, not {files[path]['size']:,}"
+            raise Refused(f"{path} {what}")
+        need, free = sum(entry["size"] for entry in files.values()), shutil.disk_usage(building).free
+        if need > free:
+            raise UserError(f"{building.parent} has {free:,} bytes free, and the checkpoint needs {need:,}; make room.")
+        for path, entry in files.items():
+            if self.fetched.get(path) != entry["sha256"]:
+                self._fetch_file(path, entry, building / path)
         return checkpoint
 
-    def _fetch_files(self, checkpoint: Checkpoint, building: Path) -> None:
-        free = shutil.disk_usage(building).free
-        if checkpoint.size > free:
-            raise UserError(
-                f"{building.parent} has {free:,} bytes free, and the checkpoint needs {checkpoint.size:,}; make room."
-            )
-        for path, entry in checkpoint.files.items():
-            local = building / path
-            local.parent.mkdir(parents=True, exist_ok=True)
-            if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
-                raise Refused(f"{path} does not have the SHA-256 of its manifest")
-            if path.endswith(".safetensors"):
-                check_tensors(local)
-            elif path.endswith(".json"):
-                parse_json(local.read_bytes(), path)
-
-    # -- the rest ------------------------------------------------------------------------------------------------------
+    def _fetch_file(self, path: str, entry: dict[str, Any], local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        self.fetched.pop(path, None)
+        if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
+            raise Refused(f"{path} does not have the SHA-256 of its manifest")
+        if path.endswith(".safetensors"):
+            check_tensors(local)
+        elif path.endswith(".json"):
+            parse_json(local.read_bytes(), path)
+        self.fetched[path] = entry["sha256"]
 
     def _fetch_texts(self, building: Path) -> None:
         for name, limit in MAX_TEXT_BYTES.items():
             if self.held.get(name, 0) > limit:
-                raise Refused(
-                    f"{name} of {self.store.url} claims {self.held[name]:,} bytes; at most {limit:,} are accepted."
-                )
+                claim = f"{name} of {self.store.url} claims {self.held[name]:,} bytes"
+                raise Refused(f"{claim}; at most {limit:,} are accepted.")
             if name in self.held:
                 self.store.get(self.prefix + name, building / name, limit)
 
-    def _fetch_extras(self, building: Path) -> None:
-        """Best and videos are nice to have: what is wrong with them is told and left out."""
-        for folder in folders_in(self.held, "best")[:1]:
+    def _fetch_best(self, building: Path) -> list[str]:
+        """The folder of the best policy, if there is one. What is wrong with it is told, and it is left out."""
+        for folder in list(folders_in(self.held, "best"))[:1]:
             with self._tolerated(building / folder):
-                self._fetch_files(self._check(folder), building)
+                return [self._fetch_folder(folder, building).folder]
+        return []
+
+    def _fetch_videos(self, building: Path) -> None:
+        """As nice to have as the best policy."""
         for path in [p for p in self.held if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
             with self._tolerated(building / path):
-                safe_path(path)
+                safe_name(path.removeprefix("videos/"))
                 (building / "videos").mkdir(exist_ok=True)
                 self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
 
@@ -225,12 +204,6 @@ class _Pull:
             self.tell(f"left out of the copy: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _read(self, path: str, limit: int) -> bytes:
-        if self.held[path] > limit:
-            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {limit:,} are accepted.")
-        return self.store.read(self.prefix + path, limit)
-
-
 def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
     """(prefix, name) of the run that is meant."""
     names = _names(held)
@@ -241,11 +214,10 @@ def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[s
             known = ", ".join(sorted(names)[:10]) or "none"
             raise UserError(f"run_name={run_name!r} is not in {store.url}; it holds: {known}.")
         return f"{run_name}/", run_name
-    runs = [run for run in list_runs(store) if run["name"] in names]
+    runs = _described(store, held, time.time())
     if not runs:
-        raise UserError(f"store={store.url!r} holds no runs; give the URL that the run was trained with.")
-    unfinished = [run for run in runs if run["state"] != "finished"]
-    name = str((unfinished or runs)[0]["name"])
+        raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
+    name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # of each kind the first, the newest
     return f"{name}/", name
 
 
@@ -271,25 +243,26 @@ def _own_name(store: Store) -> str:
         return "pulled"
 
 
+def _described(store: Store, held: dict[str, int], now: float) -> list[dict[str, Any]]:
+    runs = [_describe(store, name, held, now) for name in _names(held)]
+    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
+
+
 def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict[str, Any]:
     prefix = f"{name}/" if name else ""
     status = _values(store, f"{prefix}status.json", held)
     latest = _values(store, f"{prefix}{LATEST}", held)
     state = status.get("state") if isinstance(status.get("state"), str) else "interrupted"
     if state in AT_WORK:
-        found = None
-        with contextlib.suppress(StoreError):
-            found = lease.read(store, name)[1] if f"{prefix}{lease.FILE}" in held else None
-        if found is None or found.expires <= now:
-            state = "interrupted"
-    updated = [v for v in (_number(status.get("updated")), _number(latest.get("time"))) if v is not None]
+        expires = _number(_values(store, f"{prefix}{lease.FILE}", held).get("expires"))
+        state = state if (expires or 0.0) > now else "interrupted"
     return {
         "name": name or _own_name(store),
         "state": state,
-        "step": max(int(_number(status.get("step")) or 0), int(_number(latest.get("step")) or 0)),
+        "step": int(max(_number(status.get("step")) or 0, _number(latest.get("step")) or 0)),
         "total_steps": int(_number(status.get("total_steps")) or 0),
         "success_rate": _number(status.get("success_rate")),
-        "updated": max(updated, default=None),
+        "updated": max(_number(status.get("updated")) or 0.0, _number(latest.get("time")) or 0.0) or None,
     }
 
 
@@ -303,8 +276,7 @@ def _values(store: Store, path: str, held: dict[str, int]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
-    return value if finite else None
+    return value if type(value) in (int, float) and abs(value) < 1e18 else None
 
 
 def _identity(run_dir: Path) -> dict[str, Any]:

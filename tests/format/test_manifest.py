@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from kit.format.checkpoint import Checkpoint
 from kit.format.manifest import (
     MAX_TOTAL_BYTES,
     Refused,
     check_manifest,
     check_tensors,
     digest,
-    paths_of,
     read_manifest,
     safe_name,
     safe_path,
@@ -44,10 +44,12 @@ def sealed(**changes: Any) -> dict[str, Any]:
 def test_a_good_one_passes() -> None:
     assert check_manifest(sealed(), 100) == sealed()
     assert read_manifest(json.dumps(sealed()).encode()) == sealed()
-    assert list(paths_of(sealed(), "checkpoints/step_000000100")) == [
+    found = Checkpoint.of("checkpoints/step_000000100", json.dumps(sealed()).encode())
+    assert list(found.files()) == [
         "replay/000000000000.safetensors",
         "checkpoints/step_000000100/policy.safetensors",
         "checkpoints/step_000000100/state.json",
+        "checkpoints/step_000000100/manifest.json",
     ]
 
 
@@ -207,5 +209,5 @@ def test_tensor_files_that_lie(tmp_path: Path, raw: bytes) -> None:
 
 
 def test_it_needs_the_standard_library_only() -> None:
-    program = "import sys, kit.format.manifest; print({'numpy', 'torch', 'yaml', 'safetensors'} & set(sys.modules))"
+    program = "import sys, kit.format.checkpoint; print({'numpy', 'torch', 'yaml', 'safetensors'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"

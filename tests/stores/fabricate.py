@@ -14,7 +14,9 @@ from safetensors.numpy import save
 from kit.format.manifest import digest
 
 
-def make_run(folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 200), replay: bool = False) -> Path:
+def make_run(
+    folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 200), replay: bool = False, frozen: int = 0
+) -> Path:
     """A run at `folder`/`name` with a committed checkpoint per step, metrics, status, best and a video."""
     run = folder / name
     for part in ("checkpoints", "videos"):
@@ -25,12 +27,13 @@ def make_run(folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 2
     (run / "videos" / "step_000000100.mp4").write_bytes(_noise(0, 3000))
     (run / "metrics.jsonl").write_text("")
     for step in steps:
-        add_checkpoint(run, step, replay)
+        add_checkpoint(run, step, replay, frozen)
     return run
 
 
-def add_checkpoint(run: Path, step: int, replay: bool = False, state: str = "running") -> Path:
-    """Commit a checkpoint of `step`, as kit.runs does, with a row of metrics and a status."""
+def add_checkpoint(run: Path, step: int, replay: bool = False, frozen: int = 0) -> Path:
+    """Commit a checkpoint of `step`, as kit.runs does, with a row of metrics and a status. `frozen` is the seed of
+    weights that never change."""
     row = {"step": step, "rollout/ep_rew_mean": step / 10, "rollout/success_rate": 0.5, "train/loss": 0.1}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -38,14 +41,26 @@ def add_checkpoint(run: Path, step: int, replay: bool = False, state: str = "run
     if replay:
         previous = sorted((run / "checkpoints").glob("step_*/manifest.json"))
         shared = json.loads(previous[-1].read_bytes())["shared"] if previous else {}
+        shared = {path: entry for path, entry in shared.items() if path.startswith("replay/")}
         path = f"replay/{step:012d}.safetensors"
         data = save({"observations": _array(step, 100), "rewards": _array(step + 1, 10)})
         (run / "replay").mkdir(exist_ok=True)
         (run / path).write_bytes(data)
         shared = {**shared, path: {**_entry(data), "rows": 10}}
+    if frozen:
+        shared |= add_frozen(run, frozen)
     folder = write_checkpoint(run / "checkpoints", step, shared)
-    set_status(run, step=step, state=state)
+    set_status(run, step=step, state="running")
     return folder
+
+
+def add_frozen(run: Path, seed: int) -> dict[str, Any]:
+    """Write frozen weights; their entry under "shared"."""
+    data = save({"encoder": _array(seed, 3000)})
+    path = f"frozen/{_entry(data)['sha256'][:16]}.safetensors"
+    (run / "frozen").mkdir(exist_ok=True)
+    (run / path).write_bytes(data)
+    return {path: _entry(data)}
 
 
 def write_checkpoint(folder: Path, step: int, shared: dict[str, Any] | None = None) -> Path:

@@ -14,7 +14,7 @@ from kit.stores.copier import Copier
 from kit.stores.folder import DirectoryStore
 from kit.stores.hub import HubStore
 from tests.stores.conftest import KINDS
-from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint
+from tests.stores.fabricate import add_checkpoint, add_frozen, content, make_run, set_status, write_checkpoint
 from tests.stores.hub_server import HubServer
 
 
@@ -136,6 +136,65 @@ def test_replay_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path, stor
     assert sorted(store.list("reach-1/replay")) == [f"reach-1/replay/{s:012d}.safetensors" for s in (300, 400)]
 
 
+def test_frozen_weights_are_copied_once_and_come_back(tmp_path: Path, liar: Liar) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), replay=True, frozen=1)
+    (path,) = write_best(run, 100, frozen=1)
+    copier = Copier(run, liar, "me-1")
+    copier.run_pass()
+    add_checkpoint(run, 200, replay=True, frozen=1)
+    copier.run_pass()
+    again = Copier(run, liar, "me-1")
+    add_checkpoint(run, 300, replay=True, frozen=1)
+    again.run_pass(final=True)
+    assert sum(f"reach-1/{path}" in files for files in liar.puts) == 1
+    back = pull(DirectoryStore(str(liar.root)), None, tmp_path / "elsewhere")
+    assert content(back) == content(run) and path in content(back)
+    assert [p.name for p in (back / "best").iterdir()] == ["step_000000100"]
+    (liar.root / "reach-1" / path).unlink()
+    again.run_pass()
+    assert f"reach-1/{path}" in liar.list(), "lost there, so copied again"
+
+
+def test_frozen_weights_go_when_no_checkpoint_and_no_best_needs_them(tmp_path: Path, store: Store) -> None:
+    run = make_run(tmp_path / "runs", steps=(100,), frozen=1)
+    (of_checkpoint,) = add_frozen(run, 1)
+    (of_best,) = write_best(run, 100, frozen=2)
+    copier = Copier(run, store, "me-1")
+    copier.run_pass()
+
+    def there() -> set[str]:
+        return {path.removeprefix("reach-1/") for path in store.list("reach-1/frozen")}
+
+    assert there() == {of_checkpoint, of_best}
+    for step in (200, 300, 400):
+        shutil.rmtree(run / "checkpoints")
+        add_checkpoint(run, step, frozen=3)
+        copier.run_pass()
+    (newest,) = add_frozen(run, 3)
+    assert there() == {of_best, newest}
+    shutil.rmtree(run / "best")
+    add_checkpoint(run, 500, frozen=3)
+    copier.run_pass()
+    assert of_best in there(), "the store's own best needs it still"
+    write_best(run, 500, frozen=3)
+    copier.run_pass()
+    copier.run_pass()  # once the new best is known to be there
+    assert there() == {newest}
+
+
+def write_best(run: Path, step: int, frozen: int) -> dict[str, object]:
+    """A best policy with frozen weights; what it shares."""
+    shared = add_frozen(run, frozen)
+    write_checkpoint(run / "best", step, shared)
+    return shared
+
+
+def test_a_video_with_an_odd_name_stays_here(run: Path, store: Store, copier: Copier) -> None:
+    (run / "videos/my best try.mp4").write_bytes(b"x")
+    copier.run_pass(final=True)
+    assert [path for path in store.list() if "videos" in path] == ["reach-1/videos/step_000000100.mp4"]
+
+
 @pytest.mark.parametrize("name", ["policy.safetensors", "manifest.json", "state.json", "latest.json", "metrics.jsonl"])
 def test_a_store_that_drops_what_it_accepted(run: Path, liar: Liar, name: str) -> None:
     copier = Copier(run, liar, "me-1")
@@ -239,11 +298,12 @@ def test_half_a_line_of_metrics_stays_here(run: Path, store: Store, copier: Copi
 
 def test_no_secret_goes_along(run: Path, store: Store, copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "very-secret-pod-key")
-    (run / "provenance.json").write_text(json.dumps({"a": "very-secret-pod-key", "b": "hf_abcdefgh12345678"}))
-    (run / "config.yaml").open("a").write("store: s3://AKIAABCDEFGHIJKL:abc/def@bucket\n")
+    (run / "provenance.json").write_text(json.dumps({"a": "very-secret-pod-key", "b": f"hf_{'aB3' * 11}x"}))
+    with (run / "config.yaml").open("a") as file:
+        file.write("store: s3://AKIAABCDEFGHIJKLMNOP:abcdef@bucket\n")
     copier.run_pass(final=True)
     everything = b"".join(store.read(path, 10**8) for path in store.list())
-    for secret in (b"very-secret-pod-key", b"hf_abcdefgh12345678", b"AKIAABCDEFGHIJKL"):
+    for secret in (b"very-secret-pod-key", b"aB3aB3", b"AKIA", b"abcdef@"):
         assert secret not in everything
 
 

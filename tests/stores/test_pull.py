@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
+from kit.format.checkpoint import committed
 from kit.format.manifest import digest
 from kit.stores import Store, lease, list_runs, open_store, pull
 from kit.stores.copier import Copier
 from kit.stores.pull import pull_url
 from tests.stores.conftest import KINDS
-from tests.stores.fabricate import add_checkpoint, content, make_run, set_status, write_checkpoint
+from tests.stores.fabricate import add_checkpoint, add_frozen, content, make_run, set_status, write_checkpoint
 
 
 def upload(run: Path, store: Store, name: str | None = None) -> None:
@@ -130,16 +131,21 @@ def damage(store_root: Path, how: str) -> None:
         shutil.copy(store_root / "reach-1/checkpoints/step_000000100/manifest.json", folder / "manifest.json")
     elif how == "replay":
         (store_root / "reach-1/replay/000000000200.safetensors").unlink()
+    elif how == "frozen":
+        newest = json.loads((folder / "manifest.json").read_bytes())["shared"]
+        path = store_root / "reach-1" / next(path for path in newest if path.startswith("frozen/"))
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
 
 
-HOW = ["flip", "truncate", "missing", "swap", "no manifest", "manifest", "other manifest", "replay"]
+HOW = ["flip", "truncate", "missing", "swap", "no manifest", "manifest", "other manifest", "replay", "frozen"]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     there: Store, store_url: str, tmp_path: Path, how: str
 ) -> None:
-    run = make_run(tmp_path / "x", replay=True)
+    run = make_run(tmp_path / "x", steps=(100,), replay=True, frozen=1)
+    add_checkpoint(run, 200, replay=True, frozen=2)
     upload(run, there)
     damage(Path(store_url), how)
     said: list[str] = []
@@ -175,11 +181,16 @@ def test_with_nothing_left_it_says_so_and_leaves_nothing(
 
 def test_a_run_here_is_brought_forward(there: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "x", replay=True)
+    write_checkpoint(run / "best", 200)
     shutil.copytree(run, tmp_path / "here/reach-1")
-    add_checkpoint(run, 300, replay=True)
+    add_checkpoint(run, 300, replay=True, frozen=1)
+    write_checkpoint(run / "best", 250, add_frozen(run, 2))
     upload(run, there)
     back = pull(there, None, tmp_path / "here")
     assert content(back) == content(run) and content(back, 200)
+    best = committed(back / "best")[-1]
+    assert best.step == 250, "or the copier would put the older one in its place"
+    best.verify()
     assert not list(back.glob(".pull-*"))
     again = {p: p.stat().st_mtime_ns for p in back.rglob("*")}
     assert pull(there, None, tmp_path / "here") == back
@@ -236,8 +247,9 @@ def claim(size: int = 10, data: bytes = b"") -> dict[str, Any]:
     return {"size": size, "sha256": hashlib.sha256(data).hexdigest()}
 
 
-@pytest.mark.parametrize("kind", ["parent", "absolute", "shared", "10 GB", "many", "pickle", "pickle in disguise",
-                                  "wrong shapes", "symlink", "folder symlink", "fifo", "yaml"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["parent", "absolute", "shared", "frozen", "10 GB", "many", "pickle",
+                                  "pickle in disguise", "wrong shapes", "symlink", "folder symlink", "fifo",
+                                  "yaml"])  # fmt: skip
 def test_hostile_runs_are_refused_in_a_moment(
     there: Store, store_url: str, tmp_path: Path, canary: Path, kind: str
 ) -> None:
@@ -252,6 +264,8 @@ def test_hostile_runs_are_refused_in_a_moment(
         hostile(root, good, **{str(tmp_path / "evil.json"): claim()})
     elif kind == "shared":
         hostile(root, good, shared={"replay/../../evil.safetensors": claim()})
+    elif kind == "frozen":
+        hostile(root, good, shared={"frozen/../../evil.safetensors": claim()})
     elif kind == "10 GB":
         hostile(root, good, **{"policy.safetensors": claim(10 * 2**30)})
     elif kind == "many":

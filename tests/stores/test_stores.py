@@ -26,7 +26,7 @@ def test_put_list_read_delete(store: Store, tmp_path: Path) -> None:
     assert store.read("empty.json") == b""
     assert store.get("a/b/big.safetensors", tmp_path / "back") == hashlib.sha256(big).hexdigest()
     assert (tmp_path / "back").read_bytes() == big
-    assert store.sha256("a/b/big.safetensors") == hashlib.sha256(big).hexdigest()
+    assert store.get("a/b/big.safetensors", None) == hashlib.sha256(big).hexdigest()
     store.put({"a/one.json": b"[1]"}, delete=["a/b/big.safetensors", "never/was"])
     assert store.list() == {"a/one.json": 3, "empty.json": 0}
     assert store.read("a/one.json") == b"[1]"

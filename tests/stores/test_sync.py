@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,11 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
-from kit.stores import StoreError, lease, open_store, pull, start_sync
+from kit.stores import LeaseHeld, StoreError, SyncHandle, alone, lease, open_store, pull, start_sync
 from kit.stores.copier import Copier
-from kit.stores.sync import LONGEST_PAUSE_S, REFRESH_S, Sync, SyncHandle
-from kit.stores.worker import Lost, Worker
+from kit.stores.loop import LONGEST_PAUSE_S, REFRESH_S, Hung, Sync, Watched
 from tests.stores.conftest import KINDS
+from tests.stores.dead_mount import DeadMount
 from tests.stores.fabricate import add_checkpoint, content, make_run, set_status
 from tests.stores.hub_server import Fault, HubServer
 
@@ -33,7 +36,7 @@ class FakeCopier:
     def __init__(self, *script: int | Exception, interval_s: float = 0.0, pending: bool = False) -> None:
         self.script, self.interval_s, self.pending = list(script), interval_s, pending
         self.passes: list[tuple[float, bool]] = []
-        self.released: bool | None = None
+        self.released = False
         self.clock: Callable[[], float] = lambda: 0.0
 
     def run_pass(self, final: bool) -> dict[str, Any]:
@@ -43,22 +46,28 @@ class FakeCopier:
             raise answer
         return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None}
 
-    def close(self, release: bool) -> None:
-        self.released = release
+    def close(self) -> None:
+        self.released = True
 
 
 class Machine:
     """A clock that moves when somebody sleeps, and training that ends at `over`. `at` runs things at given times."""
 
     def __init__(
-        self, run: Path, copier: FakeCopier, over: float, at: dict[float, Callable[[], object]] | None = None
+        self,
+        run: Path,
+        copier: FakeCopier,
+        over: float,
+        at: dict[float, Callable[[], object]] | None = None,
+        **options: Any,
     ) -> None:
         self.now, self.at = 0.0, dict(at or {})
         copier.clock = lambda: self.now
         self.states: list[str] = []
         self.run = run
         tick_s = max(0.25, over / 1000)
-        self.sync = Sync(run, "s3://b/p", "me", copier, lambda: self.now >= over, lambda: self.now, self.sleep, tick_s)
+        self.sync = Sync(run, "s3://b/p", "me", copier, lambda: self.now >= over, lambda: self.now, self.sleep, tick_s,
+                         **options)  # fmt: skip
         self.code = self.sync.run()
 
     def sleep(self, seconds: float) -> None:
@@ -83,7 +92,7 @@ def read_state(run: Path) -> dict[str, Any]:
 def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
     copier = FakeCopier(200, 300)
     machine = Machine(run, copier, over=60, at={30: lambda: add_checkpoint(run, 300)})
-    assert machine.code == 0 and copier.released is True
+    assert machine.code == 0 and copier.released
     assert [final for _, final in copier.passes] == [False, False, True]
     assert read_state(run) | {"pid": 0, "updated": 0} == {
         **{"url": "s3://b/p", "step": 300, "time": machine.now, "state": "ok", "error": None},
@@ -144,21 +153,67 @@ def test_a_quiet_run_is_looked_after(run: Path) -> None:
 
 
 def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
-    copier = FakeCopier(200, Lost("belongs to rival since noon"))
+    copier = FakeCopier(200, LeaseHeld(run.name, lease.Lease("rival", "there", 0.0, 600.0)))
     machine = Machine(run, copier, over=3600, at={30: lambda: add_checkpoint(run, 300)})
-    assert machine.code == 3 and len(copier.passes) == 2 and copier.released is False
+    assert machine.code == 3 and len(copier.passes) == 2 and not copier.released
     state = read_state(run)
     assert state["state"] == "failing" and "rival" in state["error"] and machine.now - state["updated"] < 10
+
+
+def test_after_a_hang_it_begins_anew_and_knows_what_was(run: Path) -> None:
+    """Also that training is over: nobody else would start it again."""
+    told: list[dict[str, Any]] = []
+
+    def restart(before: dict[str, Any]) -> None:
+        told.append(json.loads(json.dumps(before)))
+        raise SystemExit
+
+    copier = FakeCopier(200, StoreError("it is on fire"), Hung("no answer while listing"))
+    with pytest.raises(SystemExit):
+        Machine(run, copier, over=30, at={29: lambda: add_checkpoint(run, 300)}, restart=restart)
+    (before,) = told
+    assert before["drain_since"] == 30 and before["state"] == read_state(run)
+    assert before["state"] | {"updated": 0} == {
+        **{"url": "s3://b/p", "step": 200, "time": 0.0, "state": "failing", "error": "no answer while listing"},
+        **{"owner": "me", "failures": before["state"]["failures"], "pid": os.getpid(), "updated": 0},
+    }
+    assert before["state"]["failures"] >= 2
+    again = FakeCopier(300)
+    machine = Machine(run, again, over=1000, before=before)
+    assert machine.code == 0 and [final for _, final in again.passes] == [True]
+    assert machine.states[0] == "failing" and 4 <= machine.now < 10, "the pause is kept, and the error until it is over"
+
+
+def test_a_request_that_takes_too_long_is_given_up_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_STORE_PATIENCE_S", "0.3")
+    silent, waited = threading.Event(), []
+
+    class Slow(Copier):
+        def run_pass(self, final: bool = False) -> dict[str, Any]:
+            for _ in range(3):
+                self._watch("reading back a.json", 0)  # each of them is quick enough, all together are not
+                silent.wait(0.2)
+            self._watch("listing", 20_000)
+            silent.wait(20)
+            return {}
+
+    copier = Watched(lambda announce: Slow(run, open_store(run.parent, write=True), "me", watch=announce))
+    copier.on_wait = lambda: waited.append(time.monotonic())
+    begun = time.monotonic()
+    with pytest.raises(Hung, match="got no answer from the store for 0 s while listing"):
+        copier.run_pass(final=False)
+    assert 0.6 + 0.5 < time.monotonic() - begun < 5 and waited
+    silent.set()
 
 
 def test_a_run_whose_folder_is_gone_is_let_go(run: Path) -> None:
     copier = FakeCopier(200)
     machine = Machine(run, copier, over=3600, at={30: lambda: shutil.rmtree(run)})
-    assert machine.code == 4 and copier.released is True and machine.now < 40
+    assert machine.code == 4 and copier.released and machine.now < 40
 
 
 def test_an_orphan_gives_up_in_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.stores.sync.ORPHAN_S", 1000.0)
+    monkeypatch.setattr("kit.stores.loop.ORPHAN_S", 1000.0)
     machine = Machine(run, FakeCopier(StoreError("gone")), over=1000)
     assert machine.code == 4 and 2000 < machine.now < 2100
 
@@ -243,16 +298,23 @@ def test_a_killed_copier_is_started_again(
 def test_the_hub_falls_silent_and_comes_back(
     run: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:
-    """A request hangs: the copying process is killed, the user is told, and the copy catches up."""
+    """A request hangs: the user is told, the process begins anew and the copy catches up; also when training is over.
+    Somebody who asked it to end is heard."""
     monkeypatch.setenv("KIT_STORE_PATIENCE_S", "3")
     handle = started(run, "hf://me/runs")
+    process = handle._process
     waiter(lambda: handle.state()["step"] == 200)
-    hub.fault("commit", Fault(stall=True, times=1))
-    add_checkpoint(run, 300)
-    waiter(lambda: handle.state()["state"] == "failing")
-    assert "no answer from the store" in handle.state()["error"]
-    waiter(lambda: handle.state()["step"] == 300)
-    assert handle.stop(20)["state"] == "ok"
+    for step in (300, 400):
+        hub.fault("commit", Fault(stall=True, times=1))
+        add_checkpoint(run, step)
+        if step == 400:
+            handle.stop(0.0)
+        waiter(lambda: handle.state()["state"] == "failing")
+        assert "no answer from the store" in handle.state()["error"] and handle.state()["failures"] == 1
+        waiter(lambda step=step: handle.state()["step"] == step)
+    assert process.wait(20) == 0 and handle._process is process
+    assert handle.state()["state"] == "ok" and handle.state()["pid"] == process.pid
+    lease.acquire(open_store("hf://me/runs", write=True), run.name, "another machine")
 
 
 STRACE = shutil.which("strace")
@@ -265,51 +327,69 @@ STRACE = shutil.which("strace")
         ("fsync:error=ENOTCONN:when=4+", "Transport endpoint is not connected"),
         ("fsync:error=EIO:when=4+", "Input/output error"),
         ("fsync:error=ENOSPC:when=4+", "No space left on device"),
-        ("fsync:delay_enter=60000000:when=4+", "got no answer from the store"),
     ],
-    ids=["vanishes", "breaks", "full", "hangs"],
+    ids=["vanishes", "breaks", "full"],
 )
-def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, inject: str, words: str) -> None:
-    """The system itself refuses, or never answers, from the fourth fsync on."""
+def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, waiter: Wait, inject: str, words: str) -> None:
+    """The system itself refuses, from the fourth fsync on."""
     url = str(tmp_path / "store")
     probe = subprocess.run([str(STRACE), "-f", "-o", "/dev/null", "true"], capture_output=True)
     if probe.returncode:
         pytest.skip("strace may not trace here")
-    worker = Worker(
-        run, url, "me", patience_s=4.0, prefix=[str(STRACE), "-f", "-o", "/dev/null", "-e", f"inject={inject}"]
-    )
-    with pytest.raises(StoreError, match=words):
-        worker.run_pass(final=False)
-    assert worker._stuck is None, "the process that hangs was not killed"
-    worker.close(release=False)
+    with copying(run, url, "-e", f"inject={inject}", stdin=subprocess.PIPE):
+        waiter(lambda: read_state(run)["state"] == "failing")
+        state = read_state(run)
+    assert words in state["error"]
     assert not list((tmp_path / "store").rglob("latest.json"))
-    healthy = Worker(run, url, "me")
-    assert healthy.run_pass(final=True)["step"] == 200
-    healthy.close(release=True)
+    with copying(run, url) as healthy:
+        assert healthy.wait(30) == 0
     assert content(pull(open_store(url), None, tmp_path / "back")) == content(run)
 
 
+@contextlib.contextmanager
+def copying(run: Path, url: str, *inject: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which ends when it has copied all if nobody is there to tell it that more will come."""
+    prefix = [str(STRACE), "-f", "-o", "/dev/null", *inject] if inject else []
+    command = [*prefix, sys.executable, "-m", "kit.stores", str(run), url, "--owner", "me"]
+    with subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_mount_that_is_dead_is_named_and_outlived(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiter: Wait
+) -> None:
+    """As Google Drive at its worst: whoever asks it waits in the kernel, and cannot even be killed."""
+    monkeypatch.setenv("KIT_STORE_PATIENCE_S", "1")
+    (tmp_path / "mnt").mkdir()
+    url = str(tmp_path / "mnt/store")
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = stack.enter_context(DeadMount(tmp_path / "mnt"))
+        except OSError:
+            pytest.skip("mounting a file system needs root")
+        first = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
+        stack.callback(mount.revive)
+        waiter(lambda: read_state(run)["failures"] == 1)
+        assert "stuck in the kernel, as on a dead mount" in read_state(run)["error"] and mount.waited_for
+        second = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
+        waiter(lambda: read_state(run)["pid"] == second.pid and read_state(run)["state"] == "failing")
+        words = f"the copier of an earlier session (process {first.pid}) hangs, and the system cannot end it"
+        assert read_state(run)["error"] == words
+        mount.revive()
+        waiter(lambda: "Function not implemented" in (read_state(run)["error"] or ""), why="it does not go on")
+        assert first.wait(10) == -signal.SIGKILL
+
+
 def killed_at(call: str, number: int, run: Path, url: str) -> bool:
-    """One pass of the copying process, killed at its `number`-th system call `call`; False if it made fewer."""
-    inject = [
-        str(STRACE),
-        "-f",
-        "-o",
-        "/dev/null",
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:signal=KILL:when={number}",
-    ]
-    worker = Worker(run, url, "me", prefix=inject)
-    try:
-        worker.run_pass(final=True)
-        return False
-    except StoreError as error:
-        assert "died" in str(error), error
-        return True
-    finally:
-        worker.close(release=False)
+    """The process killed at its `number`-th system call `call`, counted in each thread; False if it made fewer."""
+    with copying(run, url, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}") as process:
+        code = process.wait(60)
+    assert code in (0, -signal.SIGKILL, 128 + signal.SIGKILL), code
+    return code != 0
 
 
 def survives_kills_at(call: str, numbers: Iterable[int], folder: Path) -> int:
@@ -398,7 +478,7 @@ def test_a_store_that_cannot_be_used_is_said_at_once(run: Path) -> None:
 def test_by_hand(run: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     set_status(run, state="finished")
-    command = [sys.executable, "-m", "kit.stores.sync", str(run), str(tmp_path / "store")]
+    command = [sys.executable, "-m", "kit.stores", str(run), str(tmp_path / "store")]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60).returncode == 0
     assert (tmp_path / "store/reach-1/latest.json").exists()
 
@@ -422,3 +502,63 @@ def test_two_copiers_of_one_run_become_one(
     waiter(lambda: second.state().get("pid") == second._process.pid)
     assert first._process.wait(10) == -signal.SIGKILL
     assert second.stop(20)["state"] == "ok"
+
+
+COPIER_LIKE = ["-m", "kit.stores"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "ended"),
+    [
+        ({}, COPIER_LIKE, True),
+        ({}, [], False),
+        ({"host": "elsewhere"}, COPIER_LIKE, False),
+        ({"boot": "another"}, COPIER_LIKE, False),
+        ({"started": 1.0}, COPIER_LIKE, False),
+        ({"pid": 2**22}, COPIER_LIKE, False),
+        (None, COPIER_LIKE, False),
+    ],
+    ids=["ours", "no copier", "host", "boot", "start", "gone", "bare number"],
+)
+def test_only_a_copier_of_this_very_machine_is_ended(
+    tmp_path: Path, change: dict[str, Any] | None, words: list[str], ended: bool
+) -> None:
+    """On a folder shared between hosts or containers, the number in the lock may be a stranger's here."""
+    lock = tmp_path / ".sync.lock"
+    program = "print(flush=True); import time; time.sleep(60)"
+    with (
+        subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE) as stranger,
+        lock.open("a+") as theirs,
+        lock.open("a+") as mine,
+    ):
+        assert stranger.stdout and stranger.stdout.readline()
+        alone.take(theirs)
+        holder = str(stranger.pid) if change is None else json.dumps({**alone.identity(stranger.pid), **change})
+        lock.write_text(holder)
+        try:
+            words = "an earlier session" if ended else "another machine's copier has the run"
+            with pytest.raises(StoreError, match=words):  # not even a dead one's lock is taken while it is held
+                alone.take(mine)
+            if ended:
+                assert stranger.wait(10) == -signal.SIGKILL
+            else:
+                assert stranger.poll() is None
+            theirs.close()
+            alone.take(mine)
+            assert json.loads(lock.read_text()) == alone.identity(os.getpid())
+        finally:
+            stranger.kill()
+
+
+def test_another_machines_copier_is_named_and_waited_for(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    with (run / ".sync.lock").open("a+") as theirs:
+        alone.take(theirs)
+        (run / ".sync.lock").write_text(json.dumps({**alone.identity(os.getpid()), "host": "elsewhere"}))
+        handle = started(run, str(tmp_path / "store"))
+        waiter(lambda: handle.state()["state"] == "failing")
+        said = f"another machine's copier has the run (process {os.getpid()} on elsewhere)"
+        assert handle.state()["error"].startswith(said) and not (tmp_path / "store/reach-1/latest.json").exists()
+    waiter(lambda: handle.state()["state"] == "ok")
+    assert handle.stop(20) | {"step": 200, "error": None, "failures": 0} == handle.state()

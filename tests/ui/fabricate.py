@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
+from kit.format.files import read_json, write_atomic
 from kit.runs import directory
 from kit.runs.run import Run
 from kit.runs.status import EMPTY
@@ -34,8 +35,8 @@ def make_run(
 
 
 def set_status(path: Path, **values: Any) -> None:
-    now = {**EMPTY, **directory.read_json(path / "status.json", {}), **values, "updated": time.time()}
-    directory.write_atomic(path / "status.json", json.dumps(now))
+    now = {**EMPTY, **read_json(path / "status.json", {}), **values, "updated": time.time()}
+    write_atomic(path / "status.json", json.dumps(now))
 
 
 @contextlib.contextmanager
