@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kit.config import RunConfig, seconds
-from kit.errors import Interrupted
+from kit.errors import Interrupted, UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
@@ -72,6 +72,7 @@ class Training:
             self._say(env.snapshot_note)
         self.trainer = make_trainer(config, env)
         resumed, own = self._load()
+        forgot = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
         self._last_eval, self._best = int(own.get("last_eval", 0)), own.get("best")
         self.metrics = Metrics(self.run.path, int(own.get("rows", 0)))
         self._closing.append(self.metrics.close)
@@ -79,7 +80,7 @@ class Training:
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self._evaluator = Evaluator(config, EVAL_EPISODES)
         self._closing.append(self._evaluator.close)
-        self.writer = Writer(self.run.path, resumed, self._written)
+        self.writer = Writer(self.run.path, resumed, self._written, not forgot)
         self._closing.append(self.writer.wait)
         self.step = self.first_step = self.trainer.num_timesteps
         self.longest_save_s = 0.0
@@ -89,24 +90,41 @@ class Training:
         self._iteration_start = float("-inf")  # nobody knows yet how long one takes: copy before the first
 
     def _load(self) -> tuple[Checkpoint | None, dict[str, Any]]:
-        """Put the newest checkpoint that verifies into the trainer; name each damaged one and set it aside. Returns the
-        checkpoint and this room's own part of its state."""
-        for found in reversed(checkpoint.committed(self.run.path / "checkpoints")):
-            try:
-                state = found.read()
-            except Damaged as damage:
-                aside = found.path.with_name(f".damaged-{found.path.name}-{time.time_ns()}")
-                found.path.rename(aside)
-                self._say(f"checkpoint {found.step} is damaged ({damage}); the one before it is used")
-                continue
-            own = state.pop("session")
-            same_worlds = self.trainer.load_state(state)
-            if isinstance(self.trainer, OffPolicy):
-                load_replay(self.trainer, found)
-            self._say(f"resumed from step {found.step:,}{'' if same_worlds else ', in new worlds'}")
-            self.status.set(step=found.step, checkpoint={"step": found.step, "time": found.path.stat().st_mtime})
-            return found, own
+        """Put the newest checkpoint that verifies into the trainer; returns it and this room's own part of its state.
+        Newer ones, which are damaged, are named and set aside. One whose replay data alone is damaged will do if there
+        is no better. Raises `UserError` if there are checkpoints and none can be used: a run is never begun anew."""
+        there = checkpoint.committed(self.run.path / "checkpoints")[::-1]
+        damages: dict[int, str] = {}
+        for replay in (True, False):
+            for found in there:
+                try:
+                    state = found.read(replay)
+                except Damaged as damage:
+                    damages[found.step] = str(damage)
+                    continue
+                for newer in there[: there.index(found)]:
+                    newer.path.rename(newer.path.with_name(f".damaged-{newer.path.name}-{time.time_ns()}"))
+                    self._say(f"checkpoint {newer.step} is damaged ({damages[newer.step]}); the one before it is used")
+                return found, self._take(found, state, replay)
+        if there:
+            raise UserError(
+                f"{self.run.path} has {len(there)} checkpoints and all are damaged (step {there[0].step:,}: "
+                f"{damages[there[0].step]}); fetch the run from its store into another runs_dir, or train a new one."
+            )
         return None, {}
+
+    def _take(self, found: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:
+        own: dict[str, Any] = state.pop("session")
+        same_worlds = self.trainer.load_state(state)
+        lost = ""
+        if isinstance(self.trainer, OffPolicy) and replay:
+            load_replay(self.trainer, found)
+        elif isinstance(self.trainer, OffPolicy):
+            self.trainer.forget_replay()
+            lost = "; its replay data is damaged and will fill again before learning goes on"
+        self._say(f"resumed from step {found.step:,}{'' if same_worlds else ', in new worlds'}{lost}")
+        self.status.set(step=found.step, checkpoint={"step": found.step, "time": found.path.stat().st_mtime})
+        return own
 
     def learn(self) -> None:
         """To the end. Raises `Interrupted` if it is asked to stop."""
