@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Mapping[str, Any]]
 """Part -> its values: tensors and JSON values."""
-KINDS = ("checkpoints", "best", "policies")
 
 
 class Damaged(Exception):
@@ -62,7 +61,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """The same with its manifest in memory: what it says stays known when others discard it. Raises `Damaged`."""
+        """The same with its manifest, checked, in memory: it stays known when others discard it. Raises `Damaged`."""
         found = replace(self, raw=self._manifest_bytes())
         found.manifest()
         return found
@@ -80,10 +79,6 @@ class Checkpoint:
         manifest = replace(self, raw=raw).manifest()
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
         return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
-
-    @property
-    def manifest_sha256(self) -> str:
-        return str(entry_of(self._manifest_bytes())["sha256"])
 
     def lacks(self, held: Mapping[str, int]) -> list[str]:
         """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
@@ -137,9 +132,9 @@ class Checkpoint:
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
     """Commit `state` as `folder`/step_<step>. `shared` are the manifest entries of files the run already holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
-    building.chmod(0o755)
-    try:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder, ignore_cleanup_errors=True) as name:
+        building = Path(name)
+        building.chmod(0o755)
         contents, shared = _encode(state), dict(shared or {})
         if frozen := contents.pop(f"{FROZEN}.safetensors", None):
             shared |= _write_frozen(folder.parent, frozen)
@@ -151,9 +146,6 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
             discard(final)
         building.rename(final)
         sync_folder(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return Checkpoint(step, final)
 
 
@@ -179,11 +171,11 @@ def sweep(folder: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint, best or policy of the run needs; a damaged one is of no use, with or
-    without them."""
+    """Delete shared files that no checkpoint, best or policy of the run names, but for damaged ones."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
-    for found in [found for kind in KINDS for found in committed(run_path / kind)] if shared else ():
+    kinds = ("checkpoints", "best", "policies") if shared else ()
+    for found in [found for kind in kinds for found in committed(run_path / kind)]:
         with contextlib.suppress(Damaged):
             needed |= found.manifest().get("shared", {}).keys()
     for path in shared:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from kit.format.files import read_json
 
-TEXTS = ("config.yaml", "provenance.json", "metrics.jsonl", "status.json")
+TEXTS = {"config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 2**20, "status.json": 2**20}
+"""With the bytes that are accepted at most."""
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
@@ -33,7 +34,4 @@ def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int
 
 def passed_over(run_dir: Path) -> set[int]:
     """Steps whose checkpoints in the store were found damaged when this run was fetched; they do not count there."""
-    try:
-        return set(map(int, read_json(run_dir / PASSED_OVER, [])))
-    except (OSError, ValueError, TypeError):
-        return set()
+    return set(read_json(run_dir / PASSED_OVER, []))

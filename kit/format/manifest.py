@@ -54,12 +54,11 @@ def safe_path(path: object) -> str:
     return path
 
 
-def check_manifest(manifest: object, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
-    """`manifest`, if it is one: version, step, its own digest, and for every file a safe name, a plausible size and a
-    SHA-256. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` and `frozen/<name>` in the run.
-
-    With `step`, the manifest must be of that step. Raises `Refused`.
-    """
+def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
+    """The manifest whose bytes `data` are, if it is one, and of `step` if given: version, step, its own digest, and for
+    every file a safe name, a plausible size and a SHA-256. "files" are names in the checkpoint's folder, "shared" are
+    `replay/<name>` and `frozen/<name>` in the run. Raises `Refused`."""
+    manifest = parse_json(data, "manifest.json")
     if not isinstance(manifest, dict):
         raise Refused(f"a manifest is a JSON object, not {type(manifest).__name__}.")
     version, at = manifest.get("version"), manifest.get("step")
@@ -73,7 +72,10 @@ def check_manifest(manifest: object, step: int | None = None, max_bytes: int = M
         raise Refused(f"the manifest of step {at} does not have its own SHA-256.")
     if step is not None and at != step:
         raise Refused(f"the manifest of step {step} says step={at}.")
-    files, shared = _entries(manifest, "files"), _entries(manifest, "shared")
+    files, shared = manifest.get("files", {}), manifest.get("shared", {})
+    for entries in (files, shared):
+        if not isinstance(entries, dict) or len(entries) > MAX_FILES:
+            raise Refused(f'"files" and "shared" of a manifest must be an object of at most {MAX_FILES} files each.')
     if not files:
         raise Refused(f"the manifest of step {at} names no files.")
     for name in files:
@@ -91,10 +93,8 @@ def check_manifest(manifest: object, step: int | None = None, max_bytes: int = M
         _check_entry(path, entry)
     total = sum(entry["size"] for entry in everything.values())
     if total > max_bytes:
-        raise Refused(
-            f"the manifest of step {at} claims {total:,} bytes, more than the {max_bytes:,} allowed; "
-            "if that is right, allow more with max_gb (kit resume --max-gb)."
-        )
+        claim = f"the manifest of step {at} claims {total:,} bytes, more than the {max_bytes:,} allowed"
+        raise Refused(f"{claim}; if that is right, allow more with max_gb (kit resume --max-gb).")
     return manifest
 
 
@@ -108,11 +108,6 @@ def digest(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of everything in the manifest but "digest" itself, so that damage of the manifest is noticed."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
-    """A checked manifest from its bytes. Raises `Refused`."""
-    return check_manifest(parse_json(data, "manifest.json"), step, max_bytes)
 
 
 def parse_json(data: bytes, what: str) -> Any:
@@ -134,13 +129,6 @@ def check_tensors(path: Path) -> None:
             raise ValueError("a tensor has too many dimensions")
     except (SafetensorError, OSError, ValueError) as error:
         raise Refused(f"{path.name} is not a safetensors file ({_show(str(error))}).") from None
-
-
-def _entries(manifest: dict[str, Any], key: str) -> dict[str, Any]:
-    entries = manifest.get(key, {})
-    if not isinstance(entries, dict) or len(entries) > MAX_FILES:
-        raise Refused(f"manifest entry {key!r} is refused; it must be an object of at most {MAX_FILES} files.")
-    return entries
 
 
 def _check_entry(path: str, entry: Any) -> None:

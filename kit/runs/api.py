@@ -205,11 +205,11 @@ def _locate(
 
 
 def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:
-    from kit.stores.pull import pull_url
+    from kit.stores import open_store, pull
 
     if not 0 < max_gb < 2**20:
         raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
-    run = Run(pull_url(url, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
+    run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
     if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
         return run, {"runs_dir": runs_dir, "store": None}
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}

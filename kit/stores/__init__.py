@@ -3,19 +3,11 @@
 `open_store(url)` gives a `Store`; `start_sync` copies a run there in the background, verified; `pull` brings one back.
 """
 
-from kit.stores.base import MissingFile, Store, StoreError, open_store
+from kit.stores.base import MissingFile, Store, StoreError
 from kit.stores.lease import LeaseHeld
 from kit.stores.pull import list_runs, pull
 from kit.stores.sync import SyncHandle, start_sync
+from kit.stores.urls import open_store
 
-__all__ = [
-    "LeaseHeld",
-    "MissingFile",
-    "Store",
-    "StoreError",
-    "SyncHandle",
-    "list_runs",
-    "open_store",
-    "pull",
-    "start_sync",
-]
+__all__ = ["LeaseHeld", "MissingFile", "Store", "StoreError", "SyncHandle",
+           "list_runs", "open_store", "pull", "start_sync"]  # fmt: skip

@@ -20,8 +20,6 @@ FILE = ".sync.lock"
 COPIER = "kit.stores"
 SAME_START_S = 2.0
 """A process's start is counted from the start of the system, which Linux tells in whole seconds."""
-TRIES = 10
-"""Of which each takes 50 ms: one that is ended does not let go at once."""
 
 
 def take(file: IO[str]) -> None:
@@ -29,7 +27,7 @@ def take(file: IO[str]) -> None:
     import fcntl
 
     holder = ""
-    for _ in range(TRIES):
+    for _ in range(10):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
@@ -38,7 +36,7 @@ def take(file: IO[str]) -> None:
             return
         except BlockingIOError:
             holder = _end_holder(file)
-            time.sleep(0.05)
+            time.sleep(0.05)  # one that is ended does not let go at once
         except OSError:  # this file system knows no locks
             return
     raise StoreError(holder)

@@ -1,10 +1,9 @@
-"""What every store can do: list, read, put. And `open_store`, which makes one from a URL."""
+"""What every store can do: list, read, put."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,14 +13,13 @@ from typing import TypeVar
 
 from kit.errors import UserError
 
-CHUNK = 2**20
-SMALL = 2**20
-"""Bytes that `Store.read` accepts unless told otherwise."""
+CHUNK = SMALL = 2**20
+"""Bytes; the second is what `Store.read` accepts unless told otherwise."""
 THREAD = "store"
 """Name of the threads that talk to a store."""
-OPEN_S = 120.0
-"""How long a store may take to be opened."""
 
+Files = Mapping[str, Path | bytes]
+"""What is to be written, by its path in the store."""
 _T = TypeVar("_T")
 
 
@@ -30,8 +28,7 @@ class StoreError(Exception):
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.transient = transient
-        self.retry_after_s = retry_after_s
+        self.transient, self.retry_after_s = transient, retry_after_s
 
 
 class MissingFile(StoreError):
@@ -50,7 +47,7 @@ class Unusable(UserError):
 
 class Store(ABC):
     """A place beyond this machine that holds files under relative POSIX paths. Three methods must be written; a new
-    store appears in `open_store`, and tests/stores/test_stores.py holds it to the same promises as the others."""
+    store appears in kit.stores.urls, and tests/stores/test_stores.py holds it to the same promises as the others."""
 
     url: str
     """As the user wrote it."""
@@ -68,7 +65,7 @@ class Store(ABC):
         """The content of a file as the store holds it now, never from a cache. Raises `MissingFile`, `StoreError`."""
 
     @abstractmethod
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         """Write `files` in their order, then remove `delete` (missing ones are fine). Each file is replaced whole; on
         the Hub all of it is one commit. `message` says why, where the store keeps a history."""
 
@@ -95,12 +92,13 @@ class Store(ABC):
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Replace a small file only if it still holds `old` (None: is absent). Whether it did. Stores that can make
         this atomic do; here it is read, write, and read again."""
-        if self._read_or_none(path) != old:
+        if self.read_or_none(path) != old:
             return False
         self.put({path: new}, message=f"update {path}")
-        return self._read_or_none(path) == new
+        return self.read_or_none(path) == new
 
-    def _read_or_none(self, path: str) -> bytes | None:
+    def read_or_none(self, path: str) -> bytes | None:
+        """`read`, or None if there is no such file."""
         try:
             return self.read(path)
         except MissingFile:
@@ -143,40 +141,3 @@ def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
     if not wait([answer], seconds).done:
         raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?")
     return answer.result()
-
-
-def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
-    """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
-    knows, or gdrive-link:… (read only).
-
-    With `write`, the place is made if need be, and takes files. Raises `UserError` for what cannot be parsed, reached
-    or written, and for a token that is missing or read-only.
-    """
-    url = os.fspath(url)
-    return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
-
-
-def _open(url: str, write: bool) -> Store:
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
-    scheme = match[1].lower() if match else ""
-    if "@" in url.partition("://")[2].partition("/")[0]:
-        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
-    if not url.strip() or "\0" in url or "\n" in url:
-        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
-    if scheme == "hf":
-        from kit.stores.hub import HubStore
-
-        return HubStore(url, write)
-    if scheme == "gdrive-link":
-        from kit.stores.gdrive import GoogleDriveLink
-
-        return GoogleDriveLink(url, write)
-    if "://" in url and scheme != "file":
-        from kit.stores.bucket import BucketStore
-
-        return BucketStore(url, write)
-    if scheme not in ("", "drive", "file"):
-        raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
-    from kit.stores.folder import DirectoryStore
-
-    return DirectoryStore(url, write)

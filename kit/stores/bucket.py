@@ -7,13 +7,12 @@ would still commit what was written so far. Sizes are compared after each write.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kit.errors import UserError, need
 from kit.format.manifest import safe_path
-from kit.stores.base import MissingFile, Store, StoreError, Unusable, size_of
+from kit.stores.base import Files, MissingFile, Store, StoreError, Unusable, size_of
 from kit.stores.redact import one_line
 
 READ_CHUNK = 8 * 2**20
@@ -75,7 +74,7 @@ class BucketStore(Store):
             for start in range(0, size, READ_CHUNK):
                 yield self._fs.cat_file(full, start=start, end=min(size, start + READ_CHUNK))
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         for path, content in files.items():
             size, full = size_of(content), self._full(path)
             with self._translated(path):
@@ -98,12 +97,12 @@ class BucketStore(Store):
         if self._scheme not in _S3:
             return super().swap(path, old, new)
         tag = self._tag(path)
-        if self._read_or_none(path) != old or self._tag(path) != tag:
-            return self._read_or_none(path) == new
+        if self.read_or_none(path) != old or self._tag(path) != tag:
+            return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
         with contextlib.suppress(OSError):  # refused, or answered too late to know: reading tells
             self._fs.pipe_file(self._full(path), new, **condition)
-        return self._read_or_none(path) == new
+        return self.read_or_none(path) == new
 
     def _tag(self, path: str) -> str | None:
         self._fs.invalidate_cache()
@@ -121,9 +120,8 @@ class BucketStore(Store):
             yield
         except FileNotFoundError:
             raise MissingFile(f"{what} is not in {self.url}") from None
-        except PermissionError as error:
-            raise StoreError(f"{what}: permission denied ({one_line(error)})", transient=False) from None
         except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
-            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}") from None
+            passing = not isinstance(error, PermissionError)
+            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}", transient=passing) from None

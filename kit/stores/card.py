@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError, need
 from kit.format.files import read_json, read_rows
-from kit.stores.base import MissingFile, Store
+from kit.stores.base import Store
 from kit.stores.redact import redact
 
 MARK = "<!-- written by kit; remove this line to keep your own text -->"
@@ -17,8 +17,7 @@ library_name: kit
 pipeline_tag: reinforcement-learning
 tags: [reinforcement-learning, robotics, mujoco, stable-baselines3]
 ---"""
-USE = """## Use it
-```python
+USE = """```python
 import kit
 run = kit.resume({url!r})  # goes on training, if there is more to do
 policy = run.policy()
@@ -28,12 +27,11 @@ Nothing here is a pickle: tensors are safetensors, the rest is JSON. The run is 
 
 
 def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
-    """README.md, curve.png and replay.mp4 for the top of `store`; nothing while the run is unfinished, or where someone
-    wrote a README of their own."""
+    """README.md, curve.png, replay.mp4 for the top of `store`; nothing if unfinished, or over somebody's own README."""
     import yaml
 
     status = read_json(run_dir / "status.json", {})
-    if status.get("state") != "finished" or not _may_replace(store):
+    if status.get("state") != "finished" or MARK.encode() not in (store.read_or_none("README.md") or MARK.encode()):
         return {}
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
@@ -58,24 +56,13 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     return {"README.md": redact(text).encode(), **files}
 
 
-def _may_replace(store: Store) -> bool:
-    try:
-        return MARK.encode() in store.read("README.md")
-    except MissingFile:
-        return True
-
-
 def _curve(rows: list[dict[str, Any]]) -> bytes | None:
     """A PNG of return and success over steps, in training and in evaluations; None without matplotlib or data."""
     curves = {"mean return": ("rollout/ep_rew_mean", "eval/mean_return"),
               "success rate": ("rollout/success_rate", "eval/success_rate")}  # fmt: skip
     points = {key: [(row["step"], row[key]) for row in rows if key in row] for keys in curves.values() for key in keys}
     drawn = {title: keys for title, keys in curves.items() if any(len(points[key]) > 1 for key in keys)}
-    try:
-        need("matplotlib", "notebook")
-    except UserError:
-        return None
-    if not drawn:
+    if not drawn or find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 

@@ -1,6 +1,5 @@
-"""The copying itself: one pass brings a store up to date with a run. `kit.stores.loop` decides when.
-
-One pass, in this order, so that a reader of the store is never shown something that is not there:
+"""The copying itself: one pass brings a store up to date with a run, in this order, so that a reader of the store is
+never shown something that is not there:
 
     1. the newest checkpoint's files and the shared ones that the store lacks, its manifest last
     2. read all of them back and compare SHA-256
@@ -29,27 +28,20 @@ from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import redact_bytes
 
-KEEP = 2
-"""Verified checkpoints that stay in the store."""
+KEEP = 2  # verified checkpoints that stay in the store
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
 
+Watch = Callable[[str, int], None]
 Files = dict[str, Path | bytes]
 
 
 class Copier:
-    """Brings `store` up to date with the run at `run_dir`, as `owner`. Remembers what it knows to be there.
-
-    `watch(what, size)` is called before every request, with the bytes it moves, so that a hang can be noticed.
-    """
+    """Brings `store` up to date with the run at `run_dir`, as `owner`. Remembers what it knows to be there. Before each
+    request it calls `watch(what, size)`, with the bytes it moves, so that a hang can be noticed."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        store: Store,
-        owner: str,
-        clock: Callable[[], float] = time.time,
-        watch: Callable[[str, int], None] = lambda what, size: None,
+        self, run_dir: Path, store: Store, owner: str, clock: lease.Clock = time.time, watch: Watch = lambda *_: None
     ) -> None:
         self.run_dir, self.store, self.owner, self.name = run_dir, store, owner, run_dir.name
         self._clock, self._watch = clock, watch
@@ -66,8 +58,8 @@ class Copier:
         self._opened = False
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
-        """Copy what is due. `final`: also the last words (status, videos, model card) and the pointer. The result has
-        "step" and "time" of the newest verified checkpoint, "pending" (more is to be done) and "problem"."""
+        """Copy what is due; `final`: the last words too. The result has "step" and "time" of the newest checkpoint that
+        is verified there, "pending" (more is to be done) and "problem"."""
         self._hold_lease()
         held = self._list()
         if not self._opened:
@@ -82,7 +74,6 @@ class Copier:
         """Let go of the run."""
         self._watch("releasing the lease", 0)
         lease.release(self.store, self.name, self.owner, self._clock)
-        shutil.rmtree(self.run_dir / STAGE, ignore_errors=True)
 
     def _copy_newest(self, held: dict[str, int]) -> bool:
         """Whether there was a checkpoint to copy; if so it is verified in the store now."""
@@ -120,9 +111,8 @@ class Copier:
         return found
 
     def _best(self) -> Files:
-        best = next(self._local("best"), None)
-        with contextlib.suppress(FileNotFoundError):
-            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(best)} if best else {}
+        with contextlib.suppress(FileNotFoundError, StopIteration):
+            return {path: (self.run_dir / path).read_bytes() for path in self._lacking(next(self._local("best")))}
         return {}
 
     def _videos(self, held: Mapping[str, int]) -> Files:
@@ -139,7 +129,7 @@ class Copier:
     def _pointer(self) -> Files:
         if self.step is None or self.step == self._latest:
             return {}
-        digest = self._verified[self.step].manifest_sha256
+        digest = hashlib.sha256(self._verified[self.step].raw or b"").hexdigest()
         value = {"version": 1, "step": self.step, "manifest_sha256": digest, "time": self._clock()}
         return {LATEST: json.dumps(value).encode()}
 
@@ -179,14 +169,12 @@ class Copier:
         return {path: entry["sha256"] for path, entry in entries if self._good.get(path) != entry["sha256"]}
 
     def _is_new(self, checkpoint: Checkpoint) -> bool:
-        known = self._verified.get(checkpoint.step)
-        if known is not None and known.manifest_sha256 == checkpoint.manifest_sha256:
+        if checkpoint.step in self._verified and self._verified[checkpoint.step].raw == checkpoint.raw:
             return False
         if self.step is not None and checkpoint.step < self.step:
-            raise StoreError(
-                f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here; "
-                "resume the run from the store, or give this one another name", transient=False
-            )  # fmt: skip
+            said = f"{self.store.url} holds step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here"
+            cure = "resume the run from the store, or give this one another name"
+            raise StoreError(f"{said}; {cure}", transient=False)
         return True
 
     @contextlib.contextmanager
@@ -226,7 +214,11 @@ class Copier:
 
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
-        latest = self._read_latest()
+        latest = None
+        self._watch("reading latest.json", 0)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
+            self.time, latest = float(value["time"]), int(value["step"])
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(held).items():
             with contextlib.suppress(Refused, MissingFile):
@@ -239,15 +231,6 @@ class Copier:
         self.step = max(self._verified, default=None)
         self._latest = latest if latest == self.step else None
         self._opened = True
-
-    def _read_latest(self) -> int | None:
-        self._watch("reading latest.json", 0)
-        try:
-            value = json.loads(self.store.read(f"{self.name}/{LATEST}"))
-            self.time = float(value["time"])
-            return int(value["step"])
-        except (MissingFile, ValueError, KeyError, TypeError):
-            return None
 
     def _forget_lost(self, held: dict[str, int]) -> None:
         """Files that the store had and has no more are copied again."""
@@ -263,8 +246,7 @@ class Copier:
     def _list(self) -> dict[str, int]:
         """The run's files in the store, by their path in the run."""
         self._watch("listing", 0)
-        start = len(self.name) + 1
-        return {path[start:]: size for path, size in self.store.list(self.name).items()}
+        return {path.removeprefix(f"{self.name}/"): size for path, size in self.store.list(self.name).items()}
 
     def _put(self, files: Files, delete: Sequence[str], message: str, page: Files | None = None) -> None:
         """Put, read back, compare. `page` lies beside the run."""

@@ -1,8 +1,7 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts come and go, and cache what they are given. So a folder that disappears is an error and never made again
-on the disk below it, every file is written beside its place, flushed and renamed, and reading back asks the system to
-forget its own copy first.
+Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk
+below, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
 """
 
 from __future__ import annotations
@@ -15,26 +14,24 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 
 DRIVE_ROOT = "/content/drive/MyDrive"
 """Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
-LOCK_TRIES = 40
 _TEMPORARY = ".kit-"
 
 
 class DirectoryStore(Store):
     """Files below one folder. `url` is a path, file://path or drive:folder."""
 
-    def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
-        self._sleep = sleep
         self.root = _locate(url, write)
         probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
@@ -76,7 +73,7 @@ class DirectoryStore(Store):
                 while chunk := file.read(CHUNK):
                     yield chunk
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         folders: dict[Path, None] = {}
         for path, content in files.items():
             # a local file that vanished is the caller's FileNotFoundError
@@ -104,12 +101,12 @@ class DirectoryStore(Store):
             lock = self._inside(path).with_name(f".{Path(path).name}.lock")
             lock.parent.mkdir(parents=True, exist_ok=True)
             with lock.open("a") as file:
-                for _ in range(LOCK_TRIES):
+                for _ in range(40):
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         break
                     except BlockingIOError:
-                        self._sleep(0.05)
+                        time.sleep(0.05)
                     except OSError:  # this mount knows no locks
                         break
                 else:
@@ -201,9 +198,8 @@ def _locate(url: str, write: bool) -> Path:
 
 def _forget_cached(handle: int) -> None:
     """Ask the system to drop its copy of a file, so that the next read comes from the medium."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    with contextlib.suppress(OSError, AttributeError):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _ignore_missing(error: OSError) -> None:

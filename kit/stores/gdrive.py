@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kit.errors import need
 from kit.format.manifest import MAX_FILE_BYTES
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
 TIMEOUT_S = 60.0
-UNKNOWN_SIZE = -1
-"""A Drive listing tells names, not sizes."""
 
 
 class GoogleDriveLink(Store):
-    """What gdown can see behind a link. The folder is listed once."""
+    """What gdown can see behind a link: names, not sizes. The folder is listed once."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
@@ -39,7 +37,7 @@ class GoogleDriveLink(Store):
 
     def list(self, prefix: str = "") -> dict[str, int]:
         below = f"{prefix}/" if prefix else ""
-        return {path: UNKNOWN_SIZE for path in sorted(self._ids) if path == prefix or path.startswith(below)}
+        return {path: -1 for path in sorted(self._ids) if path == prefix or path.startswith(below)}
 
     def chunks(self, path: str) -> Iterator[bytes]:
         yield from self._limited(path, MAX_FILE_BYTES)
@@ -66,6 +64,6 @@ class GoogleDriveLink(Store):
                 while chunk := file.read(CHUNK):
                     yield chunk
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         raise StoreError(f"{self.url} can only be read", transient=False)
 

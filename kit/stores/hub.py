@@ -1,30 +1,28 @@
 """The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
 
 What the client leaves open is closed here. It has no time limits: they are set. It never repeats a commit, a creation
-or a look at a repository: `_attempt` does. A commit whose answer was lost may exist: the repository is asked before
-anything is sent again. On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
+or a look at a repository: `_attempt` does (files that a lost answer hid are there already, and the client leaves them
+out). On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import need
 from kit.format.manifest import Refused, safe_path
-from kit.stores.base import CHUNK, MissingFile, Store, StoreError, Unusable, size_of
+from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoFile
+    pass
 
 MIN_INTERVAL_S = 90.0
 """Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
@@ -34,8 +32,7 @@ PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
 """Between tries. A longer Retry-After is handed to the caller instead of being slept through."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
-_NETWORK = ("httpx", "httpx2", "httpcore")
-"""Modules whose errors say that a connection was refused, cut or silent."""
+_NETWORK = ("httpx", "httpx2", "httpcore")  # their errors say that a connection was refused, cut or silent
 _ours: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
 _T = TypeVar("_T")
 
@@ -56,14 +53,14 @@ class HubStore(Store):
         self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
-            self._open_to_write() if write else self._attempt(lambda: self._api.repo_info(self.repo))
+            self._attempt(self._make_sure if write else lambda: self._api.repo_info(self.repo))
         except MissingFile:
             raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
             raise Unusable(url, f"cannot be reached ({error}); try again later.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
-        return {path: entry.size for path, entry in self._entries(prefix).items()}
+        return self._attempt(lambda: self._sizes(prefix))
 
     def chunks(self, path: str) -> Iterator[bytes]:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -76,14 +73,14 @@ class HubStore(Store):
             hf_raise_for_status(response)
             yield from response.iter_bytes(CHUNK)
 
-    def put(self, files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+    def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         self._attempt(lambda: self._commit(files, delete, message or f"update {next(iter(files), 'files')}"))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Atomic: the commit names the one it was made from, and the Hub refuses it if another came between."""
         for _ in range(5):  # other files of the repository may change in between; that is no reason to fail
             head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
-            found = self._read_or_none(path)
+            found = self.read_or_none(path)
             if found != old:
                 return found == new
             try:
@@ -93,24 +90,21 @@ class HubStore(Store):
                 continue
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
-    def _open_to_write(self) -> None:
+    def _make_sure(self) -> None:
         """Token, role, repository: everything a first commit needs."""
-        role = self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "")
-        if role == "read":
+        if self._api.whoami().get("auth", {}).get("accessToken", {}).get("role", "") == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
-        if not self._attempt(lambda: self._api.repo_exists(self.repo)):
-            self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
-            if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
+        if not self._api.repo_exists(self.repo):
+            self._api.create_repo(self.repo, private=True, exist_ok=True)
+            if self._api.repo_info(self.repo).private is not True:
                 why = "was created but the Hub did not make it private; nothing was uploaded"
                 raise Unusable(self.url, f"{why}; make it private in its settings.")
 
-    def _commit(
-        self, files: Mapping[str, Path | bytes], delete: Sequence[str], message: str, parent: str | None = None
-    ) -> None:
+    def _commit(self, files: Files, delete: Sequence[str], message: str, parent: str | None = None) -> None:
         from huggingface_hub.errors import EntryNotFoundError
 
         add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete
-        here = self._entries() if delete else {}  # deleting what is gone already would be refused
+        here = self._sizes() if delete else {}  # deleting what is gone already would be refused
         operations = [add(self._full(path), content) for path, content in files.items()]
         operations += [remove(self._full(path)) for path in dict.fromkeys(delete) if path in here]
         if not operations:
@@ -118,40 +112,28 @@ class HubStore(Store):
         try:
             self._api.create_commit(self.repo, operations, commit_message=message, parent_commit=parent)
         except Exception as error:
-            with contextlib.suppress(Exception):  # perhaps the commit was made, and only its answer was lost
-                here = self._entries()
-                same = all(path in here and _is_same(content, here[path]) for path, content in files.items())
-                if same and not any(path in here for path in delete):
-                    return
             if _status(error) in (409, 412) and parent is not None:
                 raise _Conflict(f"{message}: another commit came first", transient=False) from None
             if isinstance(error, EntryNotFoundError):  # somebody else removed it after we looked
                 raise StoreError(f"{message}: another commit came between") from None
             raise
 
-    def _entries(self, prefix: str = "") -> dict[str, RepoFile]:
-        """Every file below `prefix`, by its path in this store."""
+    def _sizes(self, prefix: str = "") -> dict[str, int]:
+        """Of every file below `prefix`, by its path in this store."""
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
-        top = self._full(prefix) if prefix else self._prefix or None
-
-        def look() -> list[Any]:
-            try:
-                return list(self._api.list_repo_tree(self.repo, top, recursive=True))
-            except EntryNotFoundError:
-                return []
-
-        start = len(self._prefix) + 1 if self._prefix else 0
-        return {entry.path[start:]: entry for entry in self._attempt(look) if isinstance(entry, RepoFile)}
+        top, start = self._full(prefix) if prefix else self._prefix or None, len(self._full("x")) - 1
+        with contextlib.suppress(EntryNotFoundError):  # it is the first answer that says so
+            entries = self._api.list_repo_tree(self.repo, top, recursive=True)
+            return {entry.path[start:]: entry.size for entry in entries if isinstance(entry, RepoFile)}
+        return {}
 
     def _full(self, path: str) -> str:
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
         """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
-        if _ours.get():  # inside another call of ours, which repeats the whole
-            return call()
         mark = _ours.set(True)
         try:
             for pause in (*PAUSES_S, None):
@@ -198,16 +180,6 @@ class _Conflict(StoreError):
     """The repository is not what a commit was made from."""
 
 
-def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
-    """Whether the Hub's entry is `content`: large files go by SHA-256, small ones by their git blob id."""
-    if size_of(content) != entry.size:
-        return False
-    data = content if isinstance(content, bytes) else content.read_bytes()
-    if entry.lfs is not None:
-        return hashlib.sha256(data).hexdigest() == entry.lfs.sha256
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == entry.blob_id
-
-
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what is behind it: a failed upload raises a RuntimeError."""
     while error is not None:
@@ -217,8 +189,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status behind an error."""
-    responses = [response for cause in _causes(error) if (response := getattr(cause, "response", None)) is not None]
-    return int(responses[0].status_code) if responses else None
+    responses = (getattr(cause, "response", None) for cause in _causes(error))
+    return next((int(response.status_code) for response in responses if response is not None), None)
 
 
 def _set_time_limits() -> None:

@@ -17,22 +17,19 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.files import read_json, write_atomic
-from kit.stores.base import MissingFile, Store, StoreError
+from kit.stores.base import Store, StoreError
 
 TTL_S = 600.0
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
 FILE = "lease.json"
-TRIES = 3
 
 
 class LeaseHeld(UserError):
     """Another machine owns the run. `lease` says who, since when and until when."""
 
     def __init__(self, run_name: str, lease: Lease) -> None:
-        super().__init__(
-            f"run {run_name!r} belongs to {lease.owner} on {lease.host} since {_time(lease.since)}, until "
-            f"{_time(lease.expires)} unless it renews; stop it there, or wait until then."
-        )
+        who = f"{lease.owner} on {lease.host} since {_time(lease.since)}, until {_time(lease.expires)}"
+        super().__init__(f"run {run_name!r} belongs to {who} unless it renews; stop it there, or wait until then.")
         self.lease = lease
 
 
@@ -55,14 +52,12 @@ Clock = Callable[[], float]
 
 def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
     """Take the run, or keep it if it is `owner`'s already. Raises `LeaseHeld` if another's lease has not expired."""
-    for _ in range(TRIES):
-        raw, found = read(store, run_name)
-        now = clock()
-        mine = found is not None and found.owner == owner
-        if found is not None and not mine and found.expires > now:
-            raise LeaseHeld(run_name, found)
-        since = found.since if found is not None and mine and found.expires > now else now
-        lease = Lease(owner, socket.gethostname(), since, now + ttl_s)
+    for _ in range(3):
+        (raw, found), now = read(store, run_name), clock()
+        held = found if found is not None and found.expires > now else None
+        if held is not None and held.owner != owner:
+            raise LeaseHeld(run_name, held)
+        lease = Lease(owner, socket.gethostname(), held.since if held else now, now + ttl_s)
         if store.swap(_path(run_name), raw, lease.to_bytes()):
             return lease
     raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
@@ -85,9 +80,8 @@ def release(store: Store, run_name: str, owner: str, clock: Clock = time.time) -
 
 def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
     """The lease file and what it says: (None, None) if there is none, (bytes, None) if it says nothing sensible."""
-    try:
-        raw = store.read(_path(run_name))
-    except MissingFile:
+    raw = store.read_or_none(_path(run_name))
+    if raw is None:
         return None, None
     try:
         values: dict[str, Any] = json.loads(raw)
@@ -113,7 +107,4 @@ def _path(run_name: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds:.0f}"
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(0.0, seconds), 4e9)))

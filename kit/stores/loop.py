@@ -23,7 +23,7 @@ from kit.format.checkpoint import committed
 from kit.format.files import write_atomic
 from kit.stores import lease
 from kit.stores.base import THREAD, StoreError, in_thread
-from kit.stores.copier import Copier
+from kit.stores.copier import Copier, Watch
 from kit.stores.redact import one_line
 
 STATE = ".sync.json"
@@ -47,7 +47,7 @@ class Hung(StoreError):
 class Watched:
     """The copier that `make` opens, given what to announce requests to. `on_wait` is called each second of waiting."""
 
-    def __init__(self, make: Callable[[Callable[[str, int], None]], Copier]) -> None:
+    def __init__(self, make: Callable[[Watch], Copier]) -> None:
         self.on_wait: Callable[[], None] = lambda: None
         self._make = make
         self._copier: Copier | None = None
@@ -89,12 +89,11 @@ class Watched:
 def _in_kernel() -> bool:
     """Whether a request waits where no signal reaches it. A file system such as Google Drive's (FUSE) lets itself be
     interrupted once, and only then waits like that."""
-    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     for thread in threading.enumerate():
         if thread.name == THREAD and thread.ident:
             signal.pthread_kill(thread.ident, signal.SIGUSR1)
     time.sleep(0.1)
-    signal.signal(signal.SIGUSR1, previous)
     with contextlib.suppress(OSError):
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path("/proc/self/task").glob("*/stat")]
         return "D" in states
@@ -129,11 +128,12 @@ class Sync:
             self._drain_since, self._next_pass = self.before["drain_since"], self.clock() + self._pause_s()
 
     def run(self) -> int:
-        """Until training is over and all is copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
+        """Until training is over and all copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
         self.write()
         lost = False
         while True:
-            self._notice_drain()
+            if self._drain_since is None and self.should_drain():
+                self._drain_since, self._next_pass = self.clock(), 0.0  # no more time to be patient
             draining = self._drain_since is not None
             if lost and draining:
                 return 3
@@ -182,11 +182,6 @@ class Sync:
             self.write()
         wanted = self._pending or newest != self.state["step"]
         return since >= REFRESH_S or (wanted and since >= self.copier.interval_s)
-
-    def _notice_drain(self) -> None:
-        if self._drain_since is None and self.should_drain():
-            self._drain_since = self.clock()
-            self._next_pass = 0.0  # no more time to be patient
 
     def _note(self, result: dict[str, Any]) -> None:
         self._last_pass, self._pending = self.clock(), bool(result["pending"])

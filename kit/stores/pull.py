@@ -1,8 +1,7 @@
 """Fetches a run from a store to this machine, so that it can go on here. The store may be a stranger's.
 
 Names, sizes and the manifest are checked before anything is fetched, every byte against its SHA-256 while it arrives,
-and every file of tensors against its own header before anything loads it. Nothing that was fetched is executed. The
-run appears under its name only when it is whole.
+every file of tensors against its own header before anything loads it. The run appears under its name when it is whole.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
-from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, VIDEO_SUFFIXES, folders_in
+from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, VIDEO_SUFFIXES, folders_in
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, Unusable, open_store
+from kit.stores.base import MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
 
-MAX_TEXT_BYTES = {"config.yaml": 2**20, "provenance.json": 2**20, "status.json": 2**20, "metrics.jsonl": 512 * 2**20}
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
 SAME_RUN = ("env", "algo", "encoder", "seed")
@@ -34,37 +32,34 @@ AT_WORK = ("starting", "running", "paused", "stopping")
 Tell = Callable[[str], None]
 
 
-def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
-
-    A run that says it is at work while nobody holds its lease was interrupted. Raises `UserError`.
-    """
+@contextlib.contextmanager
+def _readable(store: Store) -> Iterator[None]:
     try:
-        held = store.list()
+        yield
     except StoreError as error:
         raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
-    return _described(store, held, clock())
+
+
+def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
+    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated. One
+    that says it is at work while nobody holds its lease was interrupted. Raises `UserError`."""
+    with _readable(store):
+        held, now = store.list(), clock()
+    runs = [_describe(store, name, held, now) for name in _names(held)]
+    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
-    """Fetch a run into the folder `dest`; the path of its run directory there.
+    """Fetch a run into the folder `dest`; the path of its run directory there. Raises `UserError`.
 
-    With no `run_name`, the latest unfinished run, or else the latest. The newest checkpoint that is complete and right
-    is fetched; one that is not is named through `tell` and the one before it is used. If `dest` has the run already,
-    it is brought forward to the store's checkpoint, or left alone if it is as new. Raises `UserError`.
+    With no `run_name`, the latest unfinished run, or else the latest. A checkpoint that is not complete and right is
+    named through `tell` and the one before it is used. If `dest` has the run already, it is brought forward.
     """
-    try:
+    with _readable(store):
         held = store.list()
         prefix, name = _choose(store, run_name, held)
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
         return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
-    except StoreError as error:
-        raise Unusable(store.url, f"cannot be read ({one_line(error)}); try again later.") from None
-
-
-def pull_url(url: str, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
-    """`pull` by URL, which may name a store or, one level deeper, one run of it."""
-    return pull(open_store(url), None, dest, tell, max_bytes)
 
 
 class _Pull:
@@ -76,52 +71,41 @@ class _Pull:
         self.passed_over: list[int] = []
 
     def __call__(self, name: str, dest: Path) -> Path:
+        """Fetch the run, or only what is newer than what is here already."""
         run_dir = dest.expanduser() / name
-        if run_dir.exists():
-            return self._bring_forward(run_dir)
+        is_here, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
+        if is_here and newest >= max(folders_in(self.held).values(), default=-1):
+            return run_dir
         try:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir.parent))
+            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir if is_here else run_dir.parent))
         except OSError as error:
             why = error.strerror
             raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
         try:
-            building.chmod(0o755)
-            self._fetch_checkpoint(building)
-            self._fetch_texts(building)
-            self._fetch_best(building)
-            self._fetch_videos(building)
-            self._note_passed_over(building)
-            building.rename(run_dir)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
-        return run_dir
-
-    def _bring_forward(self, run_dir: Path) -> Path:
-        """Add the store's newest checkpoint to a run that is here already, if it is newer than any here."""
-        here = max((found.step for found in committed(run_dir / "checkpoints")), default=-1)
-        if here >= max(folders_in(self.held).values(), default=-1):
-            return run_dir
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=run_dir) as folder:
-            building = Path(folder)
-            self._fetch_texts(building)
-            if not (run_dir / "config.yaml").is_file() or _identity(building) != _identity(run_dir):
+            for text in TEXTS.keys() & self.held.keys():
+                self.store.get(self.prefix + text, building / text, TEXTS[text])
+            if is_here and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
-            found = self._fetch_checkpoint(building, newer_than=here)
-            self._note_passed_over(run_dir)
-            if found is None:
-                return run_dir
+            found = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
-            shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
-            # the checkpoint comes last: until then nothing refers to the rest
-            for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
-                if (building / path).exists() and not (run_dir / path).is_dir():
-                    (run_dir / path).parent.mkdir(exist_ok=True)
-                    (building / path).replace(run_dir / path)
+            if self.passed_over:  # so that the copier does not take the damaged ones for a newer state of the run
+                (run_dir if is_here else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
+            if not is_here:
+                self._fetch_videos(building)
+                building.chmod(0o755)
+                building.rename(run_dir)
+            elif found:  # it is moved last: until then nothing refers to the rest
+                shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
+                for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
+                    if (building / path).exists() and not (run_dir / path).is_dir():
+                        (run_dir / path).parent.mkdir(exist_ok=True)
+                        (building / path).replace(run_dir / path)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
         return run_dir
 
-    def _fetch_checkpoint(self, building: Path, newer_than: int = -1) -> Checkpoint | None:
+    def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
         """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
         folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
         refusal: Refused | None = None
@@ -153,28 +137,15 @@ class _Pull:
         if need > free:
             raise UserError(f"{building.parent} has {free:,} bytes free, and the checkpoint needs {need:,}; make room.")
         for path, entry in files.items():
-            if self.fetched.get(path) != entry["sha256"]:
-                self._fetch_file(path, entry, building / path)
+            if self.fetched.get(path) == entry["sha256"]:
+                continue
+            local = building / path
+            local.parent.mkdir(parents=True, exist_ok=True)
+            if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
+                raise Refused(f"{path} does not have the SHA-256 of its manifest")
+            check_tensors(local) if path.endswith(".safetensors") else parse_json(local.read_bytes(), path)
+            self.fetched[path] = entry["sha256"]
         return checkpoint
-
-    def _fetch_file(self, path: str, entry: dict[str, Any], local: Path) -> None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        self.fetched.pop(path, None)
-        if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
-            raise Refused(f"{path} does not have the SHA-256 of its manifest")
-        if path.endswith(".safetensors"):
-            check_tensors(local)
-        elif path.endswith(".json"):
-            parse_json(local.read_bytes(), path)
-        self.fetched[path] = entry["sha256"]
-
-    def _fetch_texts(self, building: Path) -> None:
-        for name, limit in MAX_TEXT_BYTES.items():
-            if self.held.get(name, 0) > limit:
-                claim = f"{name} of {self.store.url} claims {self.held[name]:,} bytes"
-                raise Refused(f"{claim}; at most {limit:,} are accepted.")
-            if name in self.held:
-                self.store.get(self.prefix + name, building / name, limit)
 
     def _fetch_best(self, building: Path) -> list[str]:
         """The folder of the best policy, if there is one. What is wrong with it is told, and it is left out."""
@@ -191,11 +162,6 @@ class _Pull:
                 (building / "videos").mkdir(exist_ok=True)
                 self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
 
-    def _note_passed_over(self, run_dir: Path) -> None:
-        """So that the copier, later, does not take the damaged ones for a newer state of the run."""
-        if self.passed_over:
-            (run_dir / PASSED_OVER).write_text(json.dumps(self.passed_over))
-
     @contextlib.contextmanager
     def _tolerated(self, path: Path) -> Iterator[None]:
         try:
@@ -203,6 +169,7 @@ class _Pull:
         except (Refused, StoreError) as error:
             self.tell(f"left out of the copy: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
 
 def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
     """(prefix, name) of the run that is meant."""
@@ -214,7 +181,7 @@ def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[s
             known = ", ".join(sorted(names)[:10]) or "none"
             raise UserError(f"run_name={run_name!r} is not in {store.url}; it holds: {known}.")
         return f"{run_name}/", run_name
-    runs = _described(store, held, time.time())
+    runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
     name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # of each kind the first, the newest
@@ -241,11 +208,6 @@ def _own_name(store: Store) -> str:
         return safe_name(last)
     except Refused:
         return "pulled"
-
-
-def _described(store: Store, held: dict[str, int], now: float) -> list[dict[str, Any]]:
-    runs = [_describe(store, name, held, now) for name in _names(held)]
-    return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
 def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict[str, Any]:

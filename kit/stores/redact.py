@@ -1,8 +1,8 @@
 """Secrets never leave this machine: error texts and small text files are cleaned before anyone else sees them.
 
-Names, paths and ids stay as they are, or a run could not be opened again. So a token must stand by itself and be as
-long as its kind: "pick-task-reach-ppo-baseline" holds "sk-" and no key. A bare 40-digit key of Weights & Biases cannot
-be told from a git commit; its environment variable gives it away.
+Names, paths and ids stay, or a run could not be opened again: "pick-task-reach-ppo-baseline" holds "sk-" and no key. So
+a token must stand by itself and be as long as its kind. A bare key of Weights & Biases looks like a git commit; only
+its environment variable gives it away.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-HIDDEN = "(hidden)"
-"""It may stand anywhere in YAML, JSON and URLs."""
-LEAST = 12
-"""Characters of an environment variable's value that is taken for a secret."""
+HIDDEN = "(hidden)"  # it may stand anywhere in YAML, JSON and URLs
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
 """No letter, digit, hyphen or underscore before it, but for the end of an escape in a URL or in JSON."""
@@ -39,11 +36,11 @@ _MARKS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "rpa_", 
 
 
 def redact(text: str, environment: bool = True) -> str:
-    """`text` with every token, key, signature and, with `environment`, every value of a secret-named environment
-    variable replaced by (hidden)."""
+    """`text` with (hidden) for every token, key and signature and, with `environment`, for the value of a secret-named
+    environment variable where it is a whole word of 12 characters or more."""
     if environment:
         for name, value in os.environ.items():
-            if len(value) >= LEAST and _SECRET_NAME.search(name) and not value.startswith(("/", "~")) and value in text:
+            if len(value) >= 12 and _SECRET_NAME.search(name) and not value.startswith(("/", "~")) and value in text:
                 text = re.sub(rf"{_START}{re.escape(value)}(?![A-Za-z0-9_-])", HIDDEN, text)
     return _TOKENS.sub(HIDDEN, text) if any(mark in text for mark in _MARKS) else text
 

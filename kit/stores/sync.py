@@ -1,8 +1,8 @@
 """Copies a run to its store in the background and never lets training wait for it.
 
-    training   --pipe-->   the copier, a process of its own (python -m kit.stores), the only one that touches the store
+    training   --pipe-->   the copier, a process of its own (python -m kit.stores), which alone writes to the store
 
-Neither can take the other with it: a copier that ends is started again, and one that training leaves behind finishes.
+A copier that ends is started again, and one that training leaves behind finishes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 from kit.format.files import read_json, write_atomic
 from kit.format.layout import folders_in, passed_over
 from kit.stores import lease
-from kit.stores.base import OPEN_S, Store, StoreError, Unusable, open_store, within
+from kit.stores.base import Store, StoreError, Unusable, within
 from kit.stores.loop import FIRST_PAUSE_S, LONGEST_PAUSE_S, STATE, newest_step
 from kit.stores.redact import one_line
+from kit.stores.urls import OPEN_S, open_store
 
 
 class SyncHandle:
@@ -42,8 +43,8 @@ class SyncHandle:
         return self._process.poll() is not None
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
-        """Ask it to copy what is committed and end; wait at most `drain_s` seconds and return the state then. The process
-        stays behind to copy what has not arrived by then."""
+        """Ask it to copy what is committed and end, wait at most `drain_s` seconds and return the state then. What has
+        not arrived by then is still being copied, by the process that stays behind."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -53,7 +54,7 @@ class SyncHandle:
         return self.state()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, "--owner", self.owner]
+        command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, self.owner]
         nowhere = subprocess.DEVNULL
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
@@ -75,8 +76,8 @@ class SyncHandle:
 
 
 def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncHandle:
-    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the store
-    takes no files, if the run is another machine's, or if the store holds a newer state of it than this machine."""
+    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the
+    store takes no files, if the run is another machine's, or if the store holds a newer state of it than this one."""
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)

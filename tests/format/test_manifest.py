@@ -19,7 +19,6 @@ from kit.format.checkpoint import Checkpoint
 from kit.format.manifest import (
     MAX_TOTAL_BYTES,
     Refused,
-    check_manifest,
     check_tensors,
     digest,
     read_manifest,
@@ -41,9 +40,14 @@ def sealed(**changes: Any) -> dict[str, Any]:
     return {**manifest, "digest": digest(manifest)}
 
 
+def check_manifest(manifest: dict[str, Any], *args: int, **options: int) -> dict[str, Any]:
+    return read_manifest(json.dumps(manifest).encode(), *args, **options)
+
+
 def test_a_good_one_passes() -> None:
-    assert check_manifest(sealed(), 100) == sealed()
-    assert read_manifest(json.dumps(sealed()).encode()) == sealed()
+    assert check_manifest(sealed(), 100) == check_manifest(sealed()) == sealed()
+    with pytest.raises(Refused, match="of step 200 says step=100"):
+        check_manifest(sealed(), 200)
     found = Checkpoint.of("checkpoints/step_000000100", json.dumps(sealed()).encode())
     assert list(found.files()) == [
         "replay/000000000000.safetensors",

@@ -119,7 +119,7 @@ ROUTES = [
     ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/[^/]+", "preupload"),
     ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/[^/]+", "commit"),
     ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/[^/]+(?:/(?P<path>.+))?", "tree"),
-    ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)", "info"),
+    ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/[^/]+)?", "info"),
     ("POST", r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", "batch"),
     ("PUT", r"/objects/(?P<oid>[0-9a-f]{64})", "upload"),
     ("POST", r"/objects/(?P<oid>[0-9a-f]{64})/verify", "verify"),

@@ -159,7 +159,7 @@ def test_swap_loses_to_a_commit_in_between(store: HubStore, hub: HubServer, monk
 
     def interfere(path: str, content: bytes, times: int) -> None:
         """Another machine commits between our look and our commit, `times` times."""
-        read = HubStore._read_or_none
+        read = HubStore.read_or_none
         left = [times]
 
         def late(self: HubStore, name: str) -> bytes | None:
@@ -170,7 +170,7 @@ def test_swap_loses_to_a_commit_in_between(store: HubStore, hub: HubServer, monk
                 hub.repos["me/runs"].log.append(("rival", [path], []))
             return found
 
-        monkeypatch.setattr(HubStore, "_read_or_none", late)
+        monkeypatch.setattr(HubStore, "read_or_none", late)
 
     interfere("lease.json", b"theirs", 1)
     assert not store.swap("lease.json", b"old", b"mine")
@@ -181,7 +181,7 @@ def test_swap_loses_to_a_commit_in_between(store: HubStore, hub: HubServer, monk
 
 def test_swap_survives_commits_to_other_files(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put({"lease.json": b"old"})
-    read: Callable[[HubStore, str], bytes | None] = HubStore._read_or_none
+    read: Callable[[HubStore, str], bytes | None] = HubStore.read_or_none
     rivals = iter([1, 2])
 
     def late(self: HubStore, name: str) -> bytes | None:
@@ -190,21 +190,21 @@ def test_swap_survives_commits_to_other_files(store: HubStore, hub: HubServer, m
             hub.repos["me/runs"].log.append(("rival", ["other.json"], []))
         return found
 
-    monkeypatch.setattr(HubStore, "_read_or_none", late)
+    monkeypatch.setattr(HubStore, "read_or_none", late)
     assert store.swap("lease.json", b"old", b"mine")
     assert store.read("lease.json") == b"mine"
 
 
 def test_a_parallel_delete_is_no_trouble(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put({"old.json": b"{}"})
-    entries = HubStore._entries
+    sizes = HubStore._sizes
 
-    def late(self: HubStore, prefix: str = "") -> dict[str, object]:
-        found = dict(entries(self, prefix))
+    def late(self: HubStore, prefix: str = "") -> dict[str, int]:
+        found = dict(sizes(self, prefix))
         hub.repos["me/runs"].files.pop("lab/old.json", None)
         return found
 
-    monkeypatch.setattr(HubStore, "_entries", late)
+    monkeypatch.setattr(HubStore, "_sizes", late)
     store.put({"a.json": b"{}"}, delete=["old.json"])
     assert list(hub.repos["me/runs"].files) == ["lab/a.json"]
 

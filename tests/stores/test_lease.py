@@ -68,6 +68,17 @@ def test_a_lease_let_go_is_free_at_once_and_only_the_owner_lets_go(store: Store,
     assert lease.read(store, "r")[1] == lease.Lease("rival", lease.read(store, "r")[1].host, clock.now, clock.now + 600)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("expires", [1e300, float("inf"), float("nan"), -1e300])
+def test_a_lease_with_an_odd_time_is_no_crash(store: Store, clock: Clock, expires: float) -> None:
+    odd = json.dumps({"owner": "rival", "host": "x", "since": expires, "expires": expires})
+    store.put({"r/lease.json": odd.encode()})
+    if expires > clock.now:
+        with pytest.raises(LeaseHeld, match="belongs to rival on x since 2096-10-02 07:06 UTC"):
+            lease.acquire(store, "r", "me", 600, clock)
+    else:
+        lease.acquire(store, "r", "me", 600, clock)
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"not json", b"[]", b'{"owner": 1}', b"\xff", b"[" * 5000])
 def test_a_lease_that_says_nothing_sensible_is_replaced(store: Store, clock: Clock, raw: bytes) -> None:
     store.put({"r/lease.json": raw})

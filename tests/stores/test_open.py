@@ -100,7 +100,7 @@ def test_a_read_only_folder_says_so() -> None:
 
 
 def test_a_mount_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.stores.base.OPEN_S", 0.05)
+    monkeypatch.setattr("kit.stores.urls.OPEN_S", 0.05)
     stuck = threading.Event()
     monkeypatch.setattr("kit.stores.folder._locate", lambda url, write: stuck.wait(20))
     with pytest.raises(UserError, match=r"did not answer within 0 s; is it mounted"):
@@ -140,9 +140,10 @@ def test_a_put_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monk
     assert [p.name for p in (tmp_path / "store").iterdir()] == ["a.json"] and store.read("a.json") == b"old"
 
 
-def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path) -> None:
+def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    store = DirectoryStore(str(tmp_path / "store"), write=True, sleep=waited.append)
+    monkeypatch.setattr("time.sleep", waited.append)
+    store = DirectoryStore(str(tmp_path / "store"), write=True)
     store.put({"a.json": b"old"})
     with (tmp_path / "store/.a.json.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -19,7 +19,6 @@ from kit.format.checkpoint import committed
 from kit.format.manifest import digest
 from kit.stores import Store, lease, list_runs, open_store, pull
 from kit.stores.copier import Copier
-from kit.stores.pull import pull_url
 from tests.stores.conftest import KINDS
 from tests.stores.fabricate import add_checkpoint, add_frozen, content, make_run, set_status, write_checkpoint
 
@@ -105,7 +104,7 @@ def test_an_empty_store_says_so(there: Store, tmp_path: Path) -> None:
 
 def test_a_url_may_name_one_run(there: Store, run: Path, store_url: str, tmp_path: Path) -> None:
     upload(run, there)
-    back = pull_url(f"{store_url}/{run.name}", tmp_path / "d")
+    back = pull(open_store(f"{store_url}/{run.name}"), None, tmp_path / "d")
     assert back.name == run.name and content(back) == content(run)
     assert list((tmp_path / "d").iterdir()) == [back], "something was left beside it"
 

@@ -10,8 +10,7 @@ import pytest
 from kit.errors import UserError
 from kit.runs.api import _locate, list_runs
 from kit.runs.fingerprint import fingerprint
-from kit.stores import lease
-from kit.stores.base import open_store
+from kit.stores import lease, open_store
 from tests.runs.crash import Forked, complete, create
 
 STEPS = {"PPO": 4000, "A2C": 4000, "SAC": 1200}

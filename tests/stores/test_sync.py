@@ -350,7 +350,7 @@ def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, waiter: Wa
 def copying(run: Path, url: str, *inject: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
     """The process, which ends when it has copied all if nobody is there to tell it that more will come."""
     prefix = [str(STRACE), "-f", "-o", "/dev/null", *inject] if inject else []
-    command = [*prefix, sys.executable, "-m", "kit.stores", str(run), url, "--owner", "me"]
+    command = [*prefix, sys.executable, "-m", "kit.stores", str(run), url, "me"]
     with subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             yield process

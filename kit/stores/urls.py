@@ -1,0 +1,42 @@
+"""A store from its URL."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kit.errors import UserError
+from kit.stores.base import Store, Unusable, within
+from kit.stores.bucket import BucketStore
+from kit.stores.folder import DirectoryStore
+from kit.stores.gdrive import GoogleDriveLink
+from kit.stores.hub import HubStore
+
+OPEN_S = 120.0
+"""How long a store may take to be opened."""
+
+
+def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
+    """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
+    knows, or gdrive-link:… (read only). With `write`, the place is made if need be, and takes files. Raises `UserError`
+    for what cannot be parsed, reached or written, and for a token that is missing or read-only."""
+    url = os.fspath(url)
+    return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
+
+
+def _open(url: str, write: bool) -> Store:
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
+    scheme = match[1].lower() if match else ""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
+    if not url.strip() or "\0" in url or "\n" in url:
+        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
+    if scheme == "hf":
+        return HubStore(url, write)
+    if scheme == "gdrive-link":
+        return GoogleDriveLink(url, write)
+    if "://" in url and scheme != "file":
+        return BucketStore(url, write)
+    if scheme not in ("", "drive", "file"):
+        raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+    return DirectoryStore(url, write)
