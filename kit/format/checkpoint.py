@@ -85,7 +85,7 @@ class Checkpoint:
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self, replay: bool = True) -> None:
-        """Compare every byte on this machine with the manifest, with or without the `replay` data it shares with others.
+        """Compare every byte on this machine with the manifest; without `replay`, not that of the data it shares.
         Raises `Damaged`."""
         files = {name: entry for name, entry in self.files().items() if replay or not name.startswith(f"{REPLAY}/")}
         for name, entry in files.items():  # sizes first: a claim of 10 GB is refused before anything is read
