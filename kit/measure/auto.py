@@ -26,7 +26,8 @@ from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import arguments
 
 WORLDS_PER_CORE = 16
-"""PPO on Ant: 16 or 32 for each core were within 2 % of each other, 8 for each 7 % behind (two cores)."""
+"""Of the fastest number an exhaustive search found on two cores, so many reached 0.98 with PPO on Reach and 0.91 to
+0.99 on Ant."""
 ROUNDS = 20
 """Rollouts that a run has at least, whatever the number of worlds. Reach, 100,000 steps: a return of 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
