@@ -226,7 +226,7 @@ class _Saved(gymnasium.Wrapper):
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data
 
-            return render_data(inner.model, [inner.data], None, height, width)[0].numpy()
+            return render_data(inner.model, inner.data, height, width).numpy()
         picture = np.asarray(self.env.render())
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width
