@@ -17,7 +17,7 @@ def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
     from kit import envs
     from kit.trainers import make_trainer
 
-    config = config.replace(device="cpu", n_envs=1)
+    config = config.replace(device="cpu", n_envs=1, threads="auto")  # this process keeps its number of threads
     with warnings.catch_warnings():  # SB3 advises on batches larger than one world's rollout, but nothing trains here
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
         trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, config.env_options))
