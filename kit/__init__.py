@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {
     "RunConfig": "kit.config",
@@ -17,6 +17,8 @@ _WHERE = {
     "make_vec": "kit.envs",
     "verify": "kit.machine",
     "machine": "kit.machine",
+    "measure": "kit.measure",
+    "resolve": "kit.measure.auto",
     "ui": "kit.ui",
 }
 __all__ = [*_WHERE, "__version__"]

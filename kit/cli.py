@@ -9,10 +9,12 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import kit
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 
@@ -21,8 +23,7 @@ WRONG_REQUEST = 2
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         code = options.command(options)
     except UserError as error:
@@ -36,65 +37,43 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-# -- commands ------------------------------------------------------------------------------------------------------
-
-
 def _verify(options: argparse.Namespace) -> int:
-    from kit.machine import verify
-
-    report = verify()
-    _print(report.to_dict() if options.json else str(report), options.json)
+    report = kit.verify()
+    _print(options, report.to_dict(), str(report))
     return 0 if report.ok else 1
 
 
 def _train(options: argparse.Namespace) -> int:
-    from kit.runs.api import train
-
-    base = RunConfig.load(options.config) if options.config else RunConfig()
-    with _Bar() as bar:
-        config = base.replace(**_given(options))
-        run = train(config, start_from=options.start_from, trust=options.trust, on_progress=bar)
+    config = (RunConfig.load(options.config) if options.config else RunConfig()).replace(**_given(options))
+    with _bar() as show:
+        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show)
     return _ending(run)
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from kit.runs.api import resume
-
-    changes = _given(options)
-    runs_dir = changes.pop("runs_dir", "runs")
-    with _Bar() as bar:
-        run = resume(options.run, runs_dir=runs_dir, on_progress=bar, max_gb=options.max_gb, **changes)
+    with _bar() as show:
+        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, **_given(options))
     return _ending(run)
 
 
 def _runs(options: argparse.Namespace) -> int:
     from kit.runs.api import list_runs
 
-    rows = list_runs(options.where).to_dicts()
-    if options.json:
-        _print(rows, True)
-    elif not rows:
-        print(f"no runs in {options.where}; `kit train` starts one")
-    for row in [] if options.json else rows:
+    found, lines = list_runs(options.where), []
+    rows = found.to_dicts()
+    for run, row in zip(found, rows, strict=True):
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
-        share = row["step"] / row["total_steps"] if row["total_steps"] else 0
-        print(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,} ({share:.0%}){rate}")
-    return 0
+        of = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
+        kept = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}" if isinstance(run, kit.Run) else ""
+        lines.append(f"{row['name']:40} {row['state']:12} {of}{rate}{kept}")
+    return _print(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from kit.runs.rollouts import evaluate
-
-    result = evaluate(options.run, options.episodes, options.step)
-    if options.json:
-        _print(result, True)
-        return 0
-    rate = "" if result["success_rate"] is None else f", success {result['success_rate']:.1%}"
-    print(
-        f"{result['episodes']} episodes: return {result['mean_return']:.2f} ± {result['std_return']:.2f}"
-        f"{rate}, length {result['mean_length']:.1f} steps"
-    )
-    return 0
+    found = kit.evaluate(options.run, options.episodes, options.step)
+    rate = "" if found["success_rate"] is None else f", success {found['success_rate']:.1%}"
+    line = f"{found['episodes']} episodes: return {found['mean_return']:.2f} ± {found['std_return']:.2f}{rate}"
+    return _print(options, found, f"{line}, length {found['mean_length']:.1f} steps")
 
 
 def _video(options: argparse.Namespace) -> int:
@@ -117,150 +96,167 @@ def _video(options: argparse.Namespace) -> int:
 def _fingerprint(options: argparse.Namespace) -> int:
     from kit.format.checkpoint import Damaged
     from kit.runs.fingerprint import fingerprint
-    from kit.runs.run import Run
 
     try:
-        print(fingerprint(Run(options.run), options.step))
+        print(fingerprint(kit.Run(options.run), options.step))
     except Damaged as damage:
         raise UserError(f"{options.run} has a damaged checkpoint ({damage}); name another with --step.") from None
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from kit.measure.bench import bench
+    from kit.measure.speed import bench
 
-    report = bench(options.env)
-    _print(report.to_dict() if options.json else str(report), options.json)
+    machine, found = kit.machine.describe().title, bench(options.env)
+    value = {"machine": machine, **dataclasses.asdict(found), "update_share": found.update_share}
+    return _print(options, value, f"{machine}\n{found}")
+
+
+ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "pause": ("stand still and keep everything in memory", lambda now: now["state"] == "paused"),
+    "unpause": ("go on after a pause", lambda now: now["state"] == "running"),
+    "stop": ("write a checkpoint and end; `kit resume` goes on from there", lambda now: False),
+    "checkpoint": ("write a checkpoint at the end of this iteration", lambda now: True),
+}
+"""What can be asked of a run at work, and how to see that it was done."""
+
+
+def _ask(options: argparse.Namespace) -> int:
+    run = kit.Run(options.run)
+    if not run.is_working():
+        raise UserError(f"{run.path} is not at work ({run.status()['state']}); `kit resume` goes on with it.")
+    before, (_, done) = run.status()["checkpoint"], ASKED[options.asked]
+    getattr(run, options.asked)()
+
+    def over(now: dict[str, Any]) -> bool:
+        written = options.asked != "checkpoint" or now["checkpoint"] != before
+        return (done(now) and written) or not run.is_working(now)
+
+    now = run.wait(600, until=over)
+    saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
+    print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
     return 0
 
 
-# -- the parser ----------------------------------------------------------------------------------------------------
+def _rm(options: argparse.Namespace) -> int:
+    from kit.runs.api import remove
+
+    run = kit.Run(options.run)
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"{run.path} would be removed; say --yes where nobody can be asked.")
+        now = run.status()
+        print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
+        if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    remove(run, sure=options.yes)
+    print(f"removed {run.path}")
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, like every other wrong request; `--help` has the usage."""
+    def error(self, message: str) -> NoReturn:  # in one line, like every other wrong request
         self.exit(WRONG_REQUEST, f"kit: {message}; see {self.prog} --help.\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    from kit import __version__
-
     parser = _Parser(prog="kit", description="Train robot policies, and never lose a run.")
-    parser.add_argument("--version", action="version", version=f"kit {__version__}")
+    parser.add_argument("--version", action="version", version=f"kit {kit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool) -> _Parser:
+    def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool = False) -> _Parser:
         sub = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
         sub.set_defaults(command=command)
         if reports:
             sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
 
-    add("verify", "say what this machine has and what is missing", _verify, True)
+    add("verify", "say what this machine has and what is missing", _verify, reports=True)
 
-    train = add("train", "start a run and train it here until it is done", _train, False)
+    train = add("train", "start a run and train it here until it is done", _train)
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")
     train.add_argument("--start-from", metavar="MODEL.zip", help="a Stable-Baselines3 zip to begin with")
     train.add_argument("--trust", action="store_true", help="open that zip, which can run code")
-    _add_fields(train, [f.name for f in dataclasses.fields(RunConfig)])
+    _add_fields(train, [field.name for field in dataclasses.fields(RunConfig)])
 
-    resume = add("resume", "go on with a run", _resume, False)
+    resume = add("resume", "go on with a run", _resume)
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
     resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
-    runs = add("runs", "list runs", _runs, True)
+    runs = add("runs", "list runs", _runs, reports=True)
     runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")
 
-    evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, True)
-    video = add("video", "film a policy", _video, False)
-    fingerprint = add("fingerprint", "print one SHA-256 of everything that decides a run's future", _fingerprint, False)
+    for name, (does, _) in ASKED.items():
+        asked = add(name, does, _ask)
+        asked.set_defaults(asked=name)
+        asked.add_argument("run", metavar="RUN")
+    rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
+    rm.add_argument("run", metavar="RUN")
+    rm.add_argument("--yes", action="store_true", help="do not ask, also if nothing else holds an unfinished run")
+
+    evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, reports=True)
+    video = add("video", "film a policy", _video)
+    fingerprint = add("fingerprint", "print one SHA-256 of everything that decides a run's future", _fingerprint)
     for sub in (evaluate, video, fingerprint):
         sub.add_argument("run", metavar="RUN")
-    for sub in (evaluate, video):
+    for sub, count in ((evaluate, 100), (video, 3)):
         sub.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
+        sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")
     fingerprint.add_argument("--step", type=int, help="a checkpoint's step; default: the latest")
-    evaluate.add_argument("--episodes", type=int, default=100, help="default: 100")
-    video.add_argument("--episodes", type=int, default=3, help="default: 3")
     video.add_argument("--cameras", help="comma-separated, shown side by side; default: the task's first")
     video.add_argument("--size", type=int, default=320, help="pixels a side; default: 320")
     video.add_argument("--output", type=Path, help="default: videos/step_<step>.mp4 in the run")
 
-    bench = add("bench", "measure this machine in under a minute: physics, env, PPO, pictures", _bench, True)
+    bench = add("bench", "measure this machine in under a minute: physics, env, PPO, pictures", _bench, reports=True)
     bench.add_argument("--env", default="Ant", help="default: Ant")
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser, names: list[str] | tuple[str, ...]) -> None:
+def _add_fields(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     for field in dataclasses.fields(RunConfig):
         if field.name in names:
-            flags = list(dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}")))
-            shown = "" if field.default is dataclasses.MISSING else f" (default: {field.default})"
-            help = field.metadata["help"].replace("%", "%%") + shown
-            parser.add_argument(*flags, dest=f"field_{field.name}", type=_reader(field.name), metavar="X", help=help)
-
-
-def _reader(name: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if name in ("run_name", "session_limit", "store", "runs_dir", "env", "overrides"):
-            return text
-        for kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        return text
-
-    return read
-
-
-def _step(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+            flags = dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}"))
+            help = f"{field.metadata['help']} (default: {getattr(RunConfig(), field.name)})".replace("%", "%%")
+            parser.add_argument(*flags, dest=f"field_{field.name}", metavar="X", help=help, default=argparse.SUPPRESS)
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
-    fields = {name[6:]: value for name, value in vars(options).items() if name.startswith("field_")}
-    given = {name: value for name, value in fields.items() if value is not None}
-    if "overrides" in given:
-        given["overrides"] = _overrides(given["overrides"])
-    return given
+    """The fields of RunConfig among `options`."""
+    given = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
+    return {name: RunConfig.from_text(name, text) for name, text in given.items()}
 
 
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"overrides={text!r} is not JSON ({error}); write '{{\"gamma\": 0.98}}'.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"overrides={text!r} is not a JSON mapping; write '{{\"gamma\": 0.98}}'.")
-    return value
+def _step(text: str) -> int | str:
+    if text.isdecimal() or text in ("best", "latest"):
+        return int(text) if text.isdecimal() else text
+    raise argparse.ArgumentTypeError(f"step={text!r} is not a step; give a number such as 100000, best or latest")
 
 
-# -- what is printed -----------------------------------------------------------------------------------------------
-
-
-class _Bar:
+@contextmanager
+def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
     """A progress bar that follows a run's status; it appears with the first one."""
+    from tqdm import tqdm
 
-    def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        self._bar: Any = None
-        return self._show
+    bar: Any = None
+    with ExitStack() as closing:
 
-    def _show(self, status: dict[str, Any]) -> None:
-        from tqdm import tqdm
+        def show(status: dict[str, Any]) -> None:
+            nonlocal bar
+            step, total = min(status["step"], status["total_steps"]), status["total_steps"]
+            if bar is None:
+                bar = tqdm(total=total, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
+                closing.enter_context(bar)
+            rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
+            bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
+            bar.update(max(0, step - bar.n))
 
-        step = min(status["step"], status["total_steps"])
-        if self._bar is None:
-            total = status["total_steps"]
-            self._bar = tqdm(total=total, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
-        rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
-        self._bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
-        self._bar.update(max(0, step - self._bar.n))
+        yield show
 
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+
+def _print(options: argparse.Namespace, value: Any, text: str) -> int:
+    print(json.dumps(value, indent=2) if options.json else text)
+    return 0
 
 
 def _ending(run: Any) -> int:
@@ -269,7 +265,3 @@ def _ending(run: Any) -> int:
     now = run.status()
     print(f"{run.path}: {now['message']}")
     return {"finished": DONE, "interrupted": INTERRUPTED}.get(now["state"], FAILED)
-
-
-def _print(value: Any, as_json: bool) -> None:
-    print(json.dumps(value, indent=2) if as_json else value)

@@ -16,6 +16,8 @@ from typing import Any
 
 from kit.errors import UserError
 
+MAX_SEED = 2**32 - 1 - 1_000_003
+"""numpy's largest, less what evaluations add to a run's."""
 VERSION = 1
 """Of config.yaml; a run written by a newer version is refused."""
 
@@ -85,6 +87,8 @@ class RunConfig:
             raise UserError(f"device={self.device!r} is not a device; use auto, cpu, cuda or cuda:0.")
         _at_least("total_steps", self.total_steps, 1)
         _at_least("seed", self.seed, 0)
+        if self.seed > MAX_SEED:
+            raise UserError(f"seed={self.seed} is too large; the largest is {MAX_SEED}.")
         for name in ("n_envs", "threads"):
             if getattr(self, name) != "auto":
                 _at_least(name, getattr(self, name), 1)
@@ -120,7 +124,10 @@ class RunConfig:
         import yaml
 
         try:
-            values = yaml.safe_load(Path(path).read_text())
+            text = Path(path).read_text()
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+                raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
+            values = yaml.safe_load(text)
         except FileNotFoundError:
             raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:

@@ -10,6 +10,11 @@ class UserError(ValueError):
     """The request is wrong. Its message is one sentence; the command line prints it and exits with code 2."""
 
 
+class Interrupted(Exception):
+    """Leaves a trainer's `learn()` at once because `should_stop` said so. Inside an iteration the trainer's state is
+    then half way; what is valid is the copy that `state()` gave at the last boundary."""
+
+
 class Overflow(RuntimeError):
     """A world needed more contacts or constraint rows than it was given room for; fewer worlds would not help."""
 

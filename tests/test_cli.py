@@ -40,6 +40,12 @@ WRONG = {
         ["train", "--n-envs", "8", "--overrides", '{"n_steps": 100, "batch_size": 256}'],
         "batch_size=256", "the largest below it that does is 200",
     ),
+    "overrides that are no mapping": (["train", "--overrides", "[1]"], "overrides='[1]'", "JSON mapping"),
+    "env options that are no JSON": (["train", "--env-options", "{a: 1}"], "env_options='{a: 1}'", "JSON"),
+    "a step that is none": (["evaluate", "runs/r", "--step", "foo"], "step='foo'", "best or latest"),
+    "a step of a film that is none": (["video", "runs/r", "--step", "-5"], "--step", "--help"),
+    "episodes that are none": (["evaluate", "runs/r", "--episodes", "many"], "--episodes", "'many'"),
+    "steps that are none": (["train", "--total-steps", "1.5"], "total_steps=1.5", "whole number"),
     "zero worlds": (["train", "--n-envs", "0"], "n_envs=0", "at least 1"),
     "negative steps": (["train", "--total-steps", "-5"], "total_steps=-5", "at least 1"),
     "negative n_steps": (["train", "--overrides", '{"n_steps": -1}'], "n_steps=-1", "at least 1"),
@@ -131,7 +137,7 @@ def test_fields_that_may_not_change_on_resume(here):
 
 def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     (here / "c.yaml").write_text("env: Reach\ntotal_steps: 64\noverrides: {n_steps: 16, batch_size: 32}\n")
-    code, out, _ = kit(capsys, "train", "c.yaml", "--n-envs", "2", "--run-name", "r", "--eval-every", "0")
+    code, out, _ = kit(capsys, "train", "c.yaml", "--n-envs", "2e0", "--run-name", "r", "--eval-every", "0")
     assert code == 0 and "done: 64 steps" in out
     rows = json.loads(kit(capsys, "runs", "--json")[1])
     assert [set(row) for row in rows] == [{"name", "state", "step", "total_steps", "success_rate", "updated"}]
@@ -238,3 +244,40 @@ def test_saved_model_loads_in_plain_sb3_and_predicts_the_same(tmp_path):
         np.testing.assert_array_equal(
             plain.predict(obs, deterministic=True)[0], ours.predict(obs, deterministic=True)[0]
         )
+
+
+def test_the_shell_steers_a_run(here, capsys):
+    run = create(here / "runs", "steered", total_steps=10**7)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 0), run.log()
+    assert kit(capsys, "pause", run.path)[1].startswith(f"{run.path}: paused at step ")
+    assert kit(capsys, "unpause", run.path)[1].startswith(f"{run.path}: running at step ")
+    assert " is saved" in kit(capsys, "checkpoint", run.path)[1] and run.checkpoints()
+    assert kit(capsys, "rm", run.path, "--yes")[2].startswith(f"kit: {run.path} is at work; stop it first")
+    assert kit(capsys, "stop", run.path)[1].startswith(f"{run.path}: interrupted at step ")
+    assert session.wait() == 75
+    code, _, err = kit(capsys, "pause", run.path)
+    assert code == 2 and "is not at work (interrupted)" in err
+    out = kit(capsys, "runs")[1]
+    assert " MB, on this machine only" in out and "steered" in out
+
+
+def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkeypatch):
+    run = create(here / "runs", "mine", total_steps=10**7)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 0), run.log()
+    run.stop()
+    assert session.wait() == 75
+    code, _, err = kit(capsys, "rm", run.path)
+    assert code == 2 and "say --yes where nobody can be asked" in err and run.path.exists()
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    code, out, err = kit(capsys, "rm", run.path)
+    assert code == 2 and "is on this machine only; say --yes" in err and run.path.exists(), "more than a y is needed"
+    step = run.checkpoints()[-1].step
+    (run.path / ".sync.json").write_text(json.dumps({"url": "hf://me/runs", "step": step, "state": "ok", "time": 1.0}))
+    code, out, _ = kit(capsys, "rm", run.path)
+    assert code == 0 and f"step {step:,} verified in hf://me/runs" in out and not run.path.exists()
+    assert not list((here / "runs").iterdir()), "nothing half removed"

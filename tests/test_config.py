@@ -39,7 +39,7 @@ BAD = {
     "total_steps": (0, "at least 1"),
     "n_envs": (-3, "at least 1"),
     "threads": (0, "at least 1"),
-    "seed": (-1, "at least 0"),
+    "seed": (2**32, "the largest is 4293967292"),
     "eval_every": (-1, "at least 0"),
     "checkpoint_every": ("soon", '"5m"'),
     "session_limit": ("", '"11h30m"'),
@@ -93,23 +93,43 @@ def test_yaml_that_would_run_code_is_refused(tmp_path):
     assert not canary.exists()
 
 
+def test_an_alias_bomb_is_refused(tmp_path):
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 30))]
+    (tmp_path / "config.yaml").write_text("overrides:\n" + "".join(f"  {line}\n" for line in lines))
+    with pytest.raises(UserError, match=r"config\.yaml uses YAML aliases"):
+        RunConfig.load(tmp_path / "config.yaml")
+
+
 def test_config_file_says_its_version():
     assert yaml.safe_load(RunConfig().to_yaml())["version"] == 1
 
 
-@pytest.mark.parametrize("env", ["G1Joystick", "Go1Joystick"])
-def test_joystick_rows_differ_with_the_device(env, monkeypatch):
-    from kit import presets
+def test_names_are_found_whatever_their_case():
+    config = RunConfig(algo="ppo", preset="FAST", encoder="MLP")
+    assert (config.algo, config.preset, config.encoder) == ("PPO", "fast", "mlp")
 
-    asked = RunConfig(env=env, total_steps=10_000)
-    cpu = asked.replace(device="cpu").resolve()
-    assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
-    monkeypatch.setattr(presets, "_device", lambda device: "cuda")
-    card = asked.replace(device="cuda", n_envs=4096).resolve()
-    assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
-    assert card.overrides["policy_kwargs"] == {
-        "net_arch": [512, 256, 128], "activation_fn": "elu", "log_std_init": -1.0,
-    }  # fmt: skip
-    shrunk = presets.shrink(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
-    assert (shrunk.n_envs, shrunk.overrides["batch_size"]) == (500, 12_000)
-    assert presets.shrink(shrunk, 250).overrides["batch_size"] == 6000  # all there is
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("total_steps", "400k", 400_000),
+        ("total_steps", "1.5M", 1_500_000),
+        ("total_steps", "1,000,000", 1_000_000),
+        ("total_steps", "1e6", 1_000_000),
+        ("n_envs", "auto", "auto"),
+        ("checkpoint_every", "5m", "5m"),
+        ("run_name", "", None),
+        ("run_name", "123", "123"),
+        ("env_options", '{"length": 5}', {"length": 5}),
+        ("overrides", "", {}),
+    ],
+)
+def test_what_people_type(field, text, value):
+    assert RunConfig.from_text(field, text) == value
+    assert getattr(RunConfig(**{field: RunConfig.from_text(field, text)}), field) == value
+
+
+@pytest.mark.parametrize("text", ["{gamma: 1}", "[1]", "0.9"])
+def test_mappings_that_are_none(text):
+    with pytest.raises(UserError, match=r"overrides=.* is not (JSON|a JSON mapping)"):
+        RunConfig.from_text("overrides", text)

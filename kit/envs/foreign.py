@@ -26,7 +26,7 @@ _KNOWN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class ForeignEnv(BatchEnv):
-    """`num_envs` copies of a Gymnasium env: of a class or a registered spec, made with `options`.
+    """`num_envs` copies of a Gymnasium env: of a class or a registered one, made with `options`.
 
     Entries of nested Dicts get names such as "hand/force"; Tuples, texts and the like are flattened. By default the
     copies take turns in this process, which is faster than processes of their own unless a step takes milliseconds
@@ -40,7 +40,7 @@ class ForeignEnv(BatchEnv):
 
     def __init__(
         self,
-        env: EnvSpec | type[gymnasium.Env],
+        env: str | EnvSpec | type[gymnasium.Env],
         num_envs: int,
         device: str | torch.device = "cpu",
         seed: int = 0,
@@ -49,6 +49,7 @@ class ForeignEnv(BatchEnv):
         **options: Any,
     ) -> None:
         """`first`: the number of the first of these worlds, where other processes have those before."""
+        env = gymnasium.spec(env) if isinstance(env, str) else env
         name = env.id if isinstance(env, EnvSpec) else env.__name__
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -225,7 +226,7 @@ class _Saved(gymnasium.Wrapper):
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data
 
-            return render_data(inner.model, [inner.data], None, height, width)[0].numpy()
+            return render_data(inner.model, inner.data, height, width).numpy()
         picture = np.asarray(self.env.render())
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width

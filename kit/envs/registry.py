@@ -114,8 +114,8 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
         gymnasium.registry[spec.id] = spec
     try:
-        return gymnasium.spec(env)
-    except (gymnasium.error.Error, ModuleNotFoundError):
+        return gymnasium.spec(attribute if colon else env)  # its module, once imported, has registered it
+    except gymnasium.error.Error:
         raise UserError(_unknown(env)) from None
 
 

@@ -161,7 +161,8 @@ class MujocoTask(Task):
         """Write `action` (n, act), already inside the action space, to the simulator's inputs."""
 
     def advance(self, action: torch.Tensor) -> None:
-        self.sim.step(self.substeps, prepare=lambda: self.act(action))
+        self.act(action)
+        self.sim.step(self.substeps)
 
     def failed(self) -> torch.Tensor | None:
         return self.sim.diverged()

@@ -39,6 +39,9 @@ class OffPolicy(Protocol):
 
     replay_capacity: int
     replay_written: int
+    replay_first: int
+
+    def forget_replay(self) -> None: ...
     def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]: ...
     def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
 

@@ -1,9 +1,7 @@
-"""What this computer is: place, cores, memory, disk, GPUs, and which torch is installed."""
+"""What this computer is: place, cores, memory, disk, GPUs, which packages are installed, and where kernels are kept."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import importlib.metadata
 import os
 import platform
@@ -11,7 +9,6 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kit.machine import gpu, limits, places
 
@@ -44,15 +41,12 @@ class Machine:
         plural = "" if self.cores == 1 else "s"
         return f"{self.cores} core{plural} of {self.cpu}, {self.memory_bytes / 2**30:.0f} GB memory, {count}{cards}"
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"gpus": [dataclasses.asdict(g) for g in self.gpus]}
-
 
 def describe() -> Machine:
     """This computer, as it is now. Takes a few milliseconds, with nvidia-smi up to a second."""
     return Machine(
         place=places.where().name,
-        system=_system(),
+        system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         cpu=_cpu_model(),
         cores=limits.usable_cores(),
@@ -73,22 +67,19 @@ def version(package: str) -> str:
         return ""
 
 
-def _system() -> str:
-    if platform.system() != "Linux":
-        return f"{platform.system()} {platform.release()}"
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
-    except OSError:
-        return "Linux"
+def kernels() -> Path:
+    """Where Warp keeps the kernels it has compiled: in $WARP_CACHE_PATH (its own variable) or $KIT_CACHE (on a Drive
+    mount for example), else among the user's caches, on a disk that stays if there is one."""
+    caches = os.environ.get("KIT_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    folder = Path(caches or (places.volume() or Path.home()) / ".cache") / "warp"
+    return Path(os.environ.get("WARP_CACHE_PATH") or folder) / version("warp-lang")
 
 
-@functools.cache
-def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+def _cpu_model() -> str:
     """The processor's name without trademarks and clock, such as "Intel Xeon"."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE)
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
     name = found.group(1) if found else platform.processor() or platform.machine()
-    name = re.sub(r"\((R|TM|tm)\)|\bCPU\b|@.*$|\b\d+-Core Processor", " ", name)
-    return re.sub(r"\s+", " ", name).strip()
+    return " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|@.*$|\b\d+-Core Processor", " ", name).split())

@@ -14,42 +14,30 @@ ROOT = Path("/")
 
 def usable_cores(root: Path = ROOT) -> int:
     """CPU cores this process may use: the least of affinity mask and cgroup quota, at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota(root)
-    return max(1, min(affinity, math.ceil(quota) if quota < math.inf else affinity))
+    cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cgroups(root, "cpu"):
+        parts = _text(folder / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
+        if len(parts) == 2 and parts[0].isdigit():
+            cores = min(cores, int(parts[0]) / int(parts[1]))
+        quota, period = _number(folder, "cpu.cfs_quota_us"), _number(folder, "cpu.cfs_period_us")  # version 1
+        if 0 < quota < math.inf and period < math.inf:
+            cores = min(cores, quota / period)
+    return max(1, math.ceil(cores))
 
 
 def memory_bytes(root: Path = ROOT) -> int:
     """Memory this process may use: the least of the machine's and the cgroup's limit."""
-    return int(min(psutil.virtual_memory().total, _memory_limit(root)))
+    return int(min([psutil.virtual_memory().total, *(_memory_limit(folder) for folder in _cgroups(root, "memory"))]))
 
 
 def memory_free_bytes(root: Path = ROOT) -> int:
     """Memory that is still free within `memory_bytes`, counting file cache as free."""
     free = psutil.virtual_memory().available
     for folder in _cgroups(root, "memory"):
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit < math.inf and used < math.inf:
-            free = min(free, max(0, int(limit - used + _file_cache(folder))))
+        room = _memory_limit(folder) - _number(folder, "memory.current", "memory.usage_in_bytes")
+        if abs(room) < math.inf:
+            free = min(free, max(0, int(room + _file_cache(folder))))
     return free
-
-
-def _cpu_quota(root: Path) -> float:
-    """Cores' worth of CPU time that the cgroups grant, infinite where they set no limit."""
-    quota = math.inf
-    for folder in _cgroups(root, "cpu"):
-        parts = _text(folder / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
-        if len(parts) == 2 and parts[0].isdigit():
-            quota = min(quota, int(parts[0]) / int(parts[1]))
-        limit, period = _number(folder, "cpu.cfs_quota_us"), _number(folder, "cpu.cfs_period_us")  # version 1
-        if 0 < limit < math.inf and period < math.inf:
-            quota = min(quota, limit / period)
-    return quota
-
-
-def _memory_limit(root: Path) -> float:
-    return min((_number(f, "memory.max", "memory.limit_in_bytes") for f in _cgroups(root, "memory")), default=math.inf)
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
@@ -70,21 +58,20 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
                 break
 
 
+def _memory_limit(folder: Path) -> float:
+    return _number(folder, "memory.max", "memory.limit_in_bytes")
+
+
 def _file_cache(folder: Path) -> int:
     """Bytes of page cache that the kernel would give back at once."""
-    for line in _text(folder / "memory.stat").splitlines():
-        key, _, value = line.partition(" ")
-        if key in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    return next((int(row[1]) for row in rows if row[0] in ("inactive_file", "total_inactive_file")), 0)
 
 
 def _number(folder: Path, *names: str) -> float:
-    for name in names:
-        text = _text(folder / name)
-        if text.lstrip("-").isdigit():
-            return int(text)
-    return math.inf
+    """What the first of these files says that holds a number; infinite if none does, which means no limit."""
+    texts = (_text(folder / name) for name in names)
+    return next((int(text) for text in texts if text.lstrip("-").isdigit()), math.inf)
 
 
 def _text(path: Path) -> str:

@@ -20,15 +20,13 @@ def shortage(error: BaseException) -> str | None:
     """What memory ran out, in a few words, if that is what `error` means; else None."""
     import torch
 
-    if isinstance(error, Overflow):  # of the lists in a simulator, which do not grow with the worlds
-        return None
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    words = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return said
-    if not isinstance(error, RuntimeError):
+        return words.splitlines()[0]
+    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # fewer worlds would not help
         return None
-    if ALLOCATION_FAILED.search(str(error)):
-        return said
+    if ALLOCATION_FAILED.search(words):
+        return words.splitlines()[0]
     # Whoever records a CUDA graph may say no more than that it was broken off; what came before says why.
     return None if error.__context__ is None else shortage(error.__context__)
 

@@ -33,72 +33,40 @@ class Place:
 
 
 PLACES = (
-    Place(
-        "Google Colab",
-        'files go when the session ends; set store = "drive:kit" to keep runs in your Google Drive',
-        "Runtime menu > Change runtime type > T4 GPU",
-        env=("COLAB_RELEASE_TAG", "COLAB_GPU"),
-    ),
-    Place(
-        "Kaggle",
-        'only saved versions keep /kaggle/working; set store = "hf://you/runs" to keep runs as they train',
-        "Settings > Accelerator > GPU",
-        env=("KAGGLE_KERNEL_RUN_TYPE",),
-    ),
-    Place(
-        "RunPod",
-        'only the volume /workspace survives a stop; set runs_dir to a folder there, such as "/workspace/runs"',
-        "Deploy a pod with a GPU, from a PyTorch template",
-        env=("RUNPOD_POD_ID",),
-        volumes="workspace",
-    ),
-    Place(
-        "Vast.ai",
-        'files go when the instance is destroyed; set store = "hf://you/runs"',
-        env=("VAST_CONTAINERLABEL",),
-    ),
-    Place(
-        "Lambda",
-        'terminating deletes the disk; set store to your filesystem, such as "/lambda/nfs/NAME/runs"',
-        paths=("lambda/nfs", "var/lib/dpkg/info/lambda-stack-cuda.list"),
-        volumes="lambda/nfs/*",
-    ),
-    Place(
-        "SageMaker",
-        'notebook files live on its volume, /tmp does not; set store = "s3://your-bucket/runs" to keep runs',
-        "choose an ml.g5 instance",
-        env=("SAGEMAKER_APP_TYPE",),
-        paths=("opt/ml/metadata/resource-metadata.json",),
-    ),
+    Place("Google Colab", 'files go when the session ends; set store = "drive:kit" to keep runs in your Google Drive',
+          "Runtime menu > Change runtime type > T4 GPU", env=("COLAB_RELEASE_TAG", "COLAB_GPU")),
+    Place("Kaggle", 'only saved versions keep /kaggle/working; set store = "hf://you/runs" to keep runs as they train',
+          "Settings > Accelerator > GPU", env=("KAGGLE_KERNEL_RUN_TYPE",)),
+    Place("RunPod",
+          'only the volume /workspace survives a stop; set runs_dir to a folder there, such as "/workspace/runs"',
+          "Deploy a pod with a GPU, from a PyTorch template", env=("RUNPOD_POD_ID",), volumes="workspace"),
+    Place("Vast.ai", 'files go when the instance is destroyed; set store = "hf://you/runs"',
+          env=("VAST_CONTAINERLABEL",)),
+    Place("Lambda", 'terminating deletes the disk; set store to your filesystem, such as "/lambda/nfs/NAME/runs"',
+          paths=("lambda/nfs", "var/lib/dpkg/info/lambda-stack-cuda.list"), volumes="lambda/nfs/*"),
+    Place("SageMaker",
+          'notebook files live on its volume, /tmp does not; set store = "s3://your-bucket/runs" to keep runs',
+          "choose an ml.g5 instance", env=("SAGEMAKER_APP_TYPE",), paths=("opt/ml/metadata/resource-metadata.json",)),
     Place("Binder", "files go when the tab closes; download what you want to keep", env=("BINDER_SERVICE_HOST",)),
     Place("GitHub Codespaces", "files stay until the codespace is deleted", env=("CODESPACES",), loses_disk=False),
-    Place(
-        "Slurm cluster",
-        "local scratch goes with the job; set store to a folder on the shared file system",
-        "ask the scheduler with --gres=gpu:1",
-        env=("SLURM_JOB_ID",),
-    ),
-    Place(
-        "AWS EC2",
-        'a spot instance may go with two minutes\' notice; set store = "s3://your-bucket/runs"',
-        "launch a g5 or g6 instance from a Deep Learning image",
-        vendor="Amazon EC2",
-    ),
-    Place(
-        "Google Compute Engine",
-        'a spot machine may go at any time; set store = "gs://your-bucket/runs"',
-        "add a GPU and use a Deep Learning image",
-        vendor="Google",
-    ),
+    Place("Slurm cluster", "local scratch goes with the job; set store to a folder on the shared file system",
+          "ask the scheduler with --gres=gpu:1", env=("SLURM_JOB_ID",)),
+    Place("AWS EC2", 'a spot instance may go with two minutes\' notice; set store = "s3://your-bucket/runs"',
+          "launch a g5 or g6 instance from a Deep Learning image", vendor="Amazon EC2"),
+    Place("Google Compute Engine", 'a spot machine may go at any time; set store = "gs://your-bucket/runs"',
+          "add a GPU and use a Deep Learning image", vendor="Google"),
     Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size", vendor="Microsoft"),
-)
+)  # fmt: skip
 LOCAL = Place("This computer", "files stay on its disk", "any NVIDIA card will do", loses_disk=False)
 
 
 def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Place:
     """The place this process runs in; `LOCAL` when nothing gives another away."""
     names = os.environ if environment is None else environment
-    vendor = _firmware_vendor(root)
+    try:
+        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()  # the firmware's
+    except OSError:
+        vendor = ""
     for place in PLACES:
         marked = any(name in names for name in place.env) or any((root / path).exists() for path in place.paths)
         if marked or (place.vendor and vendor.startswith(place.vendor)):
@@ -111,10 +79,3 @@ def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/"))
     pattern = where(environment, root).volumes
     mounted = sorted(root.glob(pattern)) if pattern else []
     return next((disk for disk in mounted if disk.is_dir() and os.access(disk, os.W_OK)), None)
-
-
-def _firmware_vendor(root: Path) -> str:
-    try:
-        return (root / "sys/class/dmi/id/sys_vendor").read_text().strip()
-    except OSError:
-        return ""

@@ -5,34 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from kit.machine import limits
-
-BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
 
 def worker_environment(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a worker process that should use `threads` cores; values the user set stay."""
     environment = os.environ if environment is None else environment
     # A thread that spins while it waits takes the core from the one it waits for: 24 ms a minibatch instead of 10.
-    return {name: str(threads) for name in BLAS_VARIABLES} | {"OMP_WAIT_POLICY": "passive"} | dict(environment)
+    caps = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
+    return {**caps, "OMP_WAIT_POLICY": "passive", **environment}
 
 
-def apply(device: str = "cpu", threads: int | None = None) -> dict[str, str | int]:
-    """Set this process up for training on `device` and say what was set.
-
-    Torch gets `threads` (default: the cores this process may use). On GPUs that have it, float32 products use TF32:
-    19 bits instead of 32, about 1e-3 relative, several times faster. Nothing changes on a CPU but the thread count.
-    """
+def apply(device: str) -> str:
+    """Let this process multiply float32 as "tf32" where `device` can (NVIDIA from Ampere on), else in "full"; says
+    which. TF32 keeps 19 bits of 32, about 1e-3 relative, and is several times faster."""
     import torch
 
-    threads = threads or limits.usable_cores()
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    tf32 = short_floats(device)
-    if tf32:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    return {"threads": threads, "float32_products": "tf32" if tf32 else "full"}
+    if not device.startswith("cuda") or torch.cuda.get_device_capability(device)[0] < 8:
+        return "full"
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    return "tf32"
 
 
 def gpu_works() -> bool:
@@ -41,13 +32,6 @@ def gpu_works() -> bool:
 
     if not torch.cuda.is_available():
         return False
-    from kit.sim.kernels import out_of_reach
+    from kit.machine.warp import out_of_reach
 
     return out_of_reach() is None
-
-
-def short_floats(device: str) -> bool:
-    """Whether `device` multiplies TF32 and bfloat16 in hardware: NVIDIA cards from Ampere (compute capability 8) on."""
-    import torch
-
-    return device.startswith("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8

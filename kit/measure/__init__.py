@@ -1,1 +1,14 @@
-"""What only trying can tell, or what follows from this machine: sizes, room in memory, speed."""
+"""What only trying can tell, or what follows from this machine: sizes, room in memory, speed, advice."""
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {"resolve": "auto", "probe": "speed", "advise": "advice", "within_reach": "advice"}
+__all__ = [*_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a file on first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 
+from kit import envs
 from kit.config import RunConfig
-from kit.machine import places
+from kit.machine import places, settings
 from kit.machine.info import Machine, describe
-from kit.measure.speed import Speed
+from kit.measure.speed import Speed, duration
 
 PROOF_STEPS, PROOF_WORLDS = 8192, 32
 """What takes a CPU a minute: nothing is learnt by it, but everything is used."""
-BIG_CARD_BYTES, HUGE_CARD_BYTES = 20 * 2**30, 40 * 2**30
+DOLLARS_PER_HOUR = {
+    ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
+    ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
+}  # fmt: skip
+"""Of a place and a part of its machine's title, as last documented: a guide, never a quote."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +31,11 @@ class Advice:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        points = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
-        return f'<div style="font-size:14px"><code><b>preset = "{self.preset}"</b></code><ul>{points}</ul></div>'
-
 
 def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> Advice:
     """What to choose for `config` here, given what the probe said about it."""
     machine = machine or describe()
-    return Advice(_preset(machine), tuple(_sentences(config, speed, machine)))
-
-
-def _preset(machine: Machine) -> str:
-    """The named presets are for big networks on a GPU; everything else is better off with what fits the task."""
-    memory = max((card.memory_bytes for card in machine.gpus), default=0)
-    if memory >= HUGE_CARD_BYTES:
-        return "beast"
-    return "heavy" if memory >= BIG_CARD_BYTES else "fast" if memory else "auto"
-
-
-def _sentences(config: RunConfig, speed: Speed, machine: Machine) -> list[str]:
-    work = f"{config.total_steps:,} steps of {speed.env} with {speed.algo}"
-    found = [f"{work} take {speed.sentence(config.total_steps, machine)}."]
+    found = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {estimate(config, speed, machine)}."]
     share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
     if share > 0.75:
         found.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
@@ -56,23 +43,44 @@ def _sentences(config: RunConfig, speed: Speed, machine: Machine) -> list[str]:
         found.append(f"The network takes {1 - share:.0%} of the time: a smaller one would be quicker.")
     else:
         found.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
-    if machine.gpus and speed.device == "cpu":
-        found.append(f'{machine.gpus[0].name} is not used; presets fast, heavy and beast with device = "cuda" do.')
     if not machine.gpus:
         found.append("Without a GPU, Reach and Ant train well; humanoids and vision want one.")
+    elif speed.device == "cpu":
+        found.append(f'{machine.gpus[0].name} is not used; presets fast, heavy and beast with device = "cuda" do.')
     place = places.where()
     if place.loses_disk:
         found.append(f"This machine can be taken away: {place.keeps}.")
-    return found
+    return Advice(_preset(machine), tuple(found))
+
+
+def estimate(config: RunConfig, speed: Speed, machine: Machine | None = None) -> str:
+    """How long `config` will take, such as "about 2 min on this machine (1,450 steps/s), free"."""
+    seconds = speed.seconds(config)
+    price = cost(machine or describe(), seconds)
+    takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s)"
+    return f"{takes}, {price}" if price else takes
+
+
+def cost(machine: Machine, seconds: float) -> str:
+    """Such as "free", "about $0.12 as last documented", or "" where no price is known."""
+    for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
+        if place == machine.place and part in machine.title:
+            dollars = dollars_per_hour * seconds / 3600
+            price = f"about ${dollars:.2f}" if dollars >= 0.005 else "under 1 cent"
+            return f"{price} as last documented" if dollars else "free"
+    return ""
+
+
+def _preset(machine: Machine) -> str:
+    """The named presets are for big networks on a GPU; everything else is better off with what fits the task."""
+    gib = max((card.memory_bytes for card in machine.gpus), default=0) / 2**30
+    return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 
 
 def within_reach(config: RunConfig) -> RunConfig:
     """`config` where it has a GPU. Where it has none, a tiny one of the same kind, which proves that everything works,
     and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
-    from kit import envs
-    from kit.machine import settings
-
-    envs.make_task(config.env)
+    envs.describe(config.env, config.env_options)
     if config.device != "cpu" and settings.gpu_works():
         return config
     steps = min(config.total_steps, PROOF_STEPS)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
-from kit.envs import carry
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.runs import directory, importing, status
+from kit.runs import control, directory, importing, status
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -42,8 +41,10 @@ def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
+    from kit import envs
+
     config = (config or RunConfig()).replace(**fields)
-    carry(config.env)  # an env that no other process can make is refused here
+    envs.carry(config.env)  # an env that no other process can make is refused here
     return _background(_create(config, {}, start_from, trust))
 
 
@@ -127,6 +128,24 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
     raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
+def remove(run: Run, sure: bool = False) -> None:
+    """Delete `run` from this machine; what is in a store stays. Raises `UserError` while it is at work, and, unless
+    `sure`, if it is unfinished and no store holds its newest checkpoint."""
+    if run.is_working():
+        raise UserError(f"{run.path} is at work; stop it first (kit stop {run.path}).")
+    now, newest = run.status(), run.checkpoints()[-1:]
+    held = (now["store"] or {}).get("step")
+    if not sure and now["state"] != "finished" and newest and (held is None or held < newest[0].step):
+        raise UserError(
+            f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; say --yes (sure=True) if you "
+            "want to lose it."
+        )
+    with directory.lock(run.path):
+        trash = run.path.with_name(f".removed-{run.name}-{os.getpid()}")
+        run.path.rename(trash)
+    shutil.rmtree(trash)
+
+
 def _create(
     config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
 ) -> Run:
@@ -155,6 +174,7 @@ def _create(
 def _foreground(run: Run, on_progress: Progress | None) -> Run:
     from kit.runs.session import Session
 
+    control.take(run.path)  # what was asked of an earlier session
     Session(run.path, on_progress)()
     return run
 
@@ -162,7 +182,6 @@ def _foreground(run: Run, on_progress: Progress | None) -> Run:
 def _background(run: Run) -> Run:
     from kit.runs import worker
 
-    status.Status.create(run.path, run.config.total_steps)
     worker.start(run)
     return run
 

@@ -78,12 +78,13 @@ def find(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[IO[str]]:
-    """Own the run at `path` while the block runs. Raises `UserError` naming the owner if a live process has it."""
+def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
+    """Own the run at `path` while the block runs; the lock may have been taken by the parent process, which `handed` on
+    the open file. Raises `UserError` naming the owner if a live process has it."""
     import fcntl
 
     try:
-        file = (path / ".lock").open("a+")
+        file = (path / ".lock").open("a+") if handed is None else os.fdopen(handed, "a+")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); copy the run to a folder that can.") from None
     with file:

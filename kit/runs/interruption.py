@@ -20,24 +20,33 @@ IMDS_PERIOD_S = 5.0
 
 
 class Signals:
-    """While entered, SIGTERM and SIGINT call `on_signal(name)` instead of killing; more of them change nothing."""
+    """While entered, SIGTERM and SIGINT call `on_signal(name)` instead of killing; more of them change nothing. SIGHUP,
+    which comes when a terminal or an ssh connection closes, calls `on_hangup()`."""
 
-    def __init__(self, on_signal: Callable[[str], None]) -> None:
-        self._on_signal = on_signal
+    def __init__(self, on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> None:
+        self._on_signal, self._on_hangup = on_signal, on_hangup
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
+
+    def raise_in_main_thread(self) -> None:
+        """SIGTERM, if it has a handler here."""
+        if self._previous:
+            signal.raise_signal(signal.SIGTERM)
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._on_signal(signal.Signals(number).name)
+        if number == signal.SIGHUP:
+            self._on_hangup()
+        else:
+            self._on_signal(signal.Signals(number).name)
 
 
 def on_ec2() -> bool:

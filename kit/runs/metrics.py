@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -19,53 +21,101 @@ one."""
 
 
 class Metrics:
-    """Writes rows. A row is {"step": int, "rollout/ep_rew_mean": float, ...} with Stable-Baselines3's names."""
+    """Writes rows. A row is {"step": int, "rollout/ep_rew_mean": float, ...} with Stable-Baselines3's names.
+
+    What the disk does not take waits in memory and is written with the next row; `sync` says so by its `OSError`.
+    """
 
     def __init__(self, run_path: Path, rows: int) -> None:
         """Go on after the first `rows` rows; rows beyond them belong to work that was lost and will be done again."""
         self.rows = rows
         self._path = run_path / "metrics.jsonl"
-        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        lines = self._path.read_bytes().splitlines(keepends=True)[:rows] if self._path.exists() else []
         if len(lines) < rows:
             raise ValueError(f"{self._path} has {len(lines)} rows; the checkpoint was written after {rows}")
-        self._file = self._path.open("ab")
-        self._file.truncate(sum(len(line) for line in lines[:rows]))
-        self._folder = run_path / "tb"
-        self._events: SummaryWriter | None = None
-        self.last: dict[str, Any] = {}
+        self._file = self._path.open("ab", buffering=0)
+        self._size = sum(map(len, lines))
+        self._file.truncate(self._size)
+        self._waiting: list[bytes] = []
+        before = [json.loads(line) for line in lines]
+        self.last: dict[str, Any] = {name: value for row in before for name, value in row.items()}
         """The latest value of every column."""
-        for line in lines[:rows]:
-            self.last |= json.loads(line)
-        self._purge_step: int | None = self.last["step"] + 1 if rows else None
+        self._events = Events(run_path / "tb", before)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row. Values are numbers; anything else is left to TensorBoard's own writers."""
         row = {"step": step, **{name: _number(value) for name, value in values.items() if _is_number(value)}}
-        self._file.write((json.dumps(row) + "\n").encode())
-        self._file.flush()
+        self._waiting.append((json.dumps(row) + "\n").encode())
         self.rows += 1
         self.last |= row
-        for name, value in row.items():
-            if name != "step":
-                self._tensorboard().add_scalar(name, value, step)
+        with contextlib.suppress(OSError):
+            self._flush()
+        self._events.add(row)
 
     def sync(self) -> None:
         """Make every row durable, before a checkpoint that counts them is committed."""
+        self._flush()
         os.fsync(self._file.fileno())
-        if self._events is not None:
-            self._events.flush()
+        self._events.flush()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._flush()
         self._file.close()
-        if self._events is not None:
-            self._events.close()
+        self._events.close()
 
-    def _tensorboard(self) -> SummaryWriter:
-        if self._events is None:  # here and not above: the import takes most of a second
+    def _flush(self) -> None:
+        if self._waiting:
+            data = b"".join(self._waiting)
+            try:
+                if self._file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                self._file.truncate(self._size)  # no half lines
+                raise
+            self._size += len(data)
+            self._waiting.clear()
+
+
+class Events:
+    """The rows as TensorBoard's events, for whoever likes to look there. They follow from metrics.jsonl: where they are
+    missing or could not be written, they are made again from it."""
+
+    def __init__(self, folder: Path, before: list[dict[str, Any]]) -> None:
+        """`before`: rows that are there already, or should be."""
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._waiting = [] if any(folder.glob("events.*")) else list(before)
+        self._purge_step = before[-1]["step"] + 1 if before and not self._waiting else None
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._waiting.append(row)
+        try:
+            while self._waiting:
+                row = self._waiting[0]
+                for name, value in row.items():
+                    if name != "step":
+                        self._open().add_scalar(name, value, row["step"])
+                self._waiting.pop(0)
+        except OSError:  # its thread is dead now; a new one goes on from here
+            self._purge_step, self._writer = row["step"], None
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+
+    def _open(self) -> SummaryWriter:
+        if self._writer is None:  # here and not above: the import takes most of a second
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._events = SummaryWriter(str(self._folder), purge_step=self._purge_step)
-        return self._events
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        return self._writer
 
 
 def row_logger(metrics: Metrics, further: Callable[[], Mapping[str, Any]] = dict) -> Logger:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import UserError, need
-from kit.format.checkpoint import Checkpoint
+from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from kit.trainers import Trainer
     from kit.trainers.actor import Actor
 
 EVAL_SEED = 1_000_003
@@ -80,21 +78,6 @@ def _mean(parts: list[torch.Tensor] | None) -> float | None:
     import torch
 
     return torch.cat(parts).double().mean().item() if parts else None
-
-
-def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
-    """The model of a checkpoint on the CPU, ready for `predict`, `act` and `save`; of None, as training begins."""
-    from kit import envs
-    from kit.trainers import make_trainer
-
-    config = config.replace(device="cpu", n_envs=1)
-    with warnings.catch_warnings():  # SB3 advises on batches larger than one world's rollout, but nothing trains here
-        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
-        trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, config.env_options))
-    state = found.read() if found is not None else {}
-    if state:
-        trainer.load_policy(state)
-    return trainer
 
 
 def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None = None) -> dict[str, Any]:

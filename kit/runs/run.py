@@ -93,6 +93,18 @@ class Run:
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
+    @property
+    def size_bytes(self) -> int:
+        """On this machine's disk."""
+        return sum(file.lstat().st_size for file in self.path.rglob("*") if not file.is_symlink() and file.is_file())
+
+    def copies(self) -> str:
+        """Where else it is, such as "step 100,352 verified in hf://you/runs"."""
+        store = self.status()["store"]
+        if not store or store["step"] is None:
+            return f"not yet in {store['url']}" if store else "on this machine only"
+        return f"step {store['step']:,} verified in {store['url']}"
+
     # -- steering --------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
@@ -142,7 +154,7 @@ class Run:
 
         `step` is a step, "best", "latest", or None: the best there is, else the latest.
         """
-        from kit.runs.rollouts import load_policy
+        from kit.runs.policies import load_policy
 
         return load_policy(self.config, self.find(step))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -13,10 +14,20 @@ from typing import Any
 from kit.format.files import read_json, write_atomic
 from kit.runs.directory import is_locked
 
+TRANSITIONS = {
+    "starting": ("running", "interrupted", "failed"),
+    "running": ("starting", "paused", "stopping", "finished", "failed"),
+    "paused": ("running", "failed"),
+    "stopping": ("interrupted", "failed"),
+    "interrupted": (),
+    "finished": (),
+    "failed": (),
+}
+"""What a session may become from each state. It is back at the start when memory ran out."""
 WORKING = ("starting", "running", "paused", "stopping")
 EMPTY: dict[str, Any] = {
     "version": 1,
-    "state": "starting",  # starting, running, paused, stopping, finished, interrupted, failed
+    "state": "starting",  # see TRANSITIONS
     "phase": "starting",  # what it is doing now, in a few words
     "step": 0,
     "total_steps": 0,
@@ -24,7 +35,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
-    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.monitor.Summary
+    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
     "message": "",
@@ -43,6 +54,8 @@ class Status:
     def __init__(self, run_path: Path, **values: Any) -> None:
         self._path = run_path
         self._lock = threading.Lock()
+        self.written = False
+        """Whether the last `write` reached the disk."""
         previous = read_json(run_path / "status.json", {})
         process = {"pid": os.getpid(), "host": socket.gethostname()}
         kept = {name: previous[name] for name in KEPT if name in previous}
@@ -58,14 +71,25 @@ class Status:
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:
+        """Change some values. With a state that is no work, or is to stand still, comes the phase of that name."""
         with self._lock:
+            state = values.get("state", self.values["state"])
+            if state not in (self.values["state"], *TRANSITIONS[self.values["state"]]):
+                raise ValueError(f"a session that is {self.values['state']} cannot become {state}")
+            if "state" in values and state not in ("starting", "running", "stopping"):
+                values = {"phase": state, **values}
             self.values.update(values)
 
     def write(self) -> None:
+        """Put it on disk. What a full disk does not take now is written next time, a second later."""
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
-            write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+            with contextlib.suppress(OSError):
+                write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+                self.written = True
+                return
+            self.written = False
 
 
 def read(run_path: Path) -> dict[str, Any]:
@@ -73,9 +97,6 @@ def read(run_path: Path) -> dict[str, Any]:
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = read_json(run_path / ".sync.json") or status["store"]
     if status["state"] in WORKING and not is_locked(run_path):
-        age = time.time() - (status["updated"] or 0)
-        if status["state"] == "starting" and status["process"] is None and age < 30:
-            return status  # launched a moment ago; the process has not taken the lock yet
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         status["message"] = status["message"] or "the process was killed; resume goes on from the last checkpoint"
     return status

@@ -1,33 +1,36 @@
-"""The training process: `python -m kit.runs.worker RUN_DIR`. It outlives the notebook kernel that started it."""
+"""The training process: `python -m kit.runs.worker RUN_DIR LOCK`. It outlives the notebook kernel that started it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from kit.errors import UserError
+from kit.runs import control, directory
 from kit.runs.run import Run
+from kit.runs.status import Status
 
 
 def start(run: Run) -> int:
     """Start a worker for `run`, its output in worker.log, and return at once with its process id.
 
-    It gets its own session, so that neither an interrupt nor the end of the calling process reaches it.
+    It gets its own session, so that neither an interrupt nor the end of the calling process reaches it. It is born with
+    the run's lock: however long its imports take, the run is seen to be at work from now on.
     """
     from kit import envs
     from kit.machine import settings
 
     environment = settings.worker_environment(int(run.config.threads)) | envs.carry(run.config.env)
-    with run.log_path.open("ab") as log:
+    with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
+        control.take(run.path)  # what was asked of an earlier session; from now on requests count
+        Status.create(run.path, run.config.total_steps)
         worker = subprocess.Popen(
-            [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
+            [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path), str(lock.fileno())],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
+            start_new_session=True, env=environment,
+        )  # fmt: skip
     _reap_later(worker)
     return worker.pid
 
@@ -43,7 +46,8 @@ def main(arguments: list[str]) -> int:
     from kit.runs.session import Session
 
     try:
-        return Session(Path(arguments[0]))()
+        os.set_inheritable(int(arguments[1]), False)
+        return Session(Path(arguments[0]), lock=int(arguments[1]))()
     except UserError as error:
         print(f"kit: {error}", flush=True)
         return 2

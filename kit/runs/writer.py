@@ -24,12 +24,19 @@ class Writer:
     checkpoint before; the manifests of later checkpoints name the same segments again.
     """
 
-    def __init__(self, run_path: Path, resumed: Checkpoint | None, on_done: Callable[[Checkpoint], None]) -> None:
+    def __init__(
+        self,
+        run_path: Path,
+        resumed: Checkpoint | None,
+        on_done: Callable[[Checkpoint], None],
+        with_replay: bool = True,
+    ) -> None:
+        """`with_replay`: whether the trainer has the data of the `resumed` checkpoint's segments."""
         self.run_path = run_path
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
         self._on_done = on_done
-        shared = resumed.manifest().get("shared", {}) if resumed else {}
+        shared = resumed.manifest().get("shared", {}) if resumed and with_replay else {}
         self._segments: dict[str, Any] = {n: entry for n, entry in shared.items() if n.startswith(f"{REPLAY}/")}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None

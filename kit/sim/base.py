@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mujoco
 import torch
+
+from kit.errors import UserError
+
+if TYPE_CHECKING:
+    from kit.sim.render import Renderer
 
 
 class Simulator(ABC):
@@ -22,15 +28,25 @@ class Simulator(ABC):
     Everything else is an output, changed only by `step`, `reset` and `restore`.
     """
 
-    model: mujoco.MjModel
-    n: int
-    device: torch.device
     dtype: torch.dtype
     """float64 for MuJoCo in C, float32 for MuJoCo Warp."""
 
-    @abstractmethod
+    def __init__(self, model: mujoco.MjModel, n: int, device: torch.device) -> None:
+        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            raise UserError(
+                "the model has sleep enabled, but MuJoCo's state does not say who sleeps, so no run could be resumed; "
+                'remove sleep="enable" from its options.'
+            )
+        self.model, self.n, self.device = model, n, device
+        self._fields: dict[str, torch.Tensor] = {}
+        self._renderers: dict[tuple[object, ...], Renderer] = {}
+
     def field(self, name: str) -> torch.Tensor:
         """The tensor (n, ...) of MjData's field `name`, kept current from now on."""
+        if name not in self._fields:
+            self._fields[name] = self._register(name)
+            setattr(self, name, self._fields[name])  # from now on an ordinary attribute
+        return self._fields[name]
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if name.startswith("_"):
@@ -38,9 +54,12 @@ class Simulator(ABC):
         return self.field(name)
 
     @abstractmethod
-    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
-        """Advance every world by `substeps` of `model.opt.timestep` seconds with the present inputs. What writes these
-        inputs may be left to `prepare`, which is called first: on the CPU it runs while other threads are waking up."""
+    def _register(self, name: str) -> torch.Tensor:
+        """What `field` gives from now on. Raises AttributeError if it cannot be had."""
+
+    @abstractmethod
+    def step(self, substeps: int = 1) -> None:
+        """Advance every world by `substeps` of `model.opt.timestep` seconds with the present inputs."""
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
@@ -66,13 +85,26 @@ class Simulator(ABC):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Return to a `snapshot` of a simulator of the same model and n, bit for bit on the CPU."""
 
-    @abstractmethod
+    def _compare(self, kept: Sequence[int], own: Sequence[int], unit: str) -> None:
+        """Raise `UserError` if a snapshot is of another shape, (worlds, numbers)."""
+        if tuple(kept) != tuple(own):
+            raise UserError(
+                f"the snapshot holds {kept[0]} worlds of {kept[1]} {unit}, this simulator {own[0]} of {own[1]}; "
+                "build it with the same model and number of envs."
+            )
+
     def render(
         self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False, samples: int = 1
     ) -> torch.Tensor:
         """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. The defaults suit a network's eyes;
         people's like shadows, and 2 samples per pixel and axis."""
+        from kit.sim.render import POSES, Renderer
+
+        key = (tuple(cameras), height, width, shadows, samples)
+        if key not in self._renderers:
+            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows, samples=samples)
+        return self._renderers[key].render({name: self.field(name) for name in POSES})
 
     def close(self) -> None:
         """Give back threads and memory."""
-        return None
+        self._renderers.clear()

@@ -28,16 +28,10 @@ def capacity(model: mujoco.MjModel) -> Capacity:
     """Enough for every geom that can touch another one to do so at once, up to 64 contacts in a world, with every
     joint at its limit. Custom numerics of the model named "max_contacts" and "max_constraints" say otherwise
     (`MjSpec.add_numeric`). Never silently too small: `WarpSim` raises when a world needs more."""
-    per_pair = [
-        (_contacts(model, a, b), _rows(model, max(model.geom_condim[a], model.geom_condim[b])))
-        for a, b in touching_pairs(model)
-    ]
-    per_pair += [
-        (_contacts(model, a, b), _rows(model, dim))
-        for a, b, dim in zip(model.pair_geom1, model.pair_geom2, model.pair_dim, strict=True)
-    ]
-    contacts = _numeric(model, "max_contacts") or min(sum(count for count, _ in per_pair), _MOST_CONTACTS)
-    rows = contacts * max((rows for _, rows in per_pair), default=0)
+    pairs = [(a, b, max(model.geom_condim[a], model.geom_condim[b])) for a, b in touching_pairs(model)]
+    pairs += zip(model.pair_geom1, model.pair_geom2, model.pair_dim, strict=True)
+    contacts = _numeric(model, "max_contacts") or min(sum(_contacts(model, a, b) for a, b, _ in pairs), _MOST_CONTACTS)
+    rows = contacts * max((_rows(model, dim) for _, _, dim in pairs), default=0)
     rows += 2 * int(model.jnt_limited.sum()) + 2 * int(model.tendon_limited.sum()) + 6 * model.neq
     rows += int((model.dof_frictionloss > 0).sum()) + int((model.tendon_frictionloss > 0).sum())
     return Capacity(max(contacts, 1), max(_numeric(model, "max_constraints") or rows, 1))
@@ -51,21 +45,16 @@ def _numeric(model: mujoco.MjModel, name: str) -> int | None:
 def touching_pairs(model: mujoco.MjModel) -> list[tuple[int, int]]:
     """The geom pairs (a, b) that MuJoCo tests for contact: by type and affinity, not of one body or of parent and
     child (unless the parent is the world), not excluded."""
-    excluded = {int(signature) for signature in model.exclude_signature}
-    types, conaffinity = model.geom_contype, model.geom_conaffinity
-    weld, parent = model.body_weldid, model.body_parentid
-    pairs = []
-    for a, b in zip(*np.triu_indices(model.ngeom, 1), strict=True):
-        if not (types[a] & conaffinity[b] or types[b] & conaffinity[a]):
-            continue
-        one, two = sorted((int(model.geom_bodyid[a]), int(model.geom_bodyid[b])))
-        if (one << 16) + two in excluded or weld[one] == weld[two]:
-            continue
-        up_one, up_two = weld[parent[weld[one]]], weld[parent[weld[two]]]
-        if weld[one] and weld[two] and (weld[one] == up_two or weld[two] == up_one):
-            continue
-        pairs.append((int(a), int(b)))
-    return pairs
+    a, b = pairs = np.stack(np.triu_indices(model.ngeom, 1))
+    types, affinity = model.geom_contype, model.geom_conaffinity
+    meet = (types[a] & affinity[b] | types[b] & affinity[a]) != 0
+    one, two = np.sort(model.geom_bodyid[pairs], axis=0)
+    excluded = np.isin((one << 16) + two, model.exclude_signature)
+    weld = model.body_weldid
+    up = weld[model.body_parentid[weld]]
+    moving = (weld[one] != 0) & (weld[two] != 0)
+    related = (weld[one] == weld[two]) | moving & ((weld[one] == up[two]) | (weld[two] == up[one]))
+    return [(a, b) for a, b in pairs[:, meet & ~excluded & ~related].T.tolist()]
 
 
 def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:

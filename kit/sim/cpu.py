@@ -1,14 +1,11 @@
-"""MuJoCo in C: threads step the worlds in turn.
-
-`mj_step` runs without Python's lock, so plain threads come within a few percent of bare physics.
-"""
+"""MuJoCo in C: threads step the worlds in turn. `mj_step` runs without Python's lock, so plain threads will do."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -26,12 +23,6 @@ _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarnin
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
-if TYPE_CHECKING:
-    from kit.sim.render import Renderer
-
-Round = tuple[list[Turn], list[Callable[[], None]]]
-"""A step's turns in order, and what each thread does, the caller first."""
-
 
 def _tensor(name: str, batch: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(batch)
@@ -41,32 +32,19 @@ def _tensor(name: str, batch: np.ndarray) -> torch.Tensor:
 class CpuSim(Simulator):
     """`n` worlds of `model` in float64 on `threads` CPU threads (by default one per usable core)."""
 
+    dtype = torch.float64
+
     def __init__(self, model: mujoco.MjModel, n: int, threads: int | None = None) -> None:
-        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
-            raise UserError(
-                "the model has sleep enabled, but MuJoCo's state does not say who sleeps, so no run could be resumed; "
-                'remove sleep="enable" from its options.'
-            )
+        super().__init__(model, n, torch.device("cpu"))
         if not model.nq:
             raise UserError("the model has no joints, so nothing in it can move; add one.")
-        self.model = model
-        self.n = n
-        self.device = torch.device("cpu")
-        self.dtype = torch.float64
         self.threads = max(1, min(threads or usable_cores(), n))
         self._worlds = Worlds(model, n)
         self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first is the caller's
-        self._rounds: dict[int, Round] = {}  # by substeps
-        self._fields: dict[str, torch.Tensor] = {}
+        self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
+        """By substeps: a step's turns in order, and what each thread does, the caller first."""
         self._diverged: torch.Tensor | None = None
-        self._helpers = Helpers(self.threads - 1, "kit-sim")
-        self._renderers: dict[tuple[object, ...], Renderer] = {}
-
-    def field(self, name: str) -> torch.Tensor:
-        if name not in self._fields:
-            self._fields[name] = self._register(name)
-            setattr(self, name, self._fields[name])  # from now on an ordinary attribute
-        return self._fields[name]
+        self._helpers = Helpers(self.threads - 1)
 
     def _register(self, name: str) -> torch.Tensor:
         own = self._scratch[0].data
@@ -93,35 +71,25 @@ class CpuSim(Simulator):
         start = offset(data, array)
         return start >= 0 and bool(self._worlds.is_state[start : start + array.nbytes].any())
 
-    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
+    def step(self, substeps: int = 1) -> None:
         if substeps not in self._rounds:
-            self._rounds[substeps] = self._round(substeps)
+            turns = self._share_out(substeps)
+            last = int(turns[0][-1] > 0)  # a short turn, left to the caller
+            mine, *others = self._scratch
+            self._rounds[substeps] = turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
         turns, work = self._rounds[substeps]
         queue = self._worlds.queue
-
-        def fill_queue() -> None:
-            if prepare is not None:
-                prepare()
-            queue.clear()  # of what a step that failed has left
-            queue.extend(turns)
-
-        self._helpers.run(*work, prepare=fill_queue)
+        queue.clear()  # of what a step that failed has left
+        queue.extend(turns)
+        self._helpers.run(*work)
         if queue:  # what a delayed helper has put back since
             work[0]()
         self._diverged = self._diagnose() if self._worlds.warned else None
 
-    def _round(self, substeps: int) -> Round:
-        turns = self._share_out(substeps)
-        mine, *others = self._scratch
-        last = int(turns[0][-1] > 0)  # a short turn, left to the caller
-        return turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
-
     def _share_out(self, substeps: int) -> list[Turn]:
-        """The turns of a step, in order.
-
-        The threads wait for each other at its end, on average half a turn, and one that slept takes 40 us to wake up.
-        So with worlds enough the first two per thread keep a fifth of their substeps for the end, and the caller, who
-        goes on alone, is the last to finish: 16 Ants on two threads get 4 % faster."""
+        """The turns of a step, in order. The threads wait for each other at its end, on average half a turn. So with
+        worlds enough the first two per thread keep a fifth of their substeps for the end, and the caller, who goes on
+        alone, is the last to finish: 16 Ants on two threads get 4 % faster."""
         several = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
         later = [min(substeps - 1, max(1, substeps // 5)) if world < several else 0 for world in range(self.n)]
         return [(world, substeps - rest, rest) for world, rest in enumerate(later)]
@@ -165,12 +133,7 @@ class CpuSim(Simulator):
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
-        shape = (self.n, mujoco.mj_stateSize(self.model, STATE))
-        if state.shape != shape:
-            raise UserError(
-                f"the snapshot holds {state.shape[0]} worlds of {state.shape[1]} numbers, this simulator {shape[0]} of "
-                f"{shape[1]}; build it with the same model and number of envs."
-            )
+        self._compare(state.shape, (self.n, mujoco.mj_stateSize(self.model, STATE)), "numbers")
         for world, row in enumerate(state):
             mujoco.mj_setState(self.model, self._scratch[0].data, row, STATE)
             self._scratch[0].store(world)
@@ -183,20 +146,6 @@ class CpuSim(Simulator):
                 self.field(name).copy_(value)
         self._diverged = None
 
-    def render(
-        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False, samples: int = 1
-    ) -> torch.Tensor:
-        from kit.sim.render import Renderer
-
-        key = (tuple(cameras), height, width, shadows, samples)
-        if key not in self._renderers:
-            self._renderers[key] = Renderer(
-                self.model, self.n, cameras, height, width, self.device, shadows=shadows, samples=samples
-            )
-        return self._renderers[key].render(
-            self.geom_xpos, self.geom_xmat, self.cam_xpos, self.cam_xmat, self.light_xpos, self.light_xdir
-        )
-
     def close(self) -> None:
+        super().close()
         self._helpers.close()
-        self._renderers.clear()

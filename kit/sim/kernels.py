@@ -1,65 +1,20 @@
-"""Warp beside torch: the same device and stream, no chatter, and a word to the user while kernels compile."""
+"""Warp beside torch: the same device and stream, and a word to the user while kernels compile."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 
 import torch
-import warp as wp
 
 from kit.errors import UserError
-from kit.machine import cache
 from kit.machine.memory import nothing_collected
+from kit.machine.warp import NEWER_DRIVER, out_of_reach, wp
 from kit.sim.compiling import compiling as announced
 
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp: take both names from here
 
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """What C code says meanwhile goes nowhere."""
-    kept = os.dup(2)
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-if wp.config.kernel_cache_dir is None:  # the user's own choice of folder stays
-    wp.config.kernel_cache_dir = str(cache.kernels().parent)
-if wp.config.log_level == wp.LOG_INFO:  # the user's own choice of level stays
-    wp.config.log_level = wp.LOG_WARNING
-with nullcontext() if torch.cuda.is_available() else _without_stderr():  # having no GPU is no reason for a warning
-    wp.init()
-import mujoco_warp as mjw  # noqa: E402  initialises Warp, so after the lines above: take both names from here
-
-__all__ = ["beside_torch", "compiling", "mjw", "numbered", "out_of_reach", "recording", "wp"]
-
-
-NEWER_DRIVER = "use a machine with a newer NVIDIA driver or card, `pip install 'warp-lang<1.18'`, or device='cpu'"
-"""What to do when Warp needs more than torch does: wheels before 1.18 are built for CUDA 12, later ones for CUDA 13,
-which want an R580 driver and a Turing card."""
-
-
-def out_of_reach() -> str | None:
-    """Why Warp cannot use the GPU that torch can, in words; None if it can."""
-    if wp.is_cuda_available():
-        card, least = (
-            max(wp.get_cuda_devices(), key=lambda card: card.arch),
-            min(wp.get_cuda_supported_archs(), default=0),
-        )
-        return (
-            None if card.arch >= least else f"Warp {wp.config.version} has no kernels for a card as old as {card.name}"
-        )
-    built, driver = (
-        "none" if found is None else ".".join(map(str, found))
-        for found in (wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version())
-    )
-    return f"Warp {wp.config.version} cannot use the GPU: it is built for CUDA {built}, the driver offers {driver}"
+__all__ = ["beside_torch", "compiling", "mjw", "numbered", "recording", "wp"]
 
 
 def numbered(device: str | torch.device) -> torch.device:

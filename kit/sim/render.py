@@ -1,20 +1,19 @@
 """Pictures of many worlds at once, ray-traced by MuJoCo Warp on CPU or CUDA. No OpenGL, EGL or OSMesa.
 
 The renderer needs poses only, so worlds simulated anywhere can be drawn: `Renderer.render` takes the geom, camera and
-light poses of all worlds as tensors; `render_data` takes `MjData` objects, for environments that are not ours.
+light poses of all worlds as tensors; `render_data` takes an `MjData`, for environments that are not ours.
 What it does not draw: sites (use a geom without contacts), tendons, reflections; translucent geoms are drawn solid,
 and only alpha 0 hides one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
@@ -23,39 +22,16 @@ import torch
 from kit.errors import UserError
 from kit.sim.kernels import beside_torch, compiling, mjw, numbered, wp
 
-Poses = torch.Tensor | np.ndarray
-
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Where a ray hits nothing and the model has no skybox: a light sky."""
+POSES = {"geom_xpos": wp.vec3, "geom_xmat": wp.mat33, "cam_xpos": wp.vec3, "cam_xmat": wp.mat33,
+         "light_xpos": wp.vec3, "light_xdir": wp.vec3}  # fmt: skip
+"""MjData's fields that a picture is made of."""
 _VISIBLE_GROUPS = [0, 1, 2]  # MuJoCo's own default; collision geoms usually live in group 3
 
-
-@dataclass(frozen=True)
-class FreeCamera:
-    """A camera that is not in the model, in the viewer's terms: degrees, metres, world frame, z up.
-
-    `azimuth` 0 looks along +x, 90 along +y; `elevation` -90 looks straight down. `body` makes `lookat` an offset from
-    the centre of mass of that body's subtree, so that the camera follows it (`render_data` only).
-    """
-
-    lookat: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    distance: float = 3.0
-    azimuth: float = 135.0
-    elevation: float = -20.0
-    fovy: float = 45.0
-    body: int | None = None
-
-    def pose(self, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Position (3,) and rotation (3, 3) in the world, columns right, up, back; `target` is added to `lookat`."""
-        azimuth, elevation = math.radians(self.azimuth), math.radians(self.elevation)
-        right = np.array([math.sin(azimuth), -math.cos(azimuth), 0.0])
-        level = np.array([math.cos(azimuth), math.sin(azimuth), 0.0])
-        forward = math.cos(elevation) * level + math.sin(elevation) * np.array([0.0, 0.0, 1.0])
-        lookat = np.asarray(self.lookat) + (0.0 if target is None else target)
-        return lookat - self.distance * forward, np.stack([right, np.cross(right, forward), -forward], axis=1)
-
-
-Camera = str | int | FreeCamera
+Poses = torch.Tensor | np.ndarray
+Camera: TypeAlias = str | int | mujoco.MjvCamera
+"""A camera of the model, by name or number, or the viewer's own kind, which is not in the model."""
 
 
 class Renderer:
@@ -66,18 +42,8 @@ class Renderer:
     trees, so keep it; `render` may be called from one thread at a time.
     """
 
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        n: int,
-        cameras: Sequence[Camera],
-        height: int,
-        width: int,
-        device: torch.device | str = "cpu",
-        *,
-        shadows: bool = False,
-        samples: int = 1,
-    ) -> None:
+    def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
+                 device: torch.device | str = "cpu", *, shadows: bool = False, samples: int = 1) -> None:  # fmt: skip
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width, "samples": samples}.items():
@@ -91,75 +57,52 @@ class Renderer:
             self._context = self._make_context(shadows, samples)
             self._still = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
 
-    def render(
-        self,
-        geom_xpos: Poses,
-        geom_xmat: Poses,
-        cam_xpos: Poses,
-        cam_xmat: Poses,
-        light_xpos: Poses,
-        light_xdir: Poses,
-        geom_rgba: Poses | None = None,
-    ) -> torch.Tensor:
+    def render(self, poses: Mapping[str, Poses]) -> torch.Tensor:
         """RGB pictures, uint8 (n, cameras, height, width, 3), on the renderer's device.
 
-        Poses have MjData's meaning with a leading axis of n worlds: positions (n, count, 3), rotations (n, count, 3, 3)
-        or (n, count, 9). The poses of free cameras stand after those of the model's cameras. `geom_rgba`
-        (n, ngeom, 4) gives each world its own colours. float32 tensors on the device are read in place.
+        `poses` holds the fields `POSES` of MjData with a leading axis of n worlds: positions (n, count, 3), rotations
+        (n, count, 3, 3) or (n, count, 9); those of viewer's cameras stand after those of the model's. It may hold
+        "geom_rgba" (n, ngeom, 4), each world's own colours. float32 tensors on the device are read in place.
         """
         with beside_torch(self.device), nullcontext() if self._drawn else compiling("the renderer"):
-            scene = SimpleNamespace(  # the part of a mujoco_warp Data that its renderer reads
-                nworld=self.n,
-                geom_xpos=self._warp(geom_xpos, wp.vec3, (3,)),
-                geom_xmat=self._warp(geom_xmat, wp.mat33, (3, 3)),
-                cam_xpos=self._warp(cam_xpos, wp.vec3, (3,)),
-                cam_xmat=self._warp(cam_xmat, wp.mat33, (3, 3)),
-                light_xpos=self._warp(light_xpos, wp.vec3, (3,)),
-                light_xdir=self._warp(light_xdir, wp.vec3, (3,)),
-                flexvert_xpos=self._still,
-            )
-            self._model.geom_rgba = self._geom_rgba if geom_rgba is None else self._warp(geom_rgba, wp.vec4, (4,))
+            seen = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
+            # The part of a mujoco_warp Data that its renderer reads:
+            scene = SimpleNamespace(nworld=self.n, flexvert_xpos=self._still, **seen)
+            own = poses.get("geom_rgba")
+            self._model.geom_rgba = self._geom_rgba if own is None else self._warp(own, wp.vec4)
             mjw.refit_bvh(self._model, scene, self._context)
             mjw.render(self._model, scene, self._context)
         self._drawn = True
         bgra = self._pixels.view(torch.uint8).view(self.n, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
-    def _warp(self, poses: Poses, dtype: type, shape: tuple[int, ...]) -> Any:
-        tensor = torch.as_tensor(poses).to(self.device, torch.float32).contiguous()
+    def _warp(self, values: Poses, dtype: Any) -> Any:
+        tensor = torch.as_tensor(values).to(self.device, torch.float32).contiguous()
         if tensor.numel() == 0:  # a model without lights
             return wp.zeros((self.n, 0), dtype=dtype)
-        return wp.from_torch(tensor.view(self.n, -1, *shape), dtype=dtype)
+        return wp.from_torch(tensor.view(self.n, -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
         """For every view its column in `cam_xpos` and its vertical field of view in degrees."""
-        columns, fovy, free = [], [], self.model.ncam
+        names = [self.model.camera(i).name for i in range(self.model.ncam)]
+        fovy, columns = self.model.cam_fovy.tolist(), []
         for camera in self.cameras:
-            if isinstance(camera, FreeCamera):
-                columns.append(free)
-                fovy.append(camera.fovy)
-                free += 1
-                continue
-            number = self.model.camera(camera).id if camera in camera_names(self.model) else camera
-            if not isinstance(number, int) or not 0 <= number < self.model.ncam:
-                have = ", ".join(camera_names(self.model)) or "none"
-                raise UserError(f"The model has no camera {camera!r}; its cameras: {have}.")
+            number = names.index(camera) if camera in names else camera
+            if isinstance(camera, mujoco.MjvCamera):
+                number = len(fovy)
+                fovy.append(float(self.model.vis.global_.fovy))
+            elif not isinstance(number, int) or not 0 <= number < len(names):
+                raise UserError(f"The model has no camera {camera!r}; its cameras: {', '.join(names) or 'none'}.")
             columns.append(number)
-            fovy.append(float(self.model.cam_fovy[number]))
-        return columns, fovy
+        return columns, [fovy[column] for column in columns]
 
     def _make_context(self, shadows: bool, samples: int) -> mjw.RenderContext:
         """The renderer's buffers, with rays of our own, so that a view need not be a camera of the model."""
         views, pixels = len(self.cameras), self.height * self.width
         context = mjw.create_render_context(
-            self.model,
-            self.n,
-            cam_active=[],
-            use_shadows=shadows,
-            render_skybox=True,
-            background_color=BACKGROUND_RGBA,
-            enabled_geom_groups=_VISIBLE_GROUPS,
-        )
+            self.model, self.n, cam_active=[], use_shadows=shadows, render_skybox=True,
+            background_color=BACKGROUND_RGBA, enabled_geom_groups=_VISIBLE_GROUPS,
+        )  # fmt: skip
         self._pixels = torch.zeros((self.n, views * pixels), dtype=torch.int32, device=self.device)
         context.nrender, context.total_rays, context.samples_per_pixel = views, views * pixels, samples
         context.has_orthographic_camera = False
@@ -185,66 +128,47 @@ class Renderer:
         rays = np.empty((samples, samples, len(self.cameras), height, width, 3), np.float32)
         for view, fovy in enumerate(self._fovy):
             pixel = math.tan(math.radians(fovy) / 2) / (height / 2)  # its size at a distance of 1
-            rays[:, :, view, ..., 0], rays[:, :, view, ..., 1], rays[:, :, view, ..., 2] = (
-                right * pixel,
-                up * pixel,
-                -1.0,
-            )
+            rays[:, :, view, ..., 0], rays[:, :, view, ..., 1] = right * pixel, up * pixel
+            rays[:, :, view, ..., 2] = -1.0
         return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
 
 
-def camera_names(model: mujoco.MjModel) -> list[str]:
-    return [model.camera(i).name for i in range(model.ncam)]
-
-
 def default_camera(model: mujoco.MjModel) -> Camera:
-    """The model's first tracking camera; else a free camera, following the first body that moves freely."""
+    """The model's first tracking camera; else the viewer's, following the first body that moves freely."""
     tracking = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM)
     for number in range(model.ncam):
         if model.cam_mode[number] in tracking:
             return number
-    view = model.vis.global_
+    camera = mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, camera)
     free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
-    body = int(model.jnt_bodyid[free[0]]) if len(free) else None
-    return FreeCamera(
-        lookat=(0.0, 0.0, 0.0) if body is not None else tuple(model.stat.center.tolist()),
-        distance=1.5 * float(model.stat.extent),
-        azimuth=float(view.azimuth),
-        elevation=float(view.elevation),
-        fovy=float(view.fovy),
-        body=body,
-    )
+    if len(free):
+        camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[free[0]]
+    return camera
 
 
-_renderers: OrderedDict[tuple[int, int, Camera, int, int], Renderer] = OrderedDict()
-_KEPT_RENDERERS = 4
+def pose_of(camera: mujoco.MjvCamera, model: mujoco.MjModel, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray]:
+    """Where the viewer's `camera` is: position (3,) and rotation (9,) in the world, columns right, up, back."""
+    scene = mujoco.MjvScene()
+    mujoco.mjv_updateCamera(model, data, camera, scene)
+    left, right = scene.camera  # a person's two eyes
+    across = np.cross(left.forward, left.up)
+    return (left.pos + right.pos) / 2, np.stack([across, left.up, -left.forward], axis=1).ravel()
 
 
-def render_data(
-    model: mujoco.MjModel,
-    data: Sequence[mujoco.MjData],
-    camera: Camera | None = None,
-    height: int = 480,
-    width: int = 480,
-) -> torch.Tensor:
-    """Smooth pictures with shadows of MjData objects as they stand, uint8 (len(data), height, width, 3), on the CPU.
+@functools.lru_cache(maxsize=4)
+def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, Renderer]:
+    camera = default_camera(model)
+    return camera, Renderer(model, 1, (camera,), height, width, shadows=True, samples=2)
 
-    For environments simulated elsewhere. Without a `camera`, `default_camera`. The last few renderers are kept.
-    """
-    camera = default_camera(model) if camera is None else camera
-    key = (id(model), len(data), camera, height, width)  # a kept renderer keeps its model, so the id stays its own
-    if key not in _renderers:
-        _renderers[key] = Renderer(model, len(data), (camera,), height, width, shadows=True, samples=2)
-        while len(_renderers) > _KEPT_RENDERERS:
-            _renderers.popitem(last=False)
-    _renderers.move_to_end(key)
-    fields = {
-        name: np.stack([getattr(d, name) for d in data])
-        for name in ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
-    }
-    if isinstance(camera, FreeCamera):
-        targets = [None if camera.body is None else d.subtree_com[camera.body] for d in data]
-        position, rotation = (np.stack(part)[:, None] for part in zip(*map(camera.pose, targets), strict=True))
-        fields["cam_xpos"] = np.concatenate([fields["cam_xpos"], position], axis=1)
-        fields["cam_xmat"] = np.concatenate([fields["cam_xmat"], rotation.reshape(len(data), 1, 9)], axis=1)
-    return _renderers[key].render(**fields)[:, 0]
+
+def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
+    """A smooth picture with shadows of `data` as it stands, uint8 (height, width, 3), on the CPU, by the
+    `default_camera`. For environments simulated elsewhere. The last few renderers are kept."""
+    camera, renderer = _renderer(model, height, width)
+    poses = {name: getattr(data, name) for name in POSES}
+    if isinstance(camera, mujoco.MjvCamera):
+        position, rotation = pose_of(camera, model, data)
+        poses["cam_xpos"] = np.vstack([data.cam_xpos, position])
+        poses["cam_xmat"] = np.vstack([data.cam_xmat, rotation])
+    return renderer.render(poses)[0, 0]

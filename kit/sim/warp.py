@@ -1,25 +1,19 @@
 """MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where it is tested.
 
 What repeats bit for bit:
- - On the CPU device everything: launches run in order on one thread. A restored snapshot continues exactly, and a
-   masked reset changes neither the state nor the future of the other worlds.
- - On CUDA snapshot, restore and masked reset copy bits and are exact. What follows from positions alone (poses,
-   velocities of bodies, inertias) is gathered in a fixed order and repeats. Three things do not: contacts and
-   constraint rows are listed in the order in which threads find them (a counter hands out the places); forces of
-   constraints, `cfrc_ext` and the solver's products are sums by atomic adds over those lists; and so is the
-   factorisation of the inertia of a tree with several branches. Each changes the last bits (about 1e-7, relative) of
-   a step from run to run, which chaos enlarges: two runs from one checkpoint are equal as experiments, not as numbers.
- - `deterministic=True` is MuJoCo Warp's own mode. It fixes the order of atomic sums, at a price; its switches for the
-   order of contacts and constraint rows exist and are empty functions in 4.0.0. So expect exact repetition with it
-   from worlds without contacts and with at most one active constraint at a time, and without it from unbranched chains
-   of which the same holds.
+ - On the CPU device everything: a restored snapshot continues exactly, and a masked reset changes neither the state nor
+   the future of the other worlds.
+ - On CUDA snapshot, restore, masked reset and what follows from positions alone. Contacts and constraint rows are
+   listed in the order in which threads find them, and their forces, `cfrc_ext` and the inertia of branched trees are
+   atomic sums: the last bits (about 1e-7, relative) change from run to run, and chaos enlarges that. So two runs from
+   one checkpoint are equal as experiments, not as numbers; only an unbranched chain without contacts and with at most
+   one active constraint repeats. `deterministic=True` fixes the order of the sums, at a price, but not of the lists.
  - Against MuJoCo in C one step agrees to float32 accuracy, not bit for bit.
-This was read in the sources of MuJoCo Warp 4.0.0 and Warp 1.19; tests/sim/test_cuda.py holds it against a card.
+This was read in the sources of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py holds it against a card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -29,7 +23,6 @@ from kit.errors import Overflow, UserError
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
 from kit.sim.kernels import beside_torch, compiling, mjw, numbered, recording, wp
-from kit.sim.render import Renderer
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
           "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip
@@ -54,26 +47,16 @@ class WarpSim(Simulator):
     make the GPU wait; no checkpoint is written in between, for `snapshot` asks too.
     """
 
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        n: int,
-        device: str | torch.device = "cuda",
-        *,
-        contacts: int | None = None,
-        constraints: int | None = None,
-        deterministic: bool = False,
-    ) -> None:
-        self.model, self.n, self.dtype = model, n, torch.float32
-        self.device = numbered(device)
-        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
-            raise UserError("The model lets bodies sleep, which snapshots on MuJoCo Warp do not hold; switch it off.")
+    dtype = torch.float32
+
+    def __init__(self, model: mujoco.MjModel, n: int, device: str | torch.device = "cuda", *,
+                 contacts: int | None = None, constraints: int | None = None,
+                 deterministic: bool = False) -> None:  # fmt: skip
+        super().__init__(model, n, numbered(device))
         default = capacity(model)
         self.capacity = Capacity(contacts or default.contacts, constraints or default.constraints)
-        self._fields: dict[str, torch.Tensor] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         self._graphs: dict[int, Any] = {}
-        self._renderers: dict[tuple[Any, ...], Renderer] = {}
         self._after_constraints = False
         self._steps = 0
         with beside_torch(self.device):
@@ -89,19 +72,20 @@ class WarpSim(Simulator):
         self._flags = torch.zeros_like(self._overflow, device="cpu", pin_memory=self.device.type == "cuda")
         self._asked: torch.cuda.Event | None = None
         self._initial = {name: value[:1].clone() for name, value in self._state.items()}
-        with compiling("the physics"):
-            self._warm_up()
+        with compiling("the physics"), beside_torch(self.device):  # every kernel, before a graph is recorded
+            self._advance(1)
+            for name, value in self._state.items():
+                value.copy_(self._initial[name].expand_as(value))
+            self._overflow.zero_()
+            self._advance(0)
 
-    def field(self, name: str) -> torch.Tensor:
-        if name not in self._fields:
-            if name in _AFTER_CONSTRAINTS and not self._after_constraints:
-                self._after_constraints = True
-                self._graphs.clear()
-                with beside_torch(self.device):
-                    mjw.rne_postconstraint(self._model, self._data)
-            self._fields[name] = self._tensor(name)
-            setattr(self, name, self._fields[name])  # from now on an ordinary attribute
-        return self._fields[name]
+    def _register(self, name: str) -> torch.Tensor:
+        if name in _AFTER_CONSTRAINTS and not self._after_constraints:
+            self._after_constraints = True
+            self._graphs.clear()
+            with beside_torch(self.device):
+                mjw.rne_postconstraint(self._model, self._data)
+        return self._tensor(name)
 
     def parameter(self, name: str) -> torch.Tensor:
         """MjModel's field `name` with a row per world, (n, ...), at first all alike: write it in place before `step`.
@@ -119,15 +103,17 @@ class WarpSim(Simulator):
             self._parameters[name] = own
         return self._parameters[name]
 
-    def step(self, substeps: int = 1, prepare: Callable[[], object] | None = None) -> None:
-        if prepare is not None:
-            prepare()
+    def step(self, substeps: int = 1) -> None:
         self._launch(substeps)
         self._steps += 1
         if self.device.type == "cpu":
             self._raise_overflow(self._overflow)
         elif self._steps % _CHECK_EVERY == 0:
-            self._look_at_overflow()
+            # Without waiting: judge the flags asked for last time, which have arrived since, and ask for these.
+            if self._asked is not None and self._asked.query():
+                self._raise_overflow(self._flags)
+            self._flags.copy_(self._overflow, non_blocking=True)
+            self._asked = torch.cuda.current_stream(self.device).record_event()
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         if unknown := fields.keys() - _SETTABLE:
@@ -146,16 +132,11 @@ class WarpSim(Simulator):
         """The integration state, the fields in use as they are (positions of bodies and the like lag one substep
         behind qpos, so they cannot be recomputed), and the parameters that worlds have for themselves."""
         self._raise_overflow(self._overflow)
-        kept = {**self._state, **self._fields}
         parameters = {f"model.{name}": value for name, value in self._parameters.items()}
-        return {name: value.clone() for name, value in {**kept, **parameters}.items()}
+        return {name: value.clone() for name, value in {**self._state, **self._fields, **parameters}.items()}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        if (qpos := snapshot["qpos"]).shape != self._state["qpos"].shape:
-            raise UserError(
-                f"the snapshot holds {qpos.shape[0]} worlds of {qpos.shape[1]} coordinates, this simulator {self.n} of "
-                f"{self.model.nq}; build it with the same model and number of envs."
-            )
+        self._compare(snapshot["qpos"].shape, self._state["qpos"].shape, "coordinates")
         for name, value in snapshot.items():
             if name.startswith("model."):
                 self.parameter(name[6:]).copy_(value)
@@ -167,17 +148,9 @@ class WarpSim(Simulator):
             if not name.startswith("model."):
                 (self._state[name] if name in self._state else self.field(name)).copy_(value)
 
-    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
-               samples: int = 1) -> torch.Tensor:  # fmt: skip
-        key = (tuple(cameras), height, width, shadows, samples)
-        if key not in self._renderers:
-            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows, samples=samples)
-        return self._renderers[key].render(self.geom_xpos, self.geom_xmat, self.cam_xpos, self.cam_xmat,
-                                           self.light_xpos, self.light_xdir)  # fmt: skip
-
     def close(self) -> None:
+        super().close()
         self._graphs.clear()
-        self._renderers.clear()
 
     def _tensor(self, name: str) -> torch.Tensor:
         """The memory of mujoco_warp's field `name` as a torch tensor (n, ...)."""
@@ -208,25 +181,8 @@ class WarpSim(Simulator):
         if self._after_constraints:
             mjw.rne_postconstraint(self._model, self._data)
 
-    def _warm_up(self) -> None:
-        """Compile every kernel before a graph is recorded, and leave the initial state and what follows from it."""
-        with beside_torch(self.device):
-            self._advance(1)
-            for name, value in self._state.items():
-                value.copy_(self._initial[name].expand_as(value))
-            self._overflow.zero_()
-            self._advance(0)
-
-    def _look_at_overflow(self) -> None:
-        """Judge the flags asked for last time, which have arrived since, and ask for the present ones; no waiting."""
-        if self._asked is not None and self._asked.query():
-            self._raise_overflow(self._flags)
-        self._flags.copy_(self._overflow, non_blocking=True)
-        self._asked = torch.cuda.current_stream(self.device).record_event()
-
     def _raise_overflow(self, flags: torch.Tensor) -> None:
-        wrong = flags & _WRONG_PHYSICS
-        if not wrong.any():
+        if not (wrong := flags & _WRONG_PHYSICS).any():
             return
         world, room = int(torch.nonzero(wrong)[0]), self.capacity
         kinds = int(wrong[world])

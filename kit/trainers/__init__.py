@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kit.errors import Interrupted
+
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
@@ -15,11 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "make_trainer"]
 
 _HOMES = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
-
-
-class Interrupted(Exception):
-    """Leaves `learn()` at once because `should_stop` said so. Inside an iteration the trainer's own state is then half
-    way; what is valid is the copy that `state()` gave at the last boundary."""
 
 
 def make_trainer(config: RunConfig, env: BatchEnv) -> Trainer:

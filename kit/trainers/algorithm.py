@@ -54,8 +54,6 @@ class Algorithm:
     """What it takes from the presets fast, heavy and beast."""
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks where `net_arch` tells them apart."""
-    autocast: bool = True
-    """Whether its update may compute in bfloat16 (`kit.trainers.precision`)."""
     rule: Rule = field(default=_as_they_are)
     """Raises `UserError` if the user asked for what does not go together."""
     more_worlds: bool = False

@@ -15,7 +15,6 @@ from torch import nn
 
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.precision import KINDS
 
 NOT_OVERRIDES = {
     *("policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),
@@ -36,24 +35,18 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     that it does not have, or whose value is of a wrong type."""
     parameters = inspect.signature(algorithm.stock).parameters
     known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
-    extra = ["normalize", *(["autocast"] if algorithm.autocast else [])]
+    valid = [*known, "normalize"]
     result: dict[str, Any] = {}
     for name, value in overrides.items():
         if name == "normalize":
             result[name] = _normalize(value)
-        elif name == "autocast" and algorithm.autocast:
-            if value not in (None, *KINDS):
-                raise UserError(
-                    f"overrides autocast={value!r} is unknown; write {' or '.join(KINDS)}, or leave it out."
-                )
-            result[name] = value
         elif name == "policy_kwargs":
             result[name] = _policy_kwargs(algorithm, value)
         elif name not in known:
-            close = difflib.get_close_matches(name, [*known, *extra], n=1)
+            close = difflib.get_close_matches(name, valid, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            valid = ", ".join(sorted([*known, *extra]))
-            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}valid are {valid}.")
+            names = ", ".join(sorted(valid))
+            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}valid are {names}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result

@@ -17,8 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.sb3 import TensorVecEnv
-from kit.errors import UserError
-from kit.trainers import Interrupted
+from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
@@ -37,15 +36,12 @@ class TensorTrainer(BaseAlgorithm):
     normalizer: Normalizer | None = None
     _last_obs: Obs | None  # type: ignore[assignment]
 
-    def __init__(
-        self, *args: Any, normalize: bool | dict[str, Any] = False, autocast: str | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, normalize: bool | dict[str, Any] = False, **kwargs: Any) -> None:
         """SB3's arguments, its env being a view of a tensor env (`kit.envs.sb3.TensorVecEnv`). `normalize` scales
-        observations and rewards by running statistics: true, or some of `Normalizer`'s settings. `autocast`: see
-        `kit.trainers.precision`; PPO and A2C only."""
+        observations and rewards by running statistics: true, or some of `Normalizer`'s settings."""
         self.on_boundary: Callable[[], None] = _nothing
         self.should_stop: Callable[[], bool] = _never
-        self._normalize, self._autocast = normalize, autocast
+        self._normalize = normalize
         self._attached: dict[str, Part] = {}
         super().__init__(*args, **kwargs)
 
@@ -123,6 +119,10 @@ class TensorTrainer(BaseAlgorithm):
             view = self.env.unwrapped.view
             self._actors[deterministic] = Actor(self.policy, view, self.normalizer, self.action_space, deterministic)
         return self._actors[deterministic]
+
+    def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
+        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`, of a policy that remembers nothing."""
+        return self.as_actor(deterministic)(obs)[0]
 
     def predict(
         self,
@@ -211,9 +211,8 @@ class TensorTrainer(BaseAlgorithm):
         episodes."""
         self.load_policy(state)
         parts = self.parts()
-        for name in parts.keys() - self.policy_parts().keys() - {"rng"}:
-            if name in state:
-                parts[name].load_state(state[name])
+        for name in ("optimizer", "trainer", *(name for name in self._attached if name in state)):
+            parts[name].load_state(state[name])
         same_worlds = self._holds(state["env"])
         if same_worlds:
             self.tensor_env.restore(state["env"])
@@ -248,7 +247,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = [
-            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize", "_autocast",
+            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize",
             "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]

@@ -14,8 +14,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from kit.envs.obs import tree_map
 from kit.trainers import fast
 from kit.trainers.base import TensorTrainer
-from kit.trainers.networks import Networks
-from kit.trainers.precision import autocast
 from kit.trainers.rollout import Rollout
 
 READ_EVERY = 4
@@ -31,9 +29,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
-        if self._autocast:
-            autocast(self.policy, self.device)
-        self.networks = Networks(self.policy) if self._autocast else fast.networks(self.policy)
+        self.networks = fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

@@ -31,11 +31,13 @@ class Replay:
     def __init__(self, capacity: int, n_envs: int, device: torch.device) -> None:
         self.capacity, self.n_envs, self.device = capacity, n_envs, device
         self.written = 0
+        self.first = 0
+        """The first row that is there: later than 0 where earlier ones were lost."""
         self._columns: dict[str, torch.Tensor] = {}
 
     def __len__(self) -> int:
         """Rows that can be sampled."""
-        return min(self.written, self.capacity)
+        return min(self.written - self.first, self.capacity)
 
     def add(
         self, obs: Obs, actions: torch.Tensor, rewards: torch.Tensor, next_obs: Obs, terminated: torch.Tensor
@@ -51,13 +53,15 @@ class Replay:
     def sample(self, size: int) -> Transitions:
         """`size` transitions, drawn with replacement by torch's global generator."""
         index = torch.randint(len(self) * self.n_envs, (size,), device=self.device)
+        if self.first and len(self) < self.capacity:  # they do not lie in front
+            index = (index + self.first * self.n_envs) % (self.capacity * self.n_envs)
         drawn = {name: column.flatten(0, 1).index_select(0, index) for name, column in self._columns.items()}
         obs, next_obs = from_leaves("obs", drawn), from_leaves("next_obs", drawn)
         return Transitions(obs, drawn["actions"], drawn["rewards"], next_obs, drawn["terminated"])
 
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Copies of rows `start` to `stop` on the CPU: column name -> (stop - start, n_envs, ...)."""
-        if not max(0, self.written - self.capacity) <= start <= stop <= self.written:
+        if not max(self.first, self.written - self.capacity) <= start <= stop <= self.written:
             raise ValueError(f"rows {start} to {stop} are not all among the last {len(self)} of {self.written}")
         slots = torch.arange(start, stop, device=self.device) % self.capacity
         return {name: column.index_select(0, slots).cpu() for name, column in self._columns.items()}
@@ -70,6 +74,10 @@ class Replay:
         for name, value in rows.items():
             kept = value[first - start : first - start + len(slots)].to(self.device)
             self._column(name, value[0]).index_copy_(0, slots, kept)
+
+    def forget(self) -> None:
+        """Nothing that was written so far is there any more."""
+        self.first = self.written
 
     def _column(self, name: str, row: torch.Tensor) -> torch.Tensor:
         if name not in self._columns:

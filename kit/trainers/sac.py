@@ -67,7 +67,7 @@ class SAC(TensorTrainer, sb3.SAC):
             if not rollout.continue_training:
                 break
             gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else rollout.episode_timesteps
-            if self.num_timesteps > self.learning_starts and gradient_steps > 0:
+            if self._has_seen_enough() and gradient_steps > 0:
                 self.train(gradient_steps, self.batch_size)
             self.iteration += 1
             passed = self.num_timesteps // log_interval > before // log_interval
@@ -115,6 +115,11 @@ class SAC(TensorTrainer, sb3.SAC):
                 return RolloutReturn(steps * self.n_envs, episodes, continue_training=False)
         callback.on_rollout_end()
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
+
+    def _has_seen_enough(self) -> bool:
+        """Whether to learn yet; where the replay was lost it must fill again first."""
+        there = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
+        return there > self.learning_starts
 
     def _explore(self) -> torch.Tensor:
         """Actions (n, act) in [-1, 1]: uniform until learning starts, the policy's afterwards."""
@@ -217,6 +222,11 @@ class SAC(TensorTrainer, sb3.SAC):
         return self.replay_buffer.capacity
 
     @property
+    def replay_first(self) -> int:
+        """The oldest row that is there."""
+        return max(self.replay_buffer.first, self.replay_written - self.replay_capacity)
+
+    @property
     def replay_written(self) -> int:
         """Rows ever added. One row is one step of all worlds."""
         return self.replay_buffer.written
@@ -228,6 +238,10 @@ class SAC(TensorTrainer, sb3.SAC):
     def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
         """Put back `rows`, the first of which is number `start_row`; after `load_state`, which says how many count."""
         self.replay_buffer.load(rows, start_row)
+
+    def forget_replay(self) -> None:
+        """Go on without the data that could not be put back; after `load_state`."""
+        self.replay_buffer.forget()
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "trainer": _OffPolicyCounters(self)}
@@ -256,12 +270,14 @@ class _OffPolicyCounters(Counters):
         own = self.trainer
         learnt = {} if own.log_ent_coef is None else {"log_ent_coef": own.log_ent_coef.detach().cpu().clone()}
         sums = {"figure_sums": own._sums.cpu().clone(), "figures_summed": own._summed}
-        return {**super().state(), "replay_written": own.replay_written, **sums, **learnt}
+        lost = {"replay_first": own.replay_buffer.first} if own.replay_buffer.first else {}
+        return {**super().state(), "replay_written": own.replay_written, **lost, **sums, **learnt}
 
     def load_state(self, state: Values) -> None:
         super().load_state(state)
         own = self.trainer
         own.replay_buffer.written = int(state["replay_written"])
+        own.replay_buffer.first = int(state.get("replay_first", 0))
         own._sums.copy_(state["figure_sums"])
         own._summed = int(state["figures_summed"])
         if own.log_ent_coef is not None:
@@ -287,7 +303,6 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1},
     columns=("batch_size", "net_arch"),
     heads=("pi", "qf"),
-    autocast=False,
     rule=_keep_ratio,
     imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
     fewer_worlds=False,

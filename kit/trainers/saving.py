@@ -173,10 +173,14 @@ class RandomGenerators:
         return state
 
     def load_state(self, state: Values) -> None:
+        words, keys = state["python"].tolist(), state["numpy"].numpy().astype(np.uint32)
+        position, gauss = int(state["numpy_position"]), (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
+        # A stranger's numbers: beyond these bounds numpy and Python read memory that is not theirs.
+        lengths, places = (len(words), len(keys)), (words[-1] if words else -1, position)
+        if lengths != (625, 624) or not all(0 <= place <= 624 for place in places):
+            raise UserError("the checkpoint's random generators hold what no generator can; it is not one of kit's.")
         torch.set_rng_state(state["torch"])
-        random.setstate((3, tuple(state["python"].tolist()), state["python_gauss"]))
-        keys = state["numpy"].numpy().astype(np.uint32)
-        gauss = (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
-        np.random.set_state(("MT19937", keys, int(state["numpy_position"]), *gauss))
+        random.setstate((3, tuple(words), state["python_gauss"]))
+        np.random.set_state(("MT19937", keys, position, *gauss))
         if self.device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)

@@ -1,10 +1,10 @@
 """Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
 
 from kit.ui.dashboard import Dashboard
+from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
-from kit.ui.players import video
 from kit.ui.plots import compare, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel

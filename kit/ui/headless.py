@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import Any
 
 from kit.measure.speed import duration
+from kit.runs.run import Run
 from kit.ui import style
-
-if TYPE_CHECKING:
-    from kit.runs.run import Run
 
 
 class RunFailed(RuntimeError):
@@ -31,25 +29,31 @@ def nobody_there() -> bool:
 
 def shell_of_notebook() -> Any:
     """IPython's shell if this is a notebook's kernel, else None."""
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:
-        return None
-    shell = get_ipython()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
     return shell if hasattr(shell, "kernel") else None
 
 
-def follow(run: Run) -> dict[str, Any]:
-    """Wait for `run`, showing a bar and a line for each tenth of the way; the last status.
+def follow(run: Run) -> None:
+    """Wait for `run`, showing a bar and a line for each tenth of the way.
 
     Raises `RunFailed` if it failed. Interrupting the wait (the notebook's stop button, a time limit) stops the run
     cleanly first, so that it can be resumed.
     """
-    bar, told = Bar(), -1
+    told, shown = -1, None
+    handle: Any = None
 
     def show(now: dict[str, Any]) -> None:
-        nonlocal told
-        bar.show(run.name, now)
+        nonlocal told, shown, handle
+        page = style.Page(f"{run.name}: {now['state']}", style.head(run.name, now))
+        if shell_of_notebook() is not None and page != shown:  # outside a notebook the lines are enough
+            from IPython.display import display
+
+            shown = page
+            if handle is None:
+                handle = display(page, display_id=True)
+            else:
+                handle.update(page)
         tenth = 10 * now["step"] // max(1, now["total_steps"])
         if now["step"] and tenth > told:
             told = tenth
@@ -59,14 +63,12 @@ def follow(run: Run) -> dict[str, Any]:
         now = run.wait(on_progress=show)
     except KeyboardInterrupt:
         run.stop()
-        now = run.wait(timeout=30)
-        show(now)
+        show(run.wait(timeout=30))
         raise
     if now["state"] == "failed":
         raise RunFailed(f"{run.name} failed: {now['message']}\n{run.log(20)}")
     if now["state"] == "interrupted":
         print(now["message"])
-    return now
 
 
 def line(now: dict[str, Any]) -> str:
@@ -82,39 +84,3 @@ def line(now: dict[str, Any]) -> str:
     if now["eta_s"]:
         parts.append(f"{duration(now['eta_s'])} left")
     return "   ".join(parts)
-
-
-class Bar:
-    """One progress bar in the output of the running cell, redrawn in place. Outside a notebook it shows nothing."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._last: Page | None = None
-
-    def show(self, name: str, now: dict[str, Any]) -> None:
-        if shell_of_notebook() is None:
-            return
-        from IPython.display import display
-
-        page = Page(style.page(style.head(name, now)), f"{name}: {now['state']}")
-        if page == self._last:
-            return
-        self._last = page
-        if self._handle is None:
-            self._handle = display(page, display_id=True)
-        else:
-            self._handle.update(page)
-
-
-@dataclass(frozen=True)
-class Page:
-    """An output for notebooks, and the text that stands for it in logs."""
-
-    html: str
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return self.html

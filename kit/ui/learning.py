@@ -1,4 +1,4 @@
-"""How a run learns: the series that live charts and figures show, taken from its metrics."""
+"""How a run learns: what live charts and figures show of its metrics."""
 
 from __future__ import annotations
 
@@ -13,51 +13,38 @@ SMOOTH = 5
 
 
 @dataclass(frozen=True)
-class Series:
-    """Values over environment steps."""
+class Curve:
+    """One measure of success over environment steps: what training saw, with exploration noise and smoothed, and what
+    evaluations saw, without. Each is of shape (k, 2), steps and values; k may be 0."""
 
-    steps: np.ndarray
-    values: np.ndarray
-
-    def __bool__(self) -> bool:
-        return len(self.steps) > 0
-
-
-@dataclass(frozen=True)
-class Learning:
-    """The four series of a run; any may be empty."""
-
-    success: Series
-    """Share of training episodes that succeed, with exploration noise, smoothed."""
-    eval_success: Series
-    """The same in evaluations, without noise."""
-    returns: Series
-    eval_returns: Series
+    title: str
+    training: np.ndarray
+    evaluation: np.ndarray
+    percent: bool = False
+    """Whether values are shares, from 0 to 1."""
 
     @classmethod
-    def of(cls, rows: Sequence[dict[str, Any]]) -> Learning:
-        """From the rows of metrics.jsonl."""
-        return cls(
-            _smooth(_series(rows, "rollout/success_rate")),
-            _series(rows, "eval/success_rate"),
-            _smooth(_series(rows, "rollout/ep_rew_mean")),
-            _series(rows, "eval/mean_return"),
+    def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
+        """From the rows of metrics.jsonl: the success rate, where the task has one, and the mean return."""
+        success, returned = (
+            cls(title, _smooth(_series(rows, trained)), _series(rows, evaluated), percent)
+            for title, trained, evaluated, percent in (
+                ("Success rate", "rollout/success_rate", "eval/success_rate", True),
+                ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
+            )
         )
-
-    @property
-    def has_success(self) -> bool:
-        return bool(self.success) or bool(self.eval_success)
+        return [success, returned] if len(success.training) or len(success.evaluation) or not rows else [returned]
 
 
-def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
-    found = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
-    pairs = np.array([pair for pair in found if np.isfinite(pair[1])], dtype=float).reshape(-1, 2)
-    return Series(pairs[:, 0], pairs[:, 1])
+def _series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    found = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
+    found = found.reshape(-1, 2)
+    return found[np.isfinite(found[:, 1])]
 
 
-def _smooth(series: Series) -> Series:
+def _smooth(series: np.ndarray) -> np.ndarray:
     """The mean of each value and up to SMOOTH - 1 before it."""
-    sums = np.cumsum(np.concatenate([[0.0], series.values]))
+    sums = np.cumsum(np.concatenate([[0.0], series[:, 1]]))
     stop = np.arange(1, len(sums))
     start = np.maximum(0, stop - SMOOTH)
-    return Series(series.steps, (sums[stop] - sums[start]) / np.maximum(1, stop - start))
+    return np.column_stack([series[:, 0], (sums[stop] - sums[start]) / (stop - start)])

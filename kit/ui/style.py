@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from kit.machine.monitor import Summary, total
+from kit.machine.gpu import Summary, total
 from kit.measure.speed import duration
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
-
-STATES = {
-    "starting": (BLUE, "starting"),
-    "running": (BLUE, "training"),
-    "paused": (ORANGE, "paused"),
-    "stopping": (ORANGE, "stopping"),
-    "finished": (GREEN, "finished"),
-    "interrupted": (ORANGE, "interrupted"),
-    "failed": (RED, "failed"),
-}
+COLOURS = {"starting": BLUE, "running": BLUE, "paused": ORANGE, "stopping": ORANGE, "interrupted": ORANGE}
+COLOURS |= {"finished": GREEN, "failed": RED}
 
 CSS = """
 .kit{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:920px;color:inherit}
@@ -43,25 +36,31 @@ CSS = """
 .kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
 .kit video{border-radius:8px;display:block;background:#0002}
 .kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:9px;
-  white-space:nowrap;align-items:center;
-  font-variant-numeric:tabular-nums;font-size:13px}
-.kit-run .kit-bar{display:block;margin:0}
+  white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
+.kit-run .kit-bar{margin:0}
 .kit-dim{opacity:.65}
-.kit table.kit-table{border-collapse:collapse;font-size:13px;margin:4px 0}
-.kit .kit-table th{text-align:left;font-weight:600;opacity:.75;padding:5px 14px 5px 2px;
-  border-bottom:1px solid rgba(128,128,128,.35)}
-.kit .kit-table td{text-align:left;padding:5px 14px 5px 2px;border-bottom:1px solid rgba(128,128,128,.16);
-  font-variant-numeric:tabular-nums}
+.kit-curve text{fill:currentColor;stroke:none;font-family:system-ui,sans-serif}
+.kit-curve text:not([font-size]){font-size:11px}
 """
 
 
-def page(*parts: str) -> str:
-    """A whole output: the parts below each other, with the style they need."""
-    return f"<style>{CSS}</style><div class='kit'>{''.join(parts)}</div>"
+@dataclass(frozen=True)
+class Page:
+    """A whole output of a cell, and the text that stands for it in logs."""
+
+    text: str
+    body: str
+    """HTML; the style that it needs is added."""
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<style>{CSS}</style>{wrap(self.body)}"
 
 
 def wrap(*parts: str) -> str:
-    """As `page`, for pieces of a panel that has brought the style already."""
+    """A piece of a panel that has brought the style already."""
     return f"<div class='kit'>{''.join(parts)}</div>"
 
 
@@ -70,50 +69,57 @@ def flex(parts: Iterable[str]) -> str:
     return f"<div class='kit-flex'>{''.join(parts)}</div>"
 
 
-def card(*parts: str) -> str:
-    return f"<div class='kit-card'>{''.join(parts)}</div>"
-
-
 def head(name: str, now: dict[str, Any]) -> str:
     """State, name, progress bar and figures of a run."""
-    colour, word = STATES.get(now["state"], (GREY, now["state"]))
+    colour, word = state(now)
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
-    done = min(1.0, now["step"] / max(1, now["total_steps"]))
-    top = (
-        f"<div class='kit-top'><span class='kit-state' style='color:{colour}'><span class='kit-dot' "
-        f"style='background:{colour}'></span>{html.escape(word)}</span>"
+    return (
+        f"<div class='kit-card'><div class='kit-top'><span class='kit-state' style='color:{colour}'>"
+        f"<span class='kit-dot' style='background:{colour}'></span>{html.escape(word)}</span>"
         f"<span class='kit-name'>{html.escape(name)}</span>"
         f"<span class='kit-right'>{now['step']:,} of {now['total_steps']:,} steps</span></div>"
-        f"<div class='kit-bar'><div style='width:{100 * done:.1f}%;background:{colour}'></div></div>"
+        f"{bar(now)}<div class='kit-tiles'>{figures(now)}</div>{notes(now)}</div>"
     )
-    tiles = "".join(f"<div class='kit-tile'><b>{value}</b><span>{what}</span></div>" for what, value in figures(now))
-    return card(top, f"<div class='kit-tiles'>{tiles}</div>", notes(now))
 
 
-def figures(now: dict[str, Any]) -> list[tuple[str, str]]:
+def state(now: dict[str, Any]) -> tuple[str, str]:
+    """Colour and word for what a run is doing."""
+    return COLOURS.get(now["state"], GREY), "training" if now["state"] == "running" else now["state"]
+
+
+def share(now: dict[str, Any]) -> float:
+    """Of the way, 0 to 1."""
+    return float(min(1.0, now["step"] / max(1, now["total_steps"] or 0)))
+
+
+def bar(now: dict[str, Any]) -> str:
+    """How far a run has come, in the colour of its state."""
+    filled = f"width:{100 * share(now):.1f}%;background:{state(now)[0]}"
+    return f"<div class='kit-bar'><div style='{filled}'></div></div>"
+
+
+def figures(now: dict[str, Any]) -> str:
     """What is worth a big number, with its unit underneath."""
-    done = f"{min(100, 100 * now['step'] / max(1, now['total_steps'])):.0f} %"
-    rows = [("success rate", percent(now["success_rate"]))] if now["success_rate"] is not None else []
-    if now["mean_return"] is not None:
-        rows.append(("mean return", f"{now['mean_return']:.2f}"))
-    rows.append(("of the way", done))
-    if now["steps_per_s"]:
-        rows.append(("steps per second", f"{now['steps_per_s']:,.0f}"))
-    if now["eta_s"]:
-        rows.append(("left", duration(now["eta_s"])))
-    if now.get("session_left_s") is not None:
-        rows.append(("left of the session", duration(now["session_left_s"])))
-    if (card := _card(now)) is not None:
-        rows.append(("GPU busy", f"{card.busy_percent:.0f} %"))
-    return rows
+    card = _card(now)
+    rows: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
+        ("success rate", now["success_rate"], percent),
+        ("mean return", now["mean_return"], "{:.2f}".format),
+        ("of the way", share(now), percent),
+        ("steps per second", now["steps_per_s"] or None, "{:,.0f}".format),
+        ("left", now["eta_s"] or None, duration),
+        ("left of the session", now.get("session_left_s"), duration),
+        ("GPU busy", card.busy_percent if card else None, "{:.0f} %".format),
+    )
+    shown = ((what, written(value)) for what, value, written in rows if value is not None)
+    return "".join(f"<div class='kit-tile'><b>{value}</b><span>{what}</span></div>" for what, value in shown)
 
 
 def notes(now: dict[str, Any]) -> str:
     """Where the work is safe, and what the run has to say."""
     saved, store, card = now["checkpoint"], now["store"], _card(now)
     lines = []
-    if card is not None and card.is_idle and now["phase"] == "training":
+    if card is not None and card.verdict and now["phase"] == "training":
         lines.append(f"<span class='kit-bad'>{html.escape(card.verdict)}</span>")
     elif card is not None:
         shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())
@@ -137,28 +143,23 @@ def _card(now: dict[str, Any]) -> Summary | None:
 
 def _arrival(store: dict[str, Any]) -> str:
     where = html.escape(str(store.get("url", "the store")))
-    step, state = store.get("step"), store.get("state")
-    known = step is not None and store.get("time")
-    arrived = f"Verified in {where}: step {step:,}, {ago(store['time'])}." if known else ""
-    if state == "ok":
-        return f"<span class='kit-good'>{arrived}</span>" if arrived else f"Copying to {where}."
+    step, moment, state = (store.get(name) for name in ("step", "time", "state"))
+    arrived = f"Verified in {where}: step {step:,}, {ago(moment)}." if step is not None and moment else ""
     if state == "failing":
         reason = html.escape(str(store.get("error") or "no reason given"))
         trouble = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."
         return f"<span class='kit-bad'>{trouble}</span> {arrived}"
-    return f"{arrived} Copying newer steps." if arrived else f"Copying to {where}."
+    if not arrived:
+        return f"Copying to {where}."
+    return f"<span class='kit-good'>{arrived}</span>" if state == "ok" else f"{arrived} Copying newer steps."
 
 
-def error(sentence: str) -> str:
-    return f"<div class='kit-note kit-bad'>{html.escape(sentence)}</div>"
+def note(sentence: str, bad: bool = False) -> str:
+    return f"<div class='kit-note{' kit-bad' if bad else ''}'>{html.escape(sentence)}</div>"
 
 
-def note(sentence: str) -> str:
-    return f"<div class='kit-note'>{html.escape(sentence)}</div>"
-
-
-def percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{100 * rate:.0f} %"
+def percent(rate: float) -> str:
+    return f"{100 * rate:.0f} %"
 
 
 def ago(moment: float) -> str:

@@ -3,7 +3,7 @@
     python tests/bench/checkpoint.py
 
 PPO on Ant (16 worlds, 64-64) and SAC on Reach with a growing replay buffer; each saves at every tenth of the run. The
-stall is what `Session` spends between two iterations on a save; the write goes on beside the next iteration.
+stall is what `Training` spends between two iterations on a save; the write goes on beside the next iteration.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from kit.config import RunConfig
-from kit.runs import directory
-from kit.runs.session import Session
+from kit.measure.auto import resolve
+from kit.runs import directory, session
+from kit.runs.training import Training
 from kit.runs.writer import Writer
 
 CASES = {
@@ -39,7 +40,7 @@ def measure(fields: dict) -> tuple[list[float], list[float], int]:
     stalls: list[float] = []
     writes: list[float] = []
 
-    class Timed(Session):
+    class Timed(Training):
         def _save(self, step, state):
             begun = time.perf_counter() - self._copying
             super()._save(step, state)
@@ -58,15 +59,15 @@ def measure(fields: dict) -> tuple[list[float], list[float], int]:
         write(self, *args)
         writes.append(time.perf_counter() - begun)
 
-    Writer._write = timed
+    Writer._write, session.Training = timed, Timed
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig(
             eval_every=0, checkpoint_every=fields["total_steps"] // 10, runs_dir=folder, run_name="run", **fields
         )
-        path = directory.create(config.resolve())
-        Timed(path)()
+        path = directory.create(resolve(config))
+        session.Session(path)()
         size = sum(p.stat().st_size for p in Path(path / "replay").glob("*")) if (path / "replay").exists() else 0
-    Writer._write = write
+    Writer._write, session.Training = write, Training
     return stalls, writes, size
 
 

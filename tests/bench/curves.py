@@ -133,15 +133,16 @@ def _model(job: Job) -> Any:
     import kit
     from kit.config import RunConfig
     from kit.envs.sb3 import TensorVecEnv
+    from kit.measure.auto import resolve
     from kit.trainers import make_trainer
     from kit.trainers.arguments import arguments
 
     env, algo, library, seed = job
     setting = SETTINGS[env, algo]
-    config = RunConfig(
+    config = resolve(RunConfig(
         env=env, algo=algo, preset=setting.preset, n_envs=setting.n_envs, seed=seed, device="cpu", threads=1,
         total_steps=setting.total_steps, overrides=setting.overrides,
-    ).resolve()  # fmt: skip
+    ))  # fmt: skip
     if library == "kit":
         return make_trainer(config, kit.make_vec(env, setting.n_envs, "cpu", seed, threads=1))
     if env.endswith("-v5"):

@@ -39,6 +39,7 @@ from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.machine import settings
+from kit.measure.auto import resolve
 from kit.sim.kernels import mjw, wp
 from kit.sim.warp import WarpSim
 from kit.trainers import make_trainer
@@ -80,11 +81,11 @@ def main() -> None:
     cuda = args.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     seconds = args.seconds if cuda else min(args.seconds, 1.0)
-    applied = settings.apply(args.device)  # as a run would: with TF32, where the card has it
+    products = settings.apply(args.device)  # as a run would: with TF32, where the card has it
     machine = {
         "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
         "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
-        "mujoco_warp": mjw.__version__, "float32 products": applied["float32_products"],
+        "mujoco_warp": mjw.__version__, "float32 products": products,
     }  # fmt: skip
     rows = []
     for task in args.task:
@@ -159,17 +160,18 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
     env.reset(seed=0)
     for _ in range(20):
         env.step(action)
-    usual = env.sim.snapshot()  # bare worlds never begin anew; put back here, they are no worse off than the env's
-    bare = rate(lambda: env.sim.step(env.task.substeps), worlds, device, seconds, lambda: env.sim.restore(usual))
+    usual = env.task.sim.snapshot()  # bare worlds never begin anew; put back here, they are no worse off than the env's
+    sim, substeps = env.task.sim, env.task.substeps
+    bare = rate(lambda: sim.step(substeps), worlds, device, seconds, lambda: sim.restore(usual))
     repeated = repeats(env, action, 100 if device.type == "cuda" else 5)
     stepped = rate(lambda: env.step(action), worlds, device, seconds)
 
     n_steps = ROLLOUT if device.type == "cuda" else 8
-    config = RunConfig(
+    config = resolve(RunConfig(
         env=name, algo="PPO", preset="sb3", n_envs=worlds, device=str(device), eval_every=0, total_steps=10**9,
         overrides={"n_steps": n_steps, "batch_size": worlds * n_steps // 4, "n_epochs": 5,
                    "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}},
-    ).resolve()  # fmt: skip
+    ))  # fmt: skip
     trainer = make_trainer(config, env)
     trainer.learn(worlds * n_steps)  # compiles what it compiles
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from kit.measure.speed import random_actions
 from kit.format.segments import OffPolicy, Segment
+from kit.measure.auto import resolve
+from kit.measure.speed import random_actions
 from kit.runs.writer import Writer
 from kit.trainers import make_trainer
 
@@ -56,7 +57,7 @@ def _play(env: Any, rows: int) -> list[tuple[Any, ...]]:
 
 
 def _trainer(**fields: Any) -> Any:
-    config = kit.RunConfig(device="cpu", **fields).resolve()
+    config = resolve(kit.RunConfig(device="cpu", **fields))
     env = kit.make_vec(config.env, int(config.n_envs), "cpu", 0, threads=int(config.threads))
     return make_trainer(config, env)
 

@@ -50,7 +50,7 @@ def bare(task: str, n: int, threads: int, rng: np.random.Generator, at_once: int
     states = _states(task, n, rng)
     datas = [mujoco.MjData(model) for _ in range(n)]
     ctrl = rng.uniform(-1, 1, (64, n, size))
-    helpers = Helpers(threads - 1, "bare")
+    helpers = Helpers(threads - 1)
     clock = itertools.count(step=at_once)
 
     def share(worlds: range, now: int) -> None:

@@ -3,13 +3,11 @@ first evaluation of at least 95 % success. By hand:
 
     python tests/bench/start.py              # five starts, some two minutes
 
-Every start is a process of its own. `kit train` is timed from outside, by lines that the process prints; once while
-`auto` knows nothing of this machine and has to probe it, and then with its answer.
+Every start is a process of its own. `kit train` is timed from outside, by lines that the process prints.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -21,19 +19,20 @@ STARTS = 5
 TRAIN = """
 import sys
 from kit.runs.session import Session
+from kit.runs.training import Training
 said = set()
-def also(name, what, when=lambda session: True):
-    method = getattr(Session, name)
+def also(kind, name, what, when=lambda training: True):
+    method = getattr(kind, name)
     def wrapped(self, *args):
         answer = method(self, *args)
         if what not in said and when(self):
             said.add(what)
             print(what, flush=True)
         return answer
-    setattr(Session, name, wrapped)
-also("_should_stop", "first env step")
-also("_boundary_work", "first update finished", lambda session: session.trainer.num_timesteps > 0)
-also("_evaluate", "95 % success", lambda session: session.metrics.last.get("eval/success_rate", 0) >= 0.95)
+    setattr(kind, name, wrapped)
+also(Session, "_should_stop", "first env step")
+also(Training, "boundary", "first update finished", lambda training: training.trainer.num_timesteps > 0)
+also(Training, "_evaluate", "95 % success", lambda training: training.metrics.last.get("eval/success_rate", 0) >= 0.95)
 from kit import cli
 cli.main(["train", "--env", "Reach", "--run-name", "run", *sys.argv[1:]])
 """
@@ -49,22 +48,20 @@ def main() -> None:
                 ("kit --help", "from kit import cli; cli.main(['--help'])"),
             ):
                 lines.setdefault(what, []).append(seconds([python, "-c", code], folder)["end"])
-            cache = f"{folder}/cache{start}"
-            for probed in ("with the probe", "probed before"):
-                command = [python, "-c", TRAIN, "--runs-dir", f"{folder}/{start} {probed}", "--session-limit", "8s"]
-                for event, at in seconds(command, folder, KIT_CACHE=cache).items():
-                    if event != "end":
-                        lines.setdefault(f"kit train, {probed}: {event}", []).append(at)
+            command = [python, "-c", TRAIN, "--runs-dir", f"{folder}/{start}", "--session-limit", "20s"]
+            for event, at in seconds(command, folder).items():
+                if event != "end":
+                    lines.setdefault(f"kit train: {event}", []).append(at)
     print(f"| seconds after exec, {STARTS} starts | median | lowest – highest |\n|---|---:|---:|")
     for what, values in lines.items():
         print(f"| {what} | {statistics.median(values):.2f} | {min(values):.2f} – {max(values):.2f} |")
 
 
-def seconds(command: list[str], folder: str, clock: Callable[[], float] = time.perf_counter, **extra: str) -> dict:
+def seconds(command: list[str], folder: str, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """What `command` prints, line by line, and its "end" -> seconds since it was started."""
     begun, seen = clock(), {}
     with subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **extra}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

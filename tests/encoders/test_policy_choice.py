@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 
-from kit.encoders import policy_name
+from kit.encoders import choose
 from kit.errors import UserError
 
 NUMBERS = spaces.Box(-1, 1, (5,))
@@ -19,16 +19,24 @@ BOTH = spaces.Dict({"numbers": NUMBERS, "pictures": PICTURES})
         ("mlp", NUMBERS, "MlpPolicy"),
         ("auto", PICTURES, "CnnPolicy"),
         ("nature_cnn", PICTURES, "CnnPolicy"),
+        ("auto", spaces.Box(0, 255, (64, 64, 3), np.uint8), "CnnPolicy"),
+        ("auto", spaces.Dict({"eyes": spaces.Dict({"left": PICTURES}), "numbers": NUMBERS}), "MultiInputPolicy"),
+        ("auto", spaces.Discrete(5), "MlpPolicy"),
         ("auto", BOTH, "MultiInputPolicy"),
         ("nature_cnn", BOTH, "MultiInputPolicy"),
         ("mlp", spaces.Dict({"numbers": NUMBERS}), "MultiInputPolicy"),
     ],
 )
 def test_choice(encoder: str, space: Space, name: str) -> None:
-    assert policy_name(encoder, space) == name
+    assert choose(encoder, space).policy == name
 
 
 @pytest.mark.parametrize(("encoder", "space"), [("nature_cnn", NUMBERS), ("mlp", PICTURES), ("mlp", BOTH)])
 def test_what_does_not_fit_is_refused(encoder: str, space: Space) -> None:
     with pytest.raises(UserError, match=f"encoder='{encoder}'"):
-        policy_name(encoder, space)
+        choose(encoder, space)
+
+
+def test_pictures_too_small_for_the_network_are_refused() -> None:
+    with pytest.raises(UserError, match="at least 36×36 and this env gives 24×32"):
+        choose("auto", spaces.Box(0, 255, (24, 32, 3), np.uint8))

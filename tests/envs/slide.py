@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.envs.task import Task
+from kit.envs.task import MujocoTask
 
 XML = """
 <mujoco>
@@ -18,7 +18,7 @@ XML = """
 """
 
 
-class Slide(Task):
+class Slide(MujocoTask):
     name = "Slide"
     substeps = 1
     episode_steps = 4

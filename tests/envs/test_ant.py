@@ -23,7 +23,7 @@ def test_equals_gymnasium_for_1000_random_steps(dtype, tolerance):
 
     def begin_the_same() -> np.ndarray:
         theirs.reset(seed=0)
-        theirs.set_state(ours.sim.qpos[0].numpy(), ours.sim.qvel[0].numpy())
+        theirs.set_state(ours.task.sim.qpos[0].numpy(), ours.task.sim.qvel[0].numpy())
         return theirs._get_obs()
 
     expected = begin_the_same()
@@ -54,8 +54,8 @@ def test_spaces_and_time_limit_are_gymnasiums():
 
 def test_start_noise_is_gymnasiums():
     env = make_vec("Ant", 500, seed=0)
-    away = env.sim.qpos - torch.as_tensor(env.task.model.qpos0)
+    away = env.task.sim.qpos - torch.as_tensor(env.task.model.qpos0)
     assert away[:, :3].abs().max() <= RESET_NOISE
     assert away[:, :3].std().item() == pytest.approx(RESET_NOISE / 3**0.5, rel=0.05)
-    assert env.sim.qvel.std().item() == pytest.approx(RESET_NOISE, rel=0.05)
+    assert env.task.sim.qvel.std().item() == pytest.approx(RESET_NOISE, rel=0.05)
     env.close()

@@ -6,17 +6,18 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from kit.envs.foreign import ForeignEnv
 from kit.errors import UserError
 
 
 class Countdown(gymnasium.Env):
-    """Counts down from 3 and ends with a success; observations are nested, so that they get flattened."""
+    """Counts down from 3 and ends with a success; observations are nested."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    observation_space = gymnasium.spaces.Dict({"left": gymnasium.spaces.Box(0, 9, (1,), np.float64)})
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = spaces.Dict({"at": spaces.Dict({"left": spaces.Box(0, 9, (1,), np.float64)})})
+    action_space = spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
@@ -24,11 +25,14 @@ class Countdown(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.left = 3
-        return {"left": np.array([3.0])}, {}
+        return self._obs(), {}
 
     def step(self, action):
         self.left -= int(action)
-        return {"left": np.array([float(self.left)])}, 1.0, self.left == 0, False, {"is_success": self.left == 0}
+        return self._obs(), 1.0, self.left == 0, False, {"is_success": self.left == 0}
+
+    def _obs(self):
+        return {"at": {"left": np.array([float(self.left)])}}
 
     def render(self):
         return np.arange(4, dtype=np.uint8).reshape(2, 2, 1).repeat(3, axis=2)
@@ -39,13 +43,13 @@ gymnasium.register("test/Countdown-v0", Countdown, max_episode_steps=4)
 
 def test_endings_totals_and_success_by_hand():
     env = ForeignEnv("test/Countdown-v0", 2)
-    assert env.observation_space.shape == (1,) and env.reset(seed=0).tolist() == [[3], [3]]
+    assert env.observation_space["at/left"].shape == (1,) and env.reset(seed=0)["at/left"].tolist() == [[3], [3]]
     actions = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0]])
     steps = [env.step(action) for action in actions]
     assert [step[2].tolist() for step in steps] == [[False, False], [False, False], [True, False], [False, False]]
     assert [step[3].tolist() for step in steps] == [[False, False], [False, False], [False, False], [False, True]]
     obs, _, _, _, info = steps[2]
-    assert obs.tolist() == [[3], [3]] and info["final_obs"].tolist() == [[0], [3]]
+    assert obs["at/left"].tolist() == [[3], [3]] and info["final_obs"]["at/left"].tolist() == [[0], [3]]
     assert info["success"].tolist() == [True, False]
     assert info["episode_return"].tolist() == [3, 3] and info["episode_length"].tolist() == [3, 3]
     assert steps[3][4]["episode_length"].tolist() == [1, 4]

@@ -25,10 +25,10 @@ def test_each_joint_moves_at_the_commanded_velocity_and_the_others_stay():
     env = make_vec("Reach", len(ARM), seed=0, threads=1)
     for speed in (1.0, -0.5):
         env.reset(seed=0)
-        start = env.sim.qpos.clone()
+        start = env.task.sim.qpos.clone()
         for _ in range(10):  # half a second
             env.step(speed * torch.eye(7))
-        velocity, moved = env.sim.qvel[:, :7], (env.sim.qpos - start)[:, :7]
+        velocity, moved = env.task.sim.qvel[:, :7], (env.task.sim.qpos - start)[:, :7]
         assert torch.allclose(velocity.diagonal(), torch.tensor(speed).double(), rtol=0.03)
         assert torch.allclose(moved.diagonal(), torch.tensor(speed / 2).double(), rtol=0.15)
         assert (velocity - velocity.diagonal().diag()).abs().max() < 0.05
@@ -37,10 +37,10 @@ def test_each_joint_moves_at_the_commanded_velocity_and_the_others_stay():
 
 def test_the_arm_rests_where_it_is_put():
     env = make_vec("Reach", 4, seed=0, threads=1)
-    start = env.sim.qpos[:, :7].clone()
+    start = env.task.sim.qpos[:, :7].clone()
     for _ in range(20):
         env.step(torch.zeros(4, 7))
-    assert (env.sim.qpos[:, :7] - start).abs().max() < 1e-3
+    assert (env.task.sim.qpos[:, :7] - start).abs().max() < 1e-3
     assert (start - torch.as_tensor(REST)).abs().max() <= 0.1
 
 
@@ -91,7 +91,7 @@ def test_success_closes_the_gripper_then_ends_the_episode():
     start = env.task._hand_w[0].clone()
     place_goal(env, (0, 0, 0.5))
     _, _, terminated, _, info = env.step(stretch)
-    assert not info["success"] and not terminated and env.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M, abs=1e-3)
+    assert not info["success"] and not terminated and env.task.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M, abs=1e-3)
 
     way = env.task._hand_w[0] - start
     ahead = (SUCCESS_M + 0.005) * way / way.norm()
@@ -115,7 +115,7 @@ def test_success_closes_the_gripper_then_ends_the_episode():
     assert terminated and not truncated and 6 <= steps <= 14, "about half a second"
     assert info["success"] and info["within_5cm"] and info["episode_length"] == steps + 2
     assert reward.item() == pytest.approx(PRECISION_BONUS * (1 - info["distance"].item() / SUCCESS_M), abs=0.01)
-    assert env.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M), "the next episode begins with an open gripper"
+    assert env.task.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M), "the next episode begins with an open gripper"
 
 
 def test_reward_is_for_coming_nearer():
@@ -172,8 +172,8 @@ def test_every_goal_is_in_every_picture():
 @pytest.mark.parametrize("camera", CAMERAS)
 def test_every_camera_shows_the_goal_where_it_is(camera):
     env = make_vec("Reach", 2, seed=0, threads=1)
-    env.sim.mocap_pos[:, 0] = torch.tensor([[1.3, 0.35, 1.0], [1.6, 1.2, 0.7]])
-    env.sim.step()
+    env.task.sim.mocap_pos[:, 0] = torch.tensor([[1.3, 0.35, 1.0], [1.6, 1.2, 0.7]])
+    env.task.sim.step()
     pictures = env.render((camera,), 64, 64)
     assert pictures.shape == (2, 1, 64, 64, 3) and pictures.dtype == torch.uint8
     red = (pictures[:, 0, :, :, 0].int() - pictures[:, 0, :, :, 1].int()) > 60

@@ -49,6 +49,6 @@ def test_impossible_numbers_of_worlds(n_envs):
 
 def test_names_can_be_looked_up_without_torch():
     heavy = "('torch', 'mujoco', 'stable_baselines3')"
-    code = f"import sys, kit.envs; kit.envs.check('Ant-v5'); print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, kit.envs; kit.envs.find('Ant-v5'); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,7 +13,9 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.machine import checks, gpu, places
 from kit.machine.gpu import Gpu
-from kit.sim.kernels import numbered, out_of_reach, wp
+from kit.machine.warp import out_of_reach, wp
+from kit.measure.auto import resolve
+from kit.sim.kernels import numbered
 from tests.machine.test_info import machine
 
 T4 = (Gpu("Tesla T4", 15 * 2**30, "470.1", "11.4"),)
@@ -41,6 +43,7 @@ def test_every_bad_answer_has_a_remedy_and_shows_in_text_and_html() -> None:
     assert "✗ GPU   no <driver>." in str(report)
     assert "→ install it" in str(report)
     assert "no &lt;driver&gt;." in report._repr_html_()
+    assert report._repr_html_().count("color:") == 2
 
 
 def test_cpu_torch_on_a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +70,7 @@ def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: 
     check = only(checks.check_physics(machine(gpus=T4)))
     assert (check.name, check.state) == ("GPU physics", "warn")
     assert "built for CUDA 13.4, the driver offers 12.4" in check.message and "newer NVIDIA driver" in check.remedy
-    assert RunConfig(env="Reach", preset="sb3", device="auto").resolve().device == "cpu"
+    assert resolve(RunConfig(env="Reach", preset="fast", device="auto")).device == "cpu"
     with pytest.raises(UserError, match=r"device='cuda' was asked for, but Warp .* the driver offers 12\.4; use a"):
         numbered("cuda")
 
@@ -106,13 +109,20 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("free", "state"), [(10 * 2**20, "fail"), (2**30, "warn")])
 def test_little_disk(free: int, state: str) -> None:
-    assert only(checks.check_disk(machine(disk_free_bytes=free))).state == state
+    assert only(checks.check_room(machine(disk_free_bytes=free))).state == state
 
 
 def test_little_memory() -> None:
-    assert only(checks.check_memory(machine(memory_free_bytes=2**30))).state == "warn"
+    assert only(checks.check_room(machine(memory_free_bytes=2**30))).state == "warn"
 
 
 def test_a_place_that_forgets_says_where_to_keep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "where", lambda: next(p for p in places.PLACES if p.name == "Google Colab"))
     assert 'store = "drive:kit"' in only(checks.check_keeping(machine())).remedy
+
+
+def test_films_need_an_ffmpeg_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "imageio_ffmpeg" else found(name))
+    check = only(checks.check_extras(machine()))
+    assert (check.name, check.state) == ("Videos", "warn") and "kit[video]" in check.remedy

@@ -1,25 +1,23 @@
-"""The speed probe: the arithmetic by hand, the rest on a real env for a second."""
+"""The speed probe and what is said about it: the arithmetic by hand, the rest on a real env for a second."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 
 from kit.config import RunConfig
-from kit.machine import advice, speed
 from kit.machine.gpu import Gpu
+from kit.measure import advice, speed
+from kit.measure.auto import resolve
 from kit.measure.speed import Speed
 from tests.machine.test_info import machine
 
-KNOWN = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1500.0)
+KNOWN = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1500.0, 2.0)
+SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 1}
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_known", {})
 
 
 def test_rate_is_taken_when_everything_is_warm() -> None:
@@ -28,41 +26,51 @@ def test_rate_is_taken_when_everything_is_warm() -> None:
     assert speed.rate_of([(0.0, 0), (2.0, 100)]) == 50.0
 
 
-def test_rate_of_an_unfinished_iteration() -> None:
-    class Trainer:
-        n_steps, n_envs, batch_size, n_epochs = 4, 10, 20, 5
-
-    polls = [0.0, 1.0, 2.0, 3.0, 4.0, 4.5, 5.0, 5.5]  # 4 env steps of 1 s, then minibatches of 0.5 s
-    assert speed._from_polls(polls, Trainer()) == 40 / (4 * 1.0 + 10 * 0.5)
-    assert speed._from_polls(polls[:3], Trainer()) == pytest.approx(40 / 4)
-
-
-def test_a_real_probe_answers_and_is_remembered(own_cache: Path) -> None:
-    config = RunConfig(env="Reach", n_envs=2, overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1})
+def test_a_real_probe_answers_and_is_remembered() -> None:
+    config = RunConfig(env="Reach", n_envs=2, overrides=SMALL)
     first = speed.probe(config, seconds=1.0, show=False)
     assert first.physics_steps_per_s is not None
     assert 0 < first.steps_per_s < first.env_steps_per_s
-    assert speed.probe(config, seconds=1.0, show=False) == first, "the second answer comes from the cache"
-    assert speed.cached(config.replace(n_envs=4).resolve()) is None
-    (own_cache / "kit" / "speed.json").write_text("{broken")
-    assert speed.cached(config.resolve()) is None
+    assert first.evaluation_s > 0
+    assert speed.probe(config.replace(total_steps=7, seed=5), show=False) is first, "neither decides the speed"
+    assert speed.cached(resolve(config.replace(n_envs=4))) is None
 
 
-def test_a_probe_in_its_own_process_and_one_that_fails() -> None:
-    config = RunConfig(env="Reach", n_envs=2, overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1}).resolve()
+def test_a_probe_in_its_own_process_and_one_that_fails(registered: str) -> None:
+    config = resolve(RunConfig(env=registered, n_envs=2, overrides=SMALL))
     known = speed.answer(speed.probe_apart(config, seconds=0.5), config)
-    assert known.env == "Reach"
-    assert known.steps_per_s > 0
+    assert (known.env, known.physics_steps_per_s) == (registered, None)
+    assert known.steps_per_s > 0 and speed.cached(config) == known
     process = speed.probe_apart(config)
     process.kill()
     with pytest.raises(speed.NotMeasured):
         speed.answer(process, config)
 
 
+def test_training_that_takes_too_long_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "PATIENCE_S", 0.2)
+    config = RunConfig(env="Reach", n_envs=2, overrides={"n_steps": 4096, "batch_size": 8192})
+    with pytest.raises(speed.NotMeasured, match=r"one iteration takes more than 0\.2 s here; choose a smaller network"):
+        speed.probe(config, seconds=0.1, show=False)
+
+
+def test_the_estimate_counts_evaluations() -> None:
+    config = RunConfig(total_steps=150_000)
+    assert KNOWN.seconds(config.replace(eval_every=0)) == 5 + 100
+    assert KNOWN.seconds(config) == 5 + 100 + 10 * 2
+    assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + 3 * 2
+
+
 def test_sentences() -> None:
-    assert KNOWN.sentence(100_000, machine()) == "about 72 s on this machine (1,500 steps/s), free"
-    assert json.loads(json.dumps(KNOWN.to_dict()))["steps_per_s"] == 1500.0
-    assert str(KNOWN).splitlines()[1] == "     4,000  bare physics"
+    config = RunConfig(total_steps=90_000, eval_every=90_000)
+    assert advice.estimate(config, KNOWN, machine()) == "about 67 s on this machine (1,500 steps/s), free"
+    assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 67 s on this machine (1,500 steps/s)"
+    assert str(KNOWN).splitlines()[1:] == [
+        "     4,000  bare physics",
+        "     3,000  the env, with observations and rewards",
+        "     1,500  training, end to end",
+        "The env has 0.75 of bare physics. Networks take 50% of the time of training.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +81,28 @@ def test_durations(seconds: float, text: str) -> None:
     assert speed.duration(seconds) == text
 
 
+def test_cost_is_told_where_a_price_is_known() -> None:
+    card = (Gpu("NVIDIA GeForce RTX 4090", 24 * 2**30, "550", "12.4"),)
+    assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 as last documented"
+    assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent as last documented"
+    assert advice.cost(machine(place="RunPod"), 3600) == ""
+    assert advice.cost(machine(place="Google Colab"), 3600) == "free"
+    assert advice.cost(machine(place="Google Colab", gpus=card), 3600) == ""
+    assert advice.cost(machine(), 3600) == "free"
+    assert advice.cost(machine(place="Azure"), 3600) == ""
+
+
 @pytest.mark.parametrize(("gigabytes", "preset"), [(0, "auto"), (15, "fast"), (24, "heavy"), (80, "beast")])
 def test_advice_fits_the_card(gigabytes: int, preset: str) -> None:
     cards = (Gpu("Card", gigabytes * 2**30, "570", "12.8"),) if gigabytes else ()
-    given = advice.advise(RunConfig(), KNOWN, machine(gpus=cards))
+    given = advice.advise(RunConfig(eval_every=0), KNOWN, machine(gpus=cards))
     assert given.preset == preset
     assert "100,000 steps of Reach with PPO take about 72 s" in str(given)
     assert ("Card is not used" in str(given)) == bool(cards)
+
+
+def test_bench_measures_pictures_too() -> None:
+    found = speed.bench("Reach", n_envs=2, seconds=1.0)
+    assert found.pictures_per_s is not None and found.pictures_per_s > 0
+    assert "  pictures of 64×64\n" in str(found) and 0 <= found.update_share < 1
+    assert found.physics_steps_per_s is not None and found.physics_steps_per_s >= found.env_steps_per_s

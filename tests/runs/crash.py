@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.config import RunConfig
+from kit.measure.auto import resolve
 from kit.runs import directory
 from kit.runs.run import Run
 
@@ -31,7 +32,7 @@ def create(runs_dir: Path, name: str, algo: str = "PPO", overrides: dict | None 
     config = RunConfig(
         algo=algo, run_name=name, runs_dir=str(runs_dir), overrides={**SMALL[algo], **(overrides or {})}, **settings
     )
-    return Run(directory.create(config.resolve()))
+    return Run(directory.create(resolve(config)))
 
 
 class Forked:

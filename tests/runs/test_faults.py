@@ -1,18 +1,21 @@
 """The disk or the power fails at the k-th system call of a save: what was safe before stays safe and readable."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from kit.format import checkpoint
-from kit.runs.run import Run
-from tests.runs.crash import Forked, create
+from kit.runs import training
+from kit.runs.fingerprint import fingerprint
+from tests.runs.crash import Forked, complete, create
 
 strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CALLS = {"write": "write", "fsync": "fsync", "rename": "rename,renameat,renameat2"}
@@ -94,23 +97,62 @@ def test_every_system_call_of_a_save_fails_once(tmp_path, call, fault):
     print(f"{call} {fault}: {swept} moments")
 
 
-def test_full_disk_with_room_for_one_and_a_half_checkpoints(tmp_path):
-    """Training goes on, says so, and the checkpoint that fitted stays."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        big = {"policy_kwargs": {"net_arch": [128, 128]}}  # about 0.9 MB a checkpoint
-        run = create(disk, "run", total_steps=640, checkpoint_every=32, overrides=big)
-        session = Forked(run)
-        session.until(lambda: "could not be written" in run.status()["message"])
-        code = session.wait()
-        assert code == 1 and run.status()["state"] == "failed"  # the last one could not be written either
-        assert "No space left" in run.status()["message"]
-        assert isinstance(run, Run) and run.latest() is not None and run.latest().read()
-    finally:
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a disk of so many kilobytes and returns its folder."""
+    disks = []
+
+    def mount(kilobytes: int) -> Path:
+        disk = tmp_path / f"disk{len(disks)}"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small disk needs root")
+        disks.append(disk)
+        return disk
+
+    yield mount
+    for disk in disks:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypatch):
+    """Training goes on, says so, and the checkpoint that fitted stays."""
+    monkeypatch.setattr(training, "PATIENCE_S", 1.0)
+    big = {"policy_kwargs": {"net_arch": [128, 128]}}  # about 0.9 MB a checkpoint
+    run = create(small_disk(1500), "run", total_steps=640, checkpoint_every=32, overrides=big)
+    session = Forked(run)
+    session.until(lambda: "could not be written" in run.status()["message"])
+    assert session.wait() == 75 and run.status()["state"] == "interrupted"
+    message = run.status()["message"]
+    assert "trained to the end, but it could not be written (No space left" in message
+    assert "resume goes on from step" in message
+    assert run.latest() is not None and run.latest().read()
+
+
+@pytest.mark.parametrize("algo", ["PPO", "SAC"])
+def test_a_disk_that_is_full_for_a_while(small_disk, tmp_path, algo):
+    """What cannot be written waits, is said and is caught up: metrics, events, status, checkpoints. The run ends as on
+    a quiet disk, and can be paused and stopped all the while."""
+    fields = {"total_steps": 2000, "checkpoint_every": 200}
+    quiet = create(tmp_path, "run", algo, **fields)
+    assert complete(quiet) == 0
+    disk = small_disk(6000)
+    run = create(disk, "run", algo, **fields)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 300 and len(run.checkpoints()) > 0), run.log()
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    freed = time.monotonic() + 4.0
+    run.pause()
+    paused = session.until(lambda: run.status()["step"] and time.monotonic() > freed)
+    assert paused, "requests were heard on a full disk, or it would have ended"
+    ballast.unlink()
+    assert session.until(lambda: run.status()["state"] == "paused"), "and the status catches up"
+    run.unpause()
+    assert session.wait() == 0, run.log()
+    assert run.status()["state"] == "finished"
+    assert fingerprint(run) == fingerprint(quiet)
+    assert len(list((run.path / "tb").iterdir())) >= 1

@@ -5,13 +5,11 @@ import gc
 import pytest
 import torch
 
-from kit import envs
-from kit.errors import UserError
-from kit.machine import memory, monitor
-from kit.machine.monitor import Sample
+from kit.envs import registry
+from kit.errors import Overflow, UserError
+from kit.machine import gpu, memory
 from kit.runs import metrics
 from kit.runs.session import Session
-from kit.sim.capacity import Overflow
 from kit.sim.kernels import recording
 from tests.envs.slide import Slide
 from tests.runs.crash import create
@@ -48,8 +46,8 @@ class GreedyLater(Greedy):
 
 @pytest.fixture(autouse=True)
 def greedy(monkeypatch):
-    monkeypatch.setitem(envs._TASKS, "Greedy", f"{__name__}:Greedy")
-    monkeypatch.setitem(envs._TASKS, "GreedyLater", f"{__name__}:GreedyLater")
+    monkeypatch.setitem(registry._TASKS, "Greedy", f"{__name__}:Greedy")
+    monkeypatch.setitem(registry._TASKS, "GreedyLater", f"{__name__}:GreedyLater")
 
 
 @pytest.mark.parametrize(
@@ -148,14 +146,18 @@ def test_there_is_an_end_to_halving(tmp_path, monkeypatch):
 def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     """A made-up card that is busy in updates only; everything above its reading is real."""
     watching = []
-    real = monitor.GpuMonitor.__init__
+    real = gpu.Monitor.__init__
 
-    def init(self, index=0, read=None):
-        real(self, read=lambda: Sample(80.0 if self.phase == "update" else 5.0, 10**9, 50.0, 70.0))
+    def init(self, device):
+        real(self, device)
         watching.append(self)
 
-    monkeypatch.setattr(monitor.GpuMonitor, "__init__", init)
-    monkeypatch.setattr(monitor, "SAMPLES_PER_S", 200.0)
+    def read():
+        return gpu.Summary(1, 80.0 if watching[0].phase == "update" else 5.0, 10**9, 50.0, 70.0)
+
+    monkeypatch.setattr(gpu.Monitor, "__init__", init)
+    monkeypatch.setattr(gpu, "reader", lambda device: read)
+    monkeypatch.setattr(gpu, "SAMPLES_PER_S", 200.0)
     run = create(tmp_path, "run", algo)
     seen = []
     assert Session(run.path, lambda now: seen.append(now["gpu"]))() == 0
@@ -163,5 +165,5 @@ def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     assert rows and all(row["gpu/update_busy"] == 80.0 and row["gpu/memory_gb"] == 1.0 for row in rows)
     assert {row["gpu/rollout_busy"] for row in rows if "gpu/rollout_busy" in row} == {5.0}
     assert run.status()["gpu"] is None, "the run has ended"
-    assert watching[0].summary("rollout").busy_percent == 5.0
+    assert watching[0].figures()["rollout"]["busy_percent"] == 5.0
     assert not watching[0]._thread.is_alive()

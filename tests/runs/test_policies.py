@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kit.errors import UserError
-from kit.runs import session
+from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import create
 
@@ -23,8 +23,18 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
         run.policy(500)
 
 
+def test_looking_at_a_policy_leaves_the_process_as_it_was(tmp_path):
+    run = create(tmp_path, "run", total_steps=64)
+    assert session.Session(run.path)() == 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    run.policy()
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
 def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "POLICIES", 4)
+    monkeypatch.setattr(training, "POLICIES", 4)
     run = create(tmp_path, "run", eval_every=100)
     assert session.Session(run.path)() == 0
     steps = sorted(int(path.name[5:]) for path in (run.path / "policies").iterdir())

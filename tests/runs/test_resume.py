@@ -191,6 +191,49 @@ def test_a_failure_is_loud(tmp_path):
     assert "Traceback" in run.log()
 
 
+def flip(path, at=-5):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def cut_sac(tmp_path):
+    """A SAC run that was stopped after several checkpoints, all of which need its first segment."""
+    run = create(tmp_path, "run", "SAC", total_steps=4000, checkpoint_every=200)
+    session = Forked(run)
+    session.until(lambda: len(run.checkpoints()) >= 3)
+    session.kill(signal.SIGTERM)
+    assert session.wait() == 75
+    return run
+
+
+def test_a_flipped_bit_in_shared_replay_loses_the_replay_and_nothing_else(tmp_path):
+    run = cut_sac(tmp_path)
+    newest, rows = run.checkpoints()[-1], len(metrics.read(run.path))
+    flip(newest.replay()[0])
+    assert complete(run) == 0, run.log()
+    lost = "its replay data is damaged and will fill again before learning goes on"
+    assert f"resumed from step {newest.step:,}; {lost}" in run.log()
+    assert run.status()["state"] == "finished" and len(metrics.read(run.path)) > rows, "its history stays"
+    trainer = run.checkpoints()[-1].read()["trainer"]
+    assert trainer["replay_first"] == newest.step // 2 and trainer["replay_written"] == 2000
+    assert not list((run.path / "checkpoints").glob(".damaged-*")), "nothing was set aside"
+    assert len(fingerprint(run)) == 64
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(tmp_path):
+    run = cut_sac(tmp_path)
+    rows = (run.path / "metrics.jsonl").read_bytes()
+    names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    for found in run.checkpoints():
+        flip(found.path / "policy.safetensors")
+    session = Forked(run)
+    assert session.wait() == 1
+    assert "checkpoints and all are damaged" in run.status()["message"] and run.status()["state"] == "failed"
+    assert (run.path / "metrics.jsonl").read_bytes() == rows
+    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == names
+
+
 @pytest.mark.storm
 def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
     """None older than the last checkpoint reported in status.json."""

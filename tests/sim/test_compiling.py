@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from kit import envs
+from kit.envs import registry
 from kit.runs.session import Session
 from kit.sim import compiling
 from tests.envs.slide import Slide
 from tests.runs.crash import create
 
 LAUNCH = """
-from kit.sim.kernels import wp
+from kit.machine.warp import wp
 
 @wp.kernel
 def double(x: wp.array(dtype=float)):
@@ -83,7 +83,7 @@ class Slow(Slide):
 
 
 def test_a_run_says_that_it_compiles(tmp_path, told, monkeypatch, capsys):
-    monkeypatch.setitem(envs._TASKS, "Slow", f"{__name__}:Slow")
+    monkeypatch.setitem(registry._TASKS, "Slow", f"{__name__}:Slow")
     run, phases = create(tmp_path, "run", env="Slow", total_steps=64), []
 
     def progress(now):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kit.envs import make_vec
+from kit.errors import Overflow
 from kit.runs import metrics
 from kit.runs.session import Session
-from kit.sim.capacity import Overflow
 from kit.sim.kernels import beside_torch, mjw
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from functools import partial
 
 import mujoco
 import pytest
@@ -16,7 +15,7 @@ from kit.sim.helpers import Helpers
 
 
 def test_every_thread_and_the_caller_do_the_work_once():
-    helpers, seen = Helpers(3, "test"), []
+    helpers, seen = Helpers(3), []
     together = threading.Barrier(4, timeout=60)
 
     def work() -> None:
@@ -31,7 +30,7 @@ def test_every_thread_and_the_caller_do_the_work_once():
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
-    helpers, caller, calls = Helpers(count, "test"), threading.get_ident(), []
+    helpers, caller, calls = Helpers(count), threading.get_ident(), []
 
     def fail_elsewhere() -> None:
         if count == 0 or threading.get_ident() != caller:
@@ -44,26 +43,8 @@ def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
     helpers.close()
 
 
-def test_nobody_starts_before_the_work_is_prepared():
-    helpers, order = Helpers(2, "test"), []
-
-    def prepare() -> None:
-        order.append("prepared")
-
-    def refuse() -> None:
-        prepare()
-        raise ValueError("no action")
-
-    work = partial(order.append, "worked")
-    helpers.run(work, work, work, prepare=prepare)
-    assert order == ["prepared", "worked", "worked", "worked"]
-    with pytest.raises(ValueError, match="no action"):
-        helpers.run(work, work, work, prepare=refuse)
-    helpers.close()  # none of them waits for ever
-
-
 def test_an_interrupted_caller_leaves_no_work_behind():
-    helpers, caller, release, finished = Helpers(1, "test"), threading.get_ident(), threading.Event(), []
+    helpers, caller, release, finished = Helpers(1), threading.get_ident(), threading.Event(), []
 
     def work() -> None:
         if threading.get_ident() == caller:

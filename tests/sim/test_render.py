@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from kit.errors import UserError
-from kit.sim.render import FreeCamera, Renderer, default_camera, render_data
+from kit.sim.render import POSES, Renderer, default_camera, pose_of, render_data
 from kit.sim.studio import studio
 
 pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels, for minutes on a busy one
-
-POSES = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
 
 def poses(*data: mujoco.MjData) -> dict[str, np.ndarray]:
@@ -49,7 +47,7 @@ def red(picture: torch.Tensor) -> np.ndarray:
 
 def test_a_ball_is_drawn_where_the_pinhole_says(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
-    pictures = Renderer(ball, 3, ("eye",), 100, 100).render(**poses(*worlds))
+    pictures = Renderer(ball, 3, ("eye",), 100, 100).render(poses(*worlds))
     assert pictures.shape == (3, 1, 100, 100, 3) and pictures.dtype == torch.uint8
     # 90 degrees over 100 pixels: a metre at a distance of 2 m is 25 pixels; the centre is at 49.5
     centres = [red(picture[0]).mean(0) for picture in pictures]
@@ -57,15 +55,22 @@ def test_a_ball_is_drawn_where_the_pinhole_says(ball):
     assert 0.8 < len(red(pictures[0, 0])) / (np.pi * 2.5**2) < 1.2  # a disc of radius 0.1 m = 2.5 pixels
 
 
-def test_free_camera_sees_what_a_model_camera_in_its_place_sees(ball):
+def viewers_camera(lookat: tuple[float, float, float], distance: float, azimuth: float, elevation: float):
+    camera = mujoco.MjvCamera()
+    camera.lookat, camera.distance, camera.azimuth, camera.elevation = lookat, distance, azimuth, elevation
+    return camera
+
+
+def test_the_viewers_camera_sees_what_a_model_camera_in_its_place_sees(ball):
     world = seen_at(ball, (2, 0.3, 0.2))[0]
-    free = FreeCamera(lookat=(1, 0, 0), distance=1, azimuth=0, elevation=0, fovy=90)
+    free = viewers_camera((1, 0, 0), distance=1, azimuth=0, elevation=0)
+    ball.vis.global_.fovy = 90
     frames = Renderer(ball, 1, ("eye", free), 40, 60)
-    position, rotation = free.pose()
+    position, rotation = pose_of(free, ball, world)
     fields = poses(world)
     fields["cam_xpos"] = np.concatenate([fields["cam_xpos"], position[None, None]], axis=1)
-    fields["cam_xmat"] = np.concatenate([fields["cam_xmat"], rotation.reshape(1, 1, 9)], axis=1)
-    eye, same = frames.render(**fields)[0]
+    fields["cam_xmat"] = np.concatenate([fields["cam_xmat"], rotation[None, None]], axis=1)
+    eye, same = frames.render(fields)[0]
     assert eye.shape == (40, 60, 3) and len(red(eye)) > 0
     assert torch.equal(eye, same)
 
@@ -74,15 +79,15 @@ def test_each_world_may_have_its_own_colours(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0, 0))
     colours = np.array([[[1.0, 0, 0, 1]], [[0, 1.0, 0, 1]]])
     renderer = Renderer(ball, 2, ("eye",), 40, 40)
-    first, second = renderer.render(**poses(*worlds), geom_rgba=colours)[:, 0, 20, 20]
+    first, second = renderer.render({**poses(*worlds), "geom_rgba": colours})[:, 0, 20, 20]
     assert first[0] > 60 and first[1] < 20 and second[1] > 60 and second[0] < 20
-    again = renderer.render(**poses(*worlds))[:, 0, 20, 20]  # the model's: red
+    again = renderer.render(poses(*worlds))[:, 0, 20, 20]  # the model's: red
     assert torch.equal(again[0], first) and torch.equal(again[1], first)
 
 
 def test_more_samples_smooth_the_edges(ball):
     world = seen_at(ball, (2, 0, 0))[0]
-    shades = [len(np.unique(Renderer(ball, 1, ("eye",), 20, 20, samples=s).render(**poses(world)).numpy()[..., 2]))
+    shades = [len(np.unique(Renderer(ball, 1, ("eye",), 20, 20, samples=s).render(poses(world)).numpy()[..., 2]))
               for s in (1, 3)]  # fmt: skip
     assert shades[1] > shades[0]
 
@@ -101,12 +106,10 @@ def test_studio_lights_a_scene_and_casts_a_shadow():
     model = spec.compile()
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    view = FreeCamera(lookat=(0, 0, 0.3), distance=3, elevation=-15)
-    position, rotation = view.pose()
+    view = viewers_camera((0, 0, 0.3), distance=3, azimuth=135, elevation=-15)
+    position, rotation = pose_of(view, model, data)
     fields = {**poses(data), "cam_xpos": position[None, None], "cam_xmat": rotation[None, None]}
-    plain, shaded = (
-        Renderer(model, 1, (view,), 64, 64, shadows=s).render(**fields)[0, 0].float() for s in (False, True)
-    )
+    plain, shaded = (Renderer(model, 1, (view,), 64, 64, shadows=s).render(fields)[0, 0].float() for s in (False, True))
     assert plain[:8].mean() > plain[-8:].mean() > 60  # the sky is brighter than the ground, and the ground is not dark
     assert 0.003 < (plain - shaded > 10).float().mean() < 0.02  # the ball's shadow, and nothing else, darkens
 
@@ -115,9 +118,9 @@ def test_studio_lights_a_scene_and_casts_a_shadow():
 def test_gymnasium_environments_are_filmed_without_opengl(name):
     env = gymnasium.make(name).unwrapped
     env.reset(seed=0)
-    picture = render_data(env.model, [env.data], height=64, width=96)
-    assert picture.shape == (1, 64, 96, 3)
-    assert picture.float().std(dim=(0, 1, 2)).min() > 5  # not one flat colour
+    picture = render_data(env.model, env.data, height=64, width=96)
+    assert picture.shape == (64, 96, 3)
+    assert picture.float().std(dim=(0, 1)).min() > 5  # not one flat colour
     assert not any(module.startswith("OpenGL") for module in sys.modules)
 
 
@@ -125,8 +128,8 @@ def test_the_default_camera_follows_a_robot_that_has_none():
     model = mujoco.MjModel.from_xml_string("""
       <mujoco><worldbody><body name="ball"><freejoint/><geom type="sphere" size="0.1" rgba="1 0 0 1"/></body>
       </worldbody></mujoco>""")
-    assert isinstance(default_camera(model), FreeCamera)
+    assert isinstance(default_camera(model), mujoco.MjvCamera)
     data = mujoco.MjData(model)
     data.qpos[:3] = 30.0, -4.0, 2.0
     mujoco.mj_forward(model, data)
-    assert np.allclose(red(render_data(model, [data], height=41, width=41)[0]).mean(0), 20.0, atol=0.5)
+    assert np.allclose(red(render_data(model, data, height=41, width=41)).mean(0), 20.0, atol=0.5)

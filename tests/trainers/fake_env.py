@@ -7,17 +7,19 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from kit.config import RunConfig
+from kit.envs.contract import BatchEnv
 from kit.trainers import Trainer, make_trainer
 
 
-class FakeEnv:
+class FakeEnv(BatchEnv):
     """A point is pushed towards the origin. Reaching it ends the episode; so does the 20th step. Reset draws a new
     start."""
 
-    snapshots = True
+    control_dt_s = 0.05
 
     def __init__(self, num_envs: int = 4, limit: int = 20, act: int = 2, action_space: spaces.Space | None = None):
-        self.num_envs, self.device, self.dtype, self.limit = num_envs, torch.device("cpu"), torch.float32, limit
+        self.num_envs, self.device, self.limit = num_envs, torch.device("cpu"), limit
+        self.episode_steps = limit
         self.observation_space = spaces.Box(-10, 10, (act + 1,))
         self.action_space = action_space or spaces.Box(-1, 1, (act,))
         self.generator = torch.Generator()
@@ -57,6 +59,9 @@ class FakeEnv:
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         self.place, self.total, self.steps = (snapshot[name].clone() for name in ("place", "total", "steps"))
         self.generator.set_state(snapshot["generator"])
+
+    def render(self, cameras: Any = None, height: int = 240, width: int = 320) -> torch.Tensor:
+        return torch.zeros(self.num_envs, 1, height, width, 3, dtype=torch.uint8)
 
     def close(self) -> None:
         pass

@@ -21,6 +21,7 @@ from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.sim.warp import WarpSim
 from kit.trainers.a2c import A2C
+from kit.trainers.fast.stacked import StackedActorCritic
 from kit.trainers.ppo import PPO
 from kit.trainers.sac import SAC
 from tests.trainers.iteration import one_iteration
@@ -85,7 +86,7 @@ class Generator(torch.Generator):
 
 @pytest.fixture
 def border(monkeypatch: pytest.MonkeyPatch) -> Iterator[Border]:
-    monkeypatch.setattr("kit.envs.vec.make_sim", NoPhysics)
+    monkeypatch.setattr("kit.envs.task.make_sim", NoPhysics)
     monkeypatch.setattr(BaseModel, "device", META)  # networks begin there, they cannot move there
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch, "_fused_adam_", lambda *args, **options: None)
@@ -126,7 +127,8 @@ def test_nothing_crosses(border: Border, case: str) -> None:
         pytest.skip(f"no model of the robot: {error}")
     with torch.device(META):
         model = algorithm("MlpPolicy", TensorVecEnv(vec), seed=0, device=META, **options)
-    assert (model._stacked is None) == ("general" in case or "state" in case)
+    stacks = model._stacked is not None if algorithm is SAC else isinstance(model.networks, StackedActorCritic)
+    assert stacks != ("general" in case or "state" in case)
     _, callback = model._setup_learn(10**9)
     model._log_now = False
     for turn in range(2):

@@ -1,5 +1,7 @@
 """The normaliser against SB3's VecNormalize, step for step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,10 +40,11 @@ def test_equals_vec_normalize() -> None:
             np.testing.assert_allclose(final, infos[world]["terminal_observation"], atol=1e-5)
         np.testing.assert_allclose(ours.returns.numpy(), venv.returns, atol=1e-5)
     assert ends > 6
-    np.testing.assert_allclose(ours.obs_moments.mean.numpy(), venv.obs_rms.mean, atol=1e-6)
-    np.testing.assert_allclose(ours.obs_moments.var.numpy(), venv.obs_rms.var, atol=1e-6)
+    moments = ours.obs_moments["obs"]
+    np.testing.assert_allclose(moments.mean.numpy(), venv.obs_rms.mean, atol=1e-6)
+    np.testing.assert_allclose(moments.var.numpy(), venv.obs_rms.var, atol=1e-6)
     assert ours.return_moments.var.item() == pytest.approx(float(venv.ret_rms.var), abs=1e-6)
-    assert ours.obs_moments.count == pytest.approx(venv.obs_rms.count)
+    assert moments.count == pytest.approx(venv.obs_rms.count)
 
 
 def test_reward_only() -> None:
@@ -52,7 +55,45 @@ def test_reward_only() -> None:
     assert trainer("PPO", normalize=True, gamma=0.9).normalizer.gamma == 0.9
 
 
-def test_mappings_of_observations_are_refused() -> None:
-    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,))})
-    with pytest.raises(UserError, match="Dict"):
-        Normalizer(space, 1, torch.device("cpu"), 0.99)
+class Mapped(FakeEnv):
+    """Where the point is, and the clock, apart; and which way it lies, as a whole number, which nobody scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place, clock = spaces.Box(-10, 10, (2,)), spaces.Box(0, 1, (1,))
+        self.observation_space = spaces.Dict({"place": place, "clock": clock, "right": spaces.Discrete(2)})
+
+    def _obs(self) -> Any:
+        obs = super()._obs()
+        return {"place": obs[:, :2], "clock": obs[:, 2:], "right": (obs[:, 0] > 0).long()}
+
+
+def test_each_entry_of_a_mapping_has_its_own_statistics() -> None:
+    env, keys = Mapped(), ["place", "clock"]
+    env.reset(seed=0)
+    venv = VecNormalize(TensorVecEnv(Mapped()), gamma=0.9, norm_obs_keys=keys)
+    venv.venv.tensor_env.reset(seed=0)
+    ours = Normalizer(env.observation_space, 4, env.device, gamma=0.9)
+    obs = env.reset()
+    ours.begin(obs)
+    venv.reset()
+    for _ in range(30):
+        action = torch.rand(4, 2) * 2 - 1
+        obs, *_ = env.step(action)
+        their_obs, *_ = venv.step(action.numpy())
+        ours.update(obs)
+        seen = ours.observe(obs)
+        for key in keys:
+            np.testing.assert_allclose(seen[key].numpy(), their_obs[key], atol=1e-5)
+        assert seen["right"].dtype == torch.int64 and torch.equal(seen["right"], obs["right"])
+    restored = Normalizer(env.observation_space, 4, env.device, gamma=0.9)
+    restored.load_state(ours.state())
+    assert all(torch.equal(restored.observe(obs)[key], ours.observe(obs)[key]) for key in keys)
+    wrapped = ours.to_sb3(TensorVecEnv(Mapped()))
+    np.testing.assert_allclose(wrapped.normalize_obs({k: v.numpy() for k, v in obs.items()})["clock"], seen["clock"])
+
+
+def test_what_has_no_number_to_scale_is_refused() -> None:
+    for space in (spaces.Discrete(3), spaces.Box(0, 255, (3, 64, 64), np.uint8)):
+        with pytest.raises(UserError, match=f'cannot scale {type(space).__name__} .*"norm_obs": false'):
+            Normalizer(space, 1, torch.device("cpu"), 0.99)

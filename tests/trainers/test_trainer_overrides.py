@@ -7,7 +7,7 @@ import torch
 from stable_baselines3.common.utils import LinearSchedule
 
 from kit.errors import UserError
-from kit.trainers import check_names
+from kit.trainers.algorithm import find
 from kit.trainers.arguments import arguments
 
 
@@ -22,7 +22,7 @@ def test_known_names_pass_and_are_translated() -> None:
         "policy_kwargs": {"net_arch": {"pi": [8], "vf": [8, 8]}, "activation_fn": "elu"},
     }
     kept = dict(given)
-    result = arguments("PPO", given)
+    result = arguments(find("PPO"), given)
     assert given == kept
     assert isinstance(result["learning_rate"], LinearSchedule)
     assert result["learning_rate"](1.0) == 3e-4 and result["learning_rate"](0.5) == 1.5e-4
@@ -30,7 +30,7 @@ def test_known_names_pass_and_are_translated() -> None:
     assert result["n_steps"] == 256 and type(result["n_steps"]) is int
     assert result["normalize"] == {"norm_reward": False, "clip_obs": 5.0}
     assert result["policy_kwargs"]["activation_fn"] is torch.nn.ELU
-    assert arguments("SAC", {"train_freq": [2, "step"], "ent_coef": "auto_0.1"})["train_freq"] == (2, "step")
+    assert arguments(find("SAC"), {"train_freq": [2, "step"], "ent_coef": "auto_0.1"})["train_freq"] == (2, "step")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_known_names_pass_and_are_translated() -> None:
 )
 def test_anything_else_is_refused_in_one_sentence(algo: str, overrides: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as refusal:
-        check_names(algo, overrides)
+        arguments(find(algo), overrides)
     for word in words:
         assert word in str(refusal.value)
     assert "\n" not in str(refusal.value)

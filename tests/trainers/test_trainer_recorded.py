@@ -36,9 +36,9 @@ def tape(model: Any) -> Any:
     if isinstance(model, SAC):
         model._stacked._on_cpu, model._stacked._recorded = False, model._stacked.record()
         return model
-    flat = model._flat
+    flat = model.networks.optimizer
     flat._recorded = Recorded(flat.apply, model.device, flat.changes)
-    model._record(model._stacked)
+    model.networks._graphs = True
     return model
 
 
@@ -65,7 +65,7 @@ def test_ppo_learns_the_same(kwargs: dict[str, Any]) -> None:
     replayed = tape(trainer("PPO", **kwargs))
     rows = rows_of(replayed)
     replayed.learn(5 * 64)
-    assert replayed._recorded._recordings and replayed._acting._recordings
+    assert len(replayed.networks._recordings) == 2, "acting, and the gradient"
     assert_same(replayed, plain)
     assert rows == expected
 

@@ -9,10 +9,10 @@ from kit.trainers.replay import Replay
 N = 2
 
 
-def filled(rows: int, capacity: int = 5) -> Replay:
+def filled(rows: int, capacity: int = 5, replay: Replay | None = None) -> Replay:
     """Row r holds observation r (then r + ½), action 10 r and reward 100 r in both worlds."""
-    replay = Replay(capacity, N, torch.device("cpu"))
-    for r in range(rows):
+    replay = Replay(capacity, N, torch.device("cpu")) if replay is None else replay
+    for r in range(replay.written, rows):
         ones = torch.ones(N, 1)
         replay.add(
             ones * r, ones * 10 * r, torch.full((N,), 100.0 * r), ones * (r + 0.5), torch.tensor([False, r == 3])
@@ -29,6 +29,20 @@ def test_sampling_draws_whole_transitions_of_the_latest_rows() -> None:
     assert torch.equal(batch.next_obs[:, 0], rows + 0.5)
     assert 0 < batch.terminated.sum() < (rows == 3).sum()
     assert set(filled(3).sample(100).obs[:, 0].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("lost", [1, 3, 5, 7])
+def test_what_was_lost_is_never_sampled(lost: int) -> None:
+    """Rows go on being numbered; those before the loss are not there, wherever in the ring the others lie."""
+    replay = filled(lost)
+    replay.forget()
+    assert len(replay) == 0
+    for rows in range(lost + 1, lost + 9):
+        filled(rows, replay=replay)
+        expected = set(range(max(lost, rows - 5), rows))
+        assert set(replay.sample(200).obs[:, 0].tolist()) == expected and len(replay) == len(expected)
+    with pytest.raises(ValueError):
+        filled(lost + 2, replay=filled(lost)).rows(lost + 3, lost + 4)
 
 
 def test_rows_are_numbered_from_the_first_ever() -> None:

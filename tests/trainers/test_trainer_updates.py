@@ -14,6 +14,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from kit.envs.sb3 import TensorVecEnv
+from kit.trainers.fast.stacked import StackedActorCritic
 
 STEPS, WORLDS = 16, 4
 SHAPES: dict[str, dict[str, Any]] = {
@@ -88,7 +89,7 @@ def test_ppo(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: value.clone() for name, value in ours.policy.state_dict().items()}
     same_permutations(ours, monkeypatch)
     stacks = not ({"uneven", "silu"} & {name for name, value in SHAPES.items() if value is kwargs})
-    assert (ours._stacked is not None) == stacks
+    assert isinstance(ours.networks, StackedActorCritic) == stacks
     ours.train()
     figures = dict(ours.logger.name_to_value)
     stock.logger.name_to_value.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from kit.machine.monitor import Summary
+from kit.machine.gpu import Summary
 from kit.runs import control
 from kit.ui import dashboard as dashboard_module
-from kit.ui import style
-from kit.ui.dashboard import Dashboard, curves
-from kit.ui.filming import Filming
+from kit.ui import films, style
+from kit.ui.dashboard import Dashboard, charts
 from tests.ui.fabricate import at_work, make_run, set_status, wait_for
 
 pytest.importorskip("ipywidgets")
@@ -26,21 +26,21 @@ STORE = {"url": "hf://me/runs", "step": 500, "time": time.time(), "state": "ok",
 def test_a_run_at_work(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint={"step": 500, "time": time.time() - 30})
     with at_work(run):
-        board = Dashboard(run)
+        board = Dashboard(run).show()
         wait_for(lambda: "120" in board._head.value)
         for text in ("training", "97 %", "4.25", "60 %", "42 s", "Saved on this machine: step 500, 30 s ago."):
             assert text in board._head.value
         wait_for(lambda: board._curves.value.count("<svg") == 2)
-        assert [button.disabled for button in board.buttons] == [False, False, False]
-    board.wait(20)
+        assert [button.disabled for button in board.buttons.children] == [False, False, False]
+    board._watching.join(20)
     assert "finished" in board._head.value
-    assert [button.disabled for button in board.buttons] == [True, True, True]
+    assert [button.disabled for button in board.buttons.children] == [True, True, True]
 
 
 def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with at_work(run):
-        board = Dashboard(run)
+        board = Dashboard(run).show()
         wait_for(lambda: not board.stop_button.disabled)
         begun = time.perf_counter()
         board.pause_button.click()
@@ -57,15 +57,15 @@ def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
         assert control.take(run.path) == ["checkpoint"]
         set_status(run.path, checkpoint={"step": 600, "time": time.time() + 1})
         wait_for(lambda: "Saved step 600" in board._message.value)
-    board.wait(20)
+    board._watching.join(20)
 
 
 def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, state="interrupted", message="stopped on request; resume goes on from step 600")
-    board = Dashboard(run)
-    board.wait(20)
+    board = Dashboard(run).show()
+    board._watching.join(20)
     assert "resume goes on from step 600" in board._head.value
     assert (board.pause_button.description, board.pause_button.disabled) == ("Resume", False)
 
@@ -120,24 +120,35 @@ def test_a_failure_is_red_and_escaped(tmp_path: Path) -> None:
 
 def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
     rows = [{"step": 100, "rollout/ep_rew_mean": 1.0}]
-    assert curves(rows, 1000).count("<svg") == 1
-    assert json.dumps(curves([], 1000)).count("no data yet") == 2
+    assert charts(rows, 1000).count("<svg") == 1
+    assert charts([], 1000).count("no data yet") == 2
 
 
-def test_filming_wants_what_no_video_shows(tmp_path: Path) -> None:
+def test_a_film_is_wanted_of_what_no_video_shows(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    filming = Filming(run)
-    assert not filming.wanted, "there is no policy yet"
+    assert films.wanted(run) is None, "there is no policy yet"
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    assert filming.wanted
-    (run.path / "videos" / "step_000000600.mp4").write_bytes(b"")
-    assert not filming.wanted
-    assert filming.latest is not None and filming.latest.name == "step_000000600.mp4"
+    film = films.wanted(run)
+    assert film is not None and film.path == run.path / "videos" / "step_000000600.mp4"
+    film.path.write_bytes(b"")
+    assert films.wanted(run) is None
+    assert run.videos == [film.path]
 
 
 def test_a_filming_that_fails_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    filming = Filming(run)
-    filming.finish()
-    assert filming.error.startswith("No video: ")
+    assert films.finish(run).startswith("No video: ")
+
+
+def test_films_are_made_by_a_process_that_finds_the_users_own_env(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_worlds.py").write_text("import gymnasium\n\nclass Mine(gymnasium.Env):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(options))
+    run = make_run(tmp_path, config={"env": "my_worlds:Mine"})
+    films.Film(run, 600).start(0, subprocess.DEVNULL)
+    assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
+    assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")

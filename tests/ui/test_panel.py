@@ -10,7 +10,7 @@ import pytest
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import speed
+from kit.measure import speed
 from kit.measure.speed import Speed
 from kit.ui import panel as panel_module
 from kit.ui.form import Form
@@ -35,20 +35,23 @@ def panel(tmp_path: Path) -> Iterator[TrainPanel]:
     shown.estimator.cancel()
 
 
-def test_form_gives_back_what_it_was_given() -> None:
-    config = RunConfig(env="Ant", n_envs=4, store="drive:kit", overrides={"gamma": 0.98}, session_limit="11h30m")
-    form = Form(config, lambda: None)
-    assert form.read() == config
-    other = RunConfig(env="Ant-v5", algo="SAC", overrides={"learning_rate": 1e-3})
-    form.write(other)
-    assert form.read() == other
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(env="Ant", n_envs=4, store="drive:kit", overrides={"gamma": 0.98}, session_limit="11h30m"),
+        RunConfig(env="Ant-v5", algo="SAC", overrides={"learning_rate": 1e-3}, checkpoint_every=1000),
+        RunConfig(env="my_tasks:Corridor", env_options={"length_m": 4.5}, algo="my_algos:OWN", device="cuda:1"),
+    ],
+)
+def test_form_gives_back_what_it_was_given(config: RunConfig) -> None:
+    assert Form(config, lambda: None).read() == config
 
 
 def test_every_field_of_a_config_can_be_edited() -> None:
     assert set(Form(RunConfig(), lambda: None).entries) == set(RunConfig().to_dict())
 
 
-@pytest.mark.parametrize(("typed", "steps"), [("1e5", 100_000), ("100_000", 100_000), ("100,000", 100_000), (" 5 ", 5)])
+@pytest.mark.parametrize(("typed", "steps"), [("1e5", 100_000), ("400k", 400_000), ("100,000", 100_000), (" 5 ", 5)])
 def test_numbers_may_be_typed_as_people_type_them(typed: str, steps: int) -> None:
     form = Form(RunConfig(), lambda: None)
     form.entries["total_steps"].value = typed
@@ -105,7 +108,8 @@ def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: p
 
     monkeypatch.setattr(panel_module, "launch", refuse)
     panel.train_button.click()
-    wait_for(lambda: "exists in runs" in panel.label.value)
+    wait_for(lambda: "exists in runs" in panel._message.value)
+    wait_for(lambda: not panel.train_button.disabled)
 
 
 def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
@@ -115,10 +119,10 @@ def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
         panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
         assert panel.run is not None and panel.run.name == "busy"
         assert "busy is at work already" in panel.label.value
-        wait_for(lambda: "training" in panel.dashboard._head.value)
+        wait_for(lambda: "training" in panel._head.value)
         assert panel.train_button.disabled
     wait_for(lambda: not panel.train_button.disabled)
-    panel.dashboard.wait(20)
+    panel._watching.join(20)
     panel.estimator.cancel()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
-from kit.runs.api import StoredRuns
+from kit.runs.api import StoredRuns, local_runs
 from kit.runs.run import Run
-from kit.ui import gallery, players, plots, result, resume, style
+from kit.ui import films, gallery, plots, result, resume, style
 from kit.ui.resume import ResumePanel
 from tests.ui.fabricate import at_work, make_run, wait_for
 
@@ -25,21 +25,24 @@ def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_show_themselves(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    runs = [make_run(tmp_path, name) for name in ("one", "two")]
+    runs = [make_run(tmp_path, name, rows) for name, rows in (("one", 4), ("two", 6))]
     figure = plots.learning_curve(runs[0])
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["Success rate", "Mean return"]
     assert figure._repr_png_().startswith(PNG)
     both = plots.compare(runs)
     assert [text.get_text() for text in both.axes[-1].get_legend().get_texts()] == ["one", "two"]
+    assert all(axis.get_xlim()[0] == 0 and axis.get_xlim()[1] > 600 for axis in both.axes), "both runs are in sight"
     assert both._repr_png_().startswith(PNG)
-    assert len(plots.learning_curve(make_run(tmp_path, "empty", rows=0)).axes) == 1
+    empty = make_run(tmp_path, "empty", rows=0)
+    for figure in (plots.learning_curve(empty), plots.compare([empty]), plots.compare([runs[0], empty])):
+        assert figure._repr_png_().startswith(PNG)
 
 
 def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path)
     (run.path / "videos" / "step_000000600.mp4").write_bytes(b"film")
-    shown = result.Result(run)
+    shown = result.result(run)
     assert repr(shown) == "Reach with PPO: 97 % success after 600 steps (finished)."
     page = shown._repr_html_()
     assert "data:image/png;base64,iVBOR" in page
@@ -52,8 +55,8 @@ def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
 def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
     path = tmp_path / "step_000040000.mp4"
     path.write_bytes(b"film")
-    assert players.caption(path) == "the policy of step 40,000"
-    assert "&lt;x&gt;" in players.tag(path, "<x>")
+    assert films.caption(path) == "the policy of step 40,000"
+    assert "&lt;x&gt;" in films.tag(path, "<x>", 320)
 
 
 def test_find_run(tmp_path: Path) -> None:
@@ -80,9 +83,10 @@ def test_statistics_ask_for_the_best_and_the_latest(tmp_path: Path, monkeypatch:
     run = make_run(tmp_path)
     for folder in ("checkpoints/step_000000600", "best/step_000000400"):
         (run.path / folder).mkdir(parents=True)
-    text = str(gallery.statistics(run, 100))
-    assert asked == ["best", 600]
-    assert "best, step 400  95.0 %  (89 to 98)  4.00 ± 1.00  30.0 steps  100" in text
+    text = gallery.statistics(run, 100).to_string()
+    assert asked == ["best", "latest"]
+    line = "best, step 400    95.0 %  (89 to 98)  4.00 ± 1.00     30.0 steps      100"
+    assert line in text
 
 
 def test_interval_and_spread_by_hand() -> None:
@@ -102,11 +106,11 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(b"film")
         return path
 
-    monkeypatch.setattr(gallery, "record", record)
+    monkeypatch.setattr(films, "record", record)
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
     for _ in range(2):
-        page = gallery.checkpoints_side_by_side(run, cameras=["front"]).data
+        page = gallery.checkpoints_side_by_side(run, cameras=["front"])._repr_html_()
     assert filmed == [(0, ("front",), 400), (600, ("front",), 400)]
     assert "before training" in page
     assert "step 600, 60 % of the way" in page
@@ -114,7 +118,7 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
-    (entry,) = resume.here(str(tmp_path))
+    (entry,) = resume.entries(tmp_path)
     assert resume.line(entry) == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children
@@ -134,16 +138,16 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(resume, "resume", going_on)
     panel = ResumePanel(runs_dir=str(tmp_path), total_steps=2000).show()
     panel.table.children[1].children[0].click()
-    wait_for(lambda: panel.dashboard._watching is not None)
-    assert asked == [(run.path, {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
-    panel.dashboard.wait(20)
+    wait_for(lambda: panel._watching is not None)
+    assert asked == [(str(run.path), {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
+    panel._watching.join(20)
 
 
 def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "half", state="interrupted")
     stored = {"state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": time.time()}
     listed = StoredRuns([{"name": "far", **stored}, {"name": "half", **stored}])
-    monkeypatch.setattr(resume, "list_runs", lambda store: listed)
+    monkeypatch.setattr(resume, "list_runs", lambda where: listed if "://" in where else local_runs(where))
     asked: list[Any] = []
     monkeypatch.setattr(resume, "resume", lambda choice, **options: asked.append((choice, options)) or 1 / 0)
     panel = ResumePanel(runs_dir=str(tmp_path), store="hf://me/runs/").show()
@@ -151,7 +155,7 @@ def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.M
     row = panel.table.children[2]
     assert "25 % of 40" in row.children[1].value
     row.children[0].click()
-    wait_for(lambda: "division by zero" in panel.dashboard._message.value)
+    wait_for(lambda: "division by zero" in panel._message.value)
     options = {"runs_dir": str(tmp_path), "background": True, "store": "hf://me/runs/"}
     assert asked == [("hf://me/runs/far", options)]
 
@@ -171,7 +175,7 @@ def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
         assert button.description == "Watch"
         button.click()
         assert panel.run is not None and panel.run.name == "busy"
-    panel.dashboard.wait(20)
+    panel._watching.join(20)
 
 
 def test_with_nobody_there_the_latest_unfinished_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

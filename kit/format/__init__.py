@@ -1,0 +1,1 @@
+"""What files look like: manifests, checkpoints, atomic writes. Runs write them and stores copy them."""

@@ -1,0 +1,138 @@
+"""Films of a run's policies: how one is named, found, made and played."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import html
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kit.envs import carry
+from kit.errors import UserError
+from kit.machine.settings import worker_environment
+from kit.runs.rollouts import record
+from kit.runs.run import Run
+from kit.ui import style
+
+EPISODES = 2
+NICE = 10
+"""About a tenth of a core when training wants all of them."""
+EVERY_S = 60.0
+"""Time between the end of one filming and the start of the next, while the run trains."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """One policy playing a few episodes before one camera."""
+
+    run: Run
+    step: int
+    """0: the policy as training began."""
+    camera: str = ""
+    """By default the task's first, as `kit video` films; such films are the run's `videos`."""
+    size: int = 320
+    episodes: int = EPISODES
+
+    @property
+    def path(self) -> Path:
+        folder, name = self.run.path / "videos", f"step_{self.step:09d}"
+        view = folder / "views" / f"{name}_{self.camera}_{self.size}_{self.episodes}.mp4"
+        return view if self.camera else folder / f"{name}.mp4"
+
+    def file(self) -> Path:
+        """What was filmed before is not filmed again."""
+        if self.path.exists():
+            return self.path
+        cameras = (self.camera,) if self.camera else None
+        return record(self.run, self.step, cameras, self.episodes, self.size, self.path)
+
+    def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
+        """Film the task's first camera in a process of its own. Raises `UserError` if no process can make the env."""
+        what = [str(self.run.path), "--step", str(self.step), "--episodes", str(self.episodes)]
+        return subprocess.Popen(
+            ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *what],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
+            env=worker_environment(1) | carry(self.run.config.env),
+        )  # fmt: skip
+
+
+def wanted(run: Run) -> Film | None:
+    """Of the best policy, or of the latest if none was evaluated; None if there is none or it is filmed already."""
+    policies = [best] if (best := run.best()) else run.checkpoints()
+    if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
+        return None
+    film = Film(run, policies[-1].step)
+    return None if film.path.exists() else film
+
+
+def finish(run: Run) -> str:
+    """Film the final policy, at full speed now that training is over, and wait for it. What went wrong, if anything."""
+    if (film := wanted(run)) is None:
+        return ""
+    try:
+        process = film.start(0, subprocess.PIPE)
+    except UserError as error:
+        return f"No video: {error}"
+    _, err = process.communicate()
+    said = err.strip().splitlines() or ["the filming process failed"]
+    return f"No video: {said[-1]}" if process.returncode else ""
+
+
+class Filming:
+    """Films a run's best policy now and then while it trains. Ask `poll` often; it never blocks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._process: subprocess.Popen[str] | None = None
+        self._next = time.monotonic() + EVERY_S / 2
+
+    def poll(self, now: dict[str, Any]) -> None:
+        """Start filming if it is time. What fails is tried again: a policy may be replaced while it is read."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
+        if due and (film := wanted(self._run)):
+            self._next = time.monotonic() + EVERY_S
+            with contextlib.suppress(UserError):
+                self._process = film.start(NICE, subprocess.DEVNULL)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process, self._next = None, time.monotonic() + EVERY_S
+
+
+def video(path: Path, width: int = 480) -> style.Page:
+    """A player for display in a notebook."""
+    return players([(caption(path), path)], width)
+
+
+def players(films: Iterable[tuple[str, Path]], width: int) -> style.Page:
+    """Players beside each other, (caption, path) each. The files travel in the output, so that they play wherever the
+    notebook is opened."""
+    films = list(films)
+    return style.Page(", ".join(text for text, _ in films), style.flex(tag(path, text, width) for text, path in films))
+
+
+def tag(path: Path, caption: str, width: int) -> str:
+    """An HTML5 player of the mp4 at `path`, looping and silent, `width` pixels wide."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<figure><video width="{width}" autoplay loop muted playsinline controls '
+        f'src="data:video/mp4;base64,{data}"></video><figcaption>{html.escape(caption)}</figcaption></figure>'
+    )
+
+
+def caption(path: Path) -> str:
+    """Such as "the policy of step 40,000", from a film's file name."""
+    found = re.search(r"step_(\d+)", path.stem)
+    return f"the policy of step {int(found[1]):,}" if found else path.stem

@@ -1,0 +1,151 @@
+"""Tasks and envs of one's own: found by name, given their options, seen whole in every view, trained apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+import kit
+from kit import envs
+from kit.envs.foreign import ForeignEnv
+from kit.envs.gym import TaskEnv, TaskVectorEnv
+from kit.envs.sb3 import TensorVecEnv
+from kit.errors import UserError
+from tests.envs.corridor import PIXELS, Corridor, Walk
+
+OURS = "tests.envs.corridor:Corridor"
+
+
+def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
+    env = kit.make_vec(OURS, 3, env_options={"length": 9})
+    assert isinstance(env, envs.TensorEnv) and env.task.length == 9 and env.task.name == OURS
+    walk = kit.make_vec("tests.envs.corridor:Walk", 2, env_options={"length": 7})
+    assert isinstance(walk, ForeignEnv) and walk.observation_space.n == 7
+    assert kit.make_vec("tests.envs.corridor:Walk-v0", 1).observation_space.n == 5, "an id, its module named first"
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "says"),
+    [
+        (OURS, {"length": 99}, "env_options={'length': 99} do not suit env=.*length=99 must be between 2 and 36"),
+        (OURS, {"lenght": 5}, "unexpected keyword argument 'lenght'"),
+        ("tests.envs.corridor:Walk", {"size": 5}, "env='Walk' cannot be made here with env_options={'size': 5}"),
+        ("tests.envs.corridor:Nothing", {}, "env='tests.envs.corridor:Nothing' is unknown"),
+        ("no_such_module:Corridor", {}, "there is no module 'no_such_module' on the path or in .*put no_such"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(env: str, options: dict[str, int], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        kit.make_vec(env, 1, env_options=options)
+
+
+def test_observations_of_any_shape_and_type_by_hand() -> None:
+    env = kit.make_vec(OURS, 2, seed=0)
+    env.task.place.copy_(torch.tensor([0, 3]))
+    obs, reward, terminated, _, info = env.step(torch.tensor([0, 1]))
+    assert terminated.tolist() == [False, True] and reward.tolist() == pytest.approx([-0.05, 0.95])
+    final = info["final_obs"]
+    assert final["at"]["place"].tolist() == [0, 4] and final["at"]["place"].dtype == torch.int64
+    assert final["at"]["ahead"].tolist() == [[1.0], [0.0]]
+    assert final["picture"].dtype == torch.uint8 and final["picture"].shape == (2, PIXELS, PIXELS, 3)
+    assert final["picture"][1, 0, :, 0].nonzero().tolist() == [[4]]
+    assert obs["at"]["place"][0] == 0 and obs["at"]["place"][1] < 4, "the second has begun anew"
+    same = (obs["picture"] == final["picture"]).flatten(1).all(1)
+    assert same.tolist() == [True, False]
+
+
+def test_snapshots_are_exact() -> None:
+    env, other = kit.make_vec(OURS, 4, seed=1), kit.make_vec(OURS, 4, seed=2)
+    actions = torch.randint(2, (40, 4), generator=torch.Generator().manual_seed(0))
+    for action in actions[:5]:
+        env.step(action)
+    other.restore(env.snapshot())
+    for action in actions:
+        mine, theirs = env.step(action), other.step(action)
+        assert torch.equal(mine[0]["picture"], theirs[0]["picture"]) and torch.equal(mine[1], theirs[1])
+
+
+def test_the_view_of_stable_baselines3_is_flat_with_channels_first() -> None:
+    view = TensorVecEnv(kit.make_vec(OURS, 2))
+    assert {name: space.shape for name, space in view.observation_space.items()} == {
+        "at/ahead": (1,), "at/place": (), "picture": (3, PIXELS, PIXELS),
+    }  # fmt: skip
+    obs = view.reset()
+    assert obs["picture"].shape == (2, 3, PIXELS, PIXELS) and obs["picture"].dtype == np.uint8
+    for _ in range(12):
+        obs, _, done, infos = view.step(np.array([0, 1]))
+    assert done[0] and infos[0]["terminal_observation"]["picture"].shape == (3, PIXELS, PIXELS)
+
+
+def test_the_view_of_gymnasium_keeps_the_spaces_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_env(TaskEnv(OURS, render_mode="rgb_array", height=PIXELS, width=PIXELS), skip_render_check=False)
+    many = TaskVectorEnv(OURS, num_envs=3)
+    obs, _ = many.reset(seed=0)
+    assert many.observation_space.contains(obs) and obs["picture"].shape == (3, PIXELS, PIXELS, 3)
+    obs, *_ = many.step(np.array([1, 1, 0]))
+    assert many.observation_space.contains(obs)
+
+
+MODULE = f'''
+from tests.envs.corridor import {Corridor.__name__} as Hall, {Walk.__name__}
+import gymnasium
+gymnasium.register("Beside-v0", "beside:Walk", max_episode_steps=9)
+'''
+
+
+def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As a notebook in `folder` would: modules beside it are found, and so is kit."""
+    lead = f"import sys; sys.path[:0] = ['', {str(Path(kit.__file__).parent.parent)!r}]\n"
+    command = [sys.executable, "-c", lead + code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("env", ["beside:Hall", "beside:Beside-v0", "Beside-v0"])
+def test_the_training_process_finds_what_the_notebook_found(tmp_path: Path, env: str) -> None:
+    """Also an id that only this notebook's kernel has registered, and a module that lies beside the notebook."""
+    (tmp_path / "beside.py").write_text(MODULE)
+    code = f"""
+import kit, beside
+run = kit.launch(env={env!r}, env_options={{"length": 4}}, total_steps=128, n_envs=2, run_name="own",
+                 overrides={{"n_steps": 16, "batch_size": 32, "n_epochs": 1}}, eval_every=0)
+print(run.wait(100)["state"], run.status()["step"], run.config.env_options, run.log())
+print(kit.evaluate(run, episodes=2)["episodes"])
+"""
+    done = run_python(code, tmp_path)
+    assert done.stdout.splitlines()[0].startswith("finished 128 {'length': 4}"), done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "2", done.stdout + done.stderr
+
+
+def test_what_only_the_notebook_can_make_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    code = """
+import gymnasium, kit
+class Local(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(3); action_space = gymnasium.spaces.Discrete(2)
+gymnasium.register("Local-v0", Local)
+try:
+    kit.launch(env="Local-v0")
+except kit.UserError as error:
+    print(error)
+"""
+    done = run_python(code, tmp_path)
+    assert "env='Local-v0' is made by code of this notebook alone" in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ids_registered_in_the_process_train_in_the_foreground(tmp_path: Path) -> None:
+    class Local(Walk):
+        pass
+
+    gymnasium.register("test/Local-v0", Local, max_episode_steps=9)
+    run = kit.train(
+        env="test/Local-v0", total_steps=64, n_envs=2, runs_dir=str(tmp_path), eval_every=0,
+        overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1},
+    )  # fmt: skip
+    assert run.status()["state"] == "finished"

@@ -1,0 +1,12 @@
+"""An env that only this process knows, as somebody's notebook may register one."""
+
+import gymnasium
+import pytest
+
+
+@pytest.fixture
+def registered():
+    entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
+    gymnasium.register("Mine-v0", entry_point, max_episode_steps=50)
+    yield "Mine-v0"
+    del gymnasium.registry["Mine-v0"]

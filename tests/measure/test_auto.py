@@ -1,0 +1,103 @@
+"""From "auto" to numbers: the same ones every time, and the ratios that people of SB3 expect."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.machine import limits
+from kit.measure import auto
+from kit.measure.auto import resolve, sentence
+from kit.trainers.algorithm import with_worlds
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch):
+    monkeypatch.setattr(limits, "usable_cores", lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "worlds"),
+    [(1_000, 8), (81_919, 8), (81_920, 16), (100_000, 16), (163_840, 32), (10_000_000, 32)],
+)
+def test_worlds_double_while_cores_and_rollouts_last(steps, worlds):
+    """Reach's row: 8 worlds, 256 steps. Twenty rollouts of 16 × 256 are 81,920 steps; two cores have 32."""
+    resolved = resolve(RunConfig(env="Reach", total_steps=steps))
+    assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 256
+    assert resolved.threads == 2 and resolved.device == "cpu"
+
+
+def test_what_was_chosen_is_said():
+    asked = RunConfig(env="Reach", total_steps=100_000)
+    assert sentence(asked, resolve(asked)) == "auto: 16 worlds on 2 threads, 256 steps, batch 256"
+    assert sentence(asked.replace(preset="sb3"), resolve(asked)) == ""
+
+
+@pytest.mark.parametrize("env", ["G1Joystick", "Go1Joystick"])
+def test_joystick_rows_differ_with_the_device(env, monkeypatch):
+    asked = RunConfig(env=env, total_steps=10_000)
+    cpu = resolve(asked.replace(device="cpu"))
+    assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
+    monkeypatch.setattr(auto, "device_of", lambda config, pictures: "cuda")
+    card = resolve(asked.replace(n_envs=4096))
+    assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
+    assert card.overrides["policy_kwargs"] == {
+        "net_arch": [512, 256, 128], "activation_fn": "elu", "log_std_init": -1.0,
+    }  # fmt: skip
+    shrunk = with_worlds(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
+    assert (shrunk.n_envs, shrunk.overrides["batch_size"]) == (500, 12_000)
+    assert with_worlds(shrunk, 250).overrides["batch_size"] == 6000  # all there is
+
+
+def test_no_more_worlds_than_a_card_has_room_for(monkeypatch):
+    monkeypatch.setattr(auto, "device_of", lambda config, pictures: "cuda")
+    asked = RunConfig(env="Go1Joystick", total_steps=10_000_000)
+    resolved = resolve(asked, fits=lambda config: 512)
+    assert resolved.n_envs == 512 and resolved.overrides["batch_size"] == 12_288  # 512 × 24
+    assert resolve(asked, fits=lambda config: 8192).n_envs == 2048, "the row's number is enough"
+    assert resolve(asked.replace(n_envs=3000), fits=lambda config: 1 / 0).n_envs == 3000
+
+
+@pytest.mark.parametrize("preset", ["auto", "fast", "heavy", "beast"])
+def test_sac_makes_as_many_gradient_steps_for_each_env_step_as_sb3(preset):
+    hyper = resolve(RunConfig(env="Ant", algo="SAC", preset=preset)).overrides
+    assert hyper["gradient_steps"] == -1 and hyper.get("train_freq", 1) == 1, "-1: as many as env steps were made"
+    stock = resolve(RunConfig(env="Ant", algo="SAC", preset="sb3"))
+    assert stock.n_envs == 1 and stock.overrides.get("gradient_steps", 1) == 1
+
+
+def test_a_rows_own_ratio_holds_for_any_number_of_worlds():
+    hyper = {n: resolve(RunConfig(algo="SAC", n_envs=n)).overrides["gradient_steps"] for n in (4, 8, 16)}
+    assert hyper == {4: 1, 8: 2, 16: 4}
+    assert resolve(RunConfig(algo="SAC", n_envs=16, overrides={"gradient_steps": 3})).overrides["gradient_steps"] == 3
+
+
+def test_what_is_asked_of_the_policy_adds_to_the_row():
+    asked = RunConfig(env="Go1Joystick", overrides={"policy_kwargs": {"activation_fn": "elu"}})
+    kwargs = resolve(asked).overrides["policy_kwargs"]
+    assert kwargs == {"net_arch": [128, 128], "log_std_init": -1.0, "activation_fn": "elu"}
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does():
+    asked = RunConfig(env="Reach", n_envs=8, overrides={"batch_size": 300})
+    with pytest.raises(UserError, match=r"batch_size=300 does not divide n_envs × n_steps = 8 × 256 = 2048; .* is 256"):
+        resolve(asked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"env": "CartPole-v1", "algo": "SAC"}, "algo='SAC' acts in Box spaces and env='CartPole-v1' has Discrete"),
+        ({"env": "FrozenLake-v1", "encoder": "nature_cnn"}, "encoder='nature_cnn' wants pictures"),
+        ({"env": "Reach", "env_options": {"size": 3}}, "env_options={'size': 3} do not suit env='Reach'"),
+        ({"env": "nowhere:Corridor"}, "there is no module 'nowhere' on the path"),
+        ({"env": "gymnasium:NoSuchEnv-v0"}, "env='gymnasium:NoSuchEnv-v0' is unknown"),
+        ({"algo": "nowhere:Toy"}, "algo='nowhere:Toy' cannot be loaded"),
+        ({"overrides": {"n_steps": 0}}, "n_steps=0 must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(fields, says):
+    with pytest.raises(UserError, match=says) as error:
+        resolve(RunConfig(**fields))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,108 @@
+"""Requests reach a run in every state, from the moment that `launch` has returned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit.runs import directory, status
+from kit.runs.control import Requests
+from tests.runs.crash import Forked, create
+
+SMALL = {
+    "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "overrides": {"n_steps": 16, "batch_size": 16},
+}  # fmt: skip
+
+
+def test_a_stop_sent_while_the_run_starts_is_obeyed(tmp_path: Path) -> None:
+    run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
+    run.stop()
+    now = run.wait(60)
+    assert now["state"] == "interrupted" and now["step"] < 10**4, now
+    again = kit.resume(run.path, background=True)
+    assert again.wait(60, until=lambda now: now["step"] > 100)["state"] == "running", "that stop is over"
+    again.stop()
+    assert again.wait(60)["state"] == "interrupted"
+
+
+def test_a_pause_sent_while_the_run_starts_holds_it(tmp_path: Path) -> None:
+    run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
+    run.pause()
+    assert run.wait(60, until=lambda now: now["state"] == "paused")["step"] <= 64
+    run.stop()
+    assert run.wait(60)["state"] == "interrupted"
+
+
+def test_a_run_whose_start_takes_long_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold disk: the worker's imports take as long as they like. It holds the lock from its birth on."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import time, sys\nif 'kit.runs.worker' in sys.orig_argv: time.sleep(4)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    run = kit.launch(**SMALL, total_steps=200, runs_dir=str(tmp_path), run_name="cold")
+    assert directory.is_locked(run.path)
+    old = {**run.status(), "updated": time.time() - 3600}
+    monkeypatch.setattr(status, "read_json", lambda path, default=None: old if path.name == "status.json" else default)
+    assert run.status()["state"] == "starting", "however old its last word"
+    monkeypatch.undo()
+    with pytest.raises(kit.UserError, match="in use"):
+        kit.resume(run.path)
+    assert run.wait(60)["state"] == "finished"
+
+
+def test_a_stop_leaves_a_checkpoint_of_a_long_iteration_too(tmp_path: Path) -> None:
+    """SAC with a thousand gradient steps after each env step: an iteration takes seconds."""
+    slow = {"gradient_steps": 1000, "learning_starts": 4, "buffer_size": 500, "batch_size": 64}
+    run = create(tmp_path, "run", "SAC", total_steps=10**6, overrides={**slow, "policy_kwargs": {"net_arch": [256]}})
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 10), run.log()
+    run.stop()
+    assert session.wait() == 75, run.log()
+    now = run.status()
+    assert run.latest() is not None and run.latest().step == now["step"] >= 8, now
+    assert f"resume goes on from step {now['step']}" in now["message"]
+
+
+def test_training_goes_on_without_its_terminal(tmp_path: Path) -> None:
+    """A dropped ssh connection closes the terminal and sends SIGHUP; what is printed then would raise EIO."""
+    run = create(tmp_path, "run", total_steps=10**6)
+    leader, terminal = os.openpty()
+    command = [sys.executable, "-m", "kit", "resume", str(run.path)]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    os.set_blocking(leader, False)
+
+    def moves_on(from_step: int) -> bool:
+        while run.status()["step"] <= from_step:
+            assert process.poll() is None, run.log()
+            try:
+                os.read(leader, 65536)
+            except OSError:
+                time.sleep(0.05)
+        return True
+
+    assert moves_on(0)
+    os.close(leader)
+    process.send_signal(signal.SIGHUP)
+    reached = run.status()["step"]
+    while run.status()["step"] <= reached + 500:
+        assert process.poll() is None, run.log()
+        time.sleep(0.05)
+    assert "the terminal was closed; training goes on" in run.log()
+    run.stop()
+    assert process.wait(30) == 75 and run.latest() is not None
+
+
+def test_the_first_reason_to_stop_counts() -> None:
+    requests = Requests()
+    requests.obey("pause")
+    requests.obey("stop")
+    requests.stop("SIGTERM")
+    assert requests.reason == "stopped on request" and requests.paused

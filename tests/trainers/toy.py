@@ -1,0 +1,35 @@
+"""REINFORCE with a baseline in one file: what somebody writes who wants an algorithm of their own."""
+
+from __future__ import annotations
+
+import stable_baselines3 as sb3
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from kit.trainers.algorithm import Algorithm
+from kit.trainers.networks import Evaluated
+from kit.trainers.on_policy import OnPolicyTrainer
+from kit.trainers.rollout import Batch
+
+
+class Reinforce(OnPolicyTrainer, sb3.A2C):
+    def train(self) -> None:
+        self._poll()
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        self.networks.attach()
+        self.networks.gradient(self._slopes, self.rollout_buffer.batch(), self.ent_coef)
+        self.networks.step(self.max_grad_norm)
+        self._n_updates += 1
+        self.logger.record("train/n_updates", self._n_updates)
+
+    def _slopes(self, found: Evaluated, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        error = found.values - batch.returns
+        return error / len(batch), error / len(batch), ()  # -E[(R - V) log π] + ½ E[(R - V)²]
+
+
+REINFORCE = Algorithm(
+    "Reinforce", Reinforce, sb3.A2C, ActorCriticPolicy,
+    actions=(spaces.Box, spaces.Discrete), row={"n_envs": 4, "n_steps": 20}, stock_row={"n_envs": 1},
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""Live charts: valid SVG, round ticks, the newest point always there."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from kit.ui.chart import BOTTOM, HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, chart, short, thinned, ticks
+from kit.ui.learning import SMOOTH, Curve
+
+NONE = np.empty((0, 2))
+
+
+def test_chart_is_valid_svg_that_draws_inside() -> None:
+    drawn = chart(Curve("Success rate", NONE, np.array([[0, 0.0], [1000, 2.0]]), percent=True), 1000)
+    circles = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in ET.fromstring(drawn).iter("circle")]
+    assert circles == [(LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, TOP)], "2.0 is shown at the upper edge of the range"
+
+
+def test_an_empty_chart_says_so_and_two_lines_have_a_legend() -> None:
+    assert "no data yet" in chart(Curve("Success rate", NONE, NONE), 1000)
+    both = chart(Curve("Mean return", np.array([[1, 2.0]]), np.array([[1, 3.0]])), 1000)
+    assert ">train</text>" in both and ">eval</text>" in both
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
+def test_a_constant_can_be_drawn(value: float) -> None:
+    ET.fromstring(chart(Curve("c", np.array([[1, value], [2, value]]), NONE), 2))
+
+
+def test_long_series_are_thinned_from_the_end() -> None:
+    kept = thinned(np.stack([np.arange(10_007.0)] * 2, axis=1))
+    assert len(kept) <= 2 * MAX_POINTS
+    assert list(kept[-1]) == [10_006, 10_006]
+
+
+def test_ticks_and_short_numbers() -> None:
+    assert ticks(0, 100_000, 4) == [0, 25_000, 50_000, 75_000, 100_000]
+    assert ticks(-0.9, 4.2, 4) == [0, 2, 4]
+    assert [short(x) for x in (0, 500, 20_000, 1_500_000)] == ["0", "500", "20k", "1.5M"]
+
+
+def test_learning_is_read_from_metrics_and_only_training_is_smoothed() -> None:
+    rows = [{"step": i, "rollout/success_rate": float(i == SMOOTH)} for i in range(1, SMOOTH + 2)]
+    rows.append({"step": 3, "eval/success_rate": 0.5, "eval/mean_return": 7.0, "rollout/ep_rew_mean": float("nan")})
+    success, returned = Curve.of(rows)
+    assert success.training[-2:, 1] == pytest.approx([1 / SMOOTH, 1 / SMOOTH])
+    assert success.training[0, 1] == 0.0
+    assert success.evaluation.tolist() == [[3, 0.5]]
+    assert returned.evaluation.tolist() == [[3, 7.0]]
+    assert len(returned.training) == 0, "what is not finite is left out"
