@@ -99,7 +99,7 @@ def test_a_reloaded_page_and_a_restarted_kernel_find_their_run(train: Notebook) 
 
 
 def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook) -> None:
-    type_in(train, "total_steps", "24576")  # enough for short episodes, which are filmed quickly
+    type_in(train, "total_steps", "12288")  # enough for short episodes, which are filmed quickly
     type_in(train, "run_name", "short")
     press(train, "train")
     train.see(".jp-OutputArea-output", "Reach with PPO:", 180)
