@@ -81,7 +81,7 @@ class Run:
 
     @property
     def videos(self) -> list[Path]:
-        return sorted((self.path / "videos").glob("*.mp4"))
+        return sorted((self.path / "videos").glob("[!.]*.mp4"))
 
     @property
     def log_path(self) -> Path:

@@ -49,7 +49,7 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     if curve := _curve(rows):
         files["curve.png"] = curve
         parts.append("![learning curve](curve.png)")
-    if videos := sorted((run_dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime):
+    if videos := sorted((run_dir / "videos").glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime):
         files["replay.mp4"] = videos[-1]  # the name that the Hub plays on a reinforcement-learning page
         parts.append("The video of the trained policy is [replay.mp4](replay.mp4).")
     text = "\n\n".join([*parts, USE.format(url=store.url, name=run_dir.name)])

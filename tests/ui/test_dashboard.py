@@ -131,6 +131,7 @@ def test_a_film_is_wanted_of_what_no_video_shows(tmp_path: Path) -> None:
     film = films.wanted(run)
     assert film is not None and film.path == run.path / "videos" / "step_000000600.mp4"
     film.path.write_bytes(b"")
+    film.path.with_name(".step_000000700.mp4.building.mp4").write_bytes(b"half of a film")
     assert films.wanted(run) is None
     assert run.videos == [film.path]
 
