@@ -13,10 +13,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kit.stores import Store, open_store
+from kit.stores import Store, SyncHandle, open_store, start_sync
 from tests.stores.fabricate import make_run
 from tests.stores.hub_server import WRITE_TOKEN, HubServer
 
@@ -111,6 +112,23 @@ def store(store_url: str) -> Store:
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints at 100 and 200 steps."""
     return make_run(tmp_path / "runs")
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., SyncHandle]]:
+    """start_sync; whatever was started is ended."""
+    handles: list[SyncHandle] = []
+
+    def start(*args: Any) -> SyncHandle:
+        handles.append(start_sync(*args))
+        return handles[-1]
+
+    yield start
+    for handle in handles:
+        handle._stopping.set()
+        if handle._process.poll() is None:
+            handle._process.kill()
+            handle._process.wait(10)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable
@@ -94,6 +95,12 @@ def content(run: Path, step: int | None = None) -> dict[str, bytes]:
     paths = [folder / name for name in [*manifest["files"], "manifest.json"]]
     paths += [run / name for name in [*manifest["shared"], "config.yaml", "metrics.jsonl"]]
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in paths}
+
+
+def read_state(run: Path) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads((run / ".sync.json").read_text()))
+    return {"state": None, "step": None, "error": None, "failures": 0}
 
 
 def _array(seed: int, size: int) -> np.ndarray[Any, Any]:
