@@ -1,0 +1,467 @@
+"""The mission game as Warp kernels, one world a thread, the same on CPU and CUDA.
+
+A world is five rows of numbers, all float32; times are ticks of the motion (1/20 s), so that counting is exact:
+
+    attackers  (n, 4) of x, y (m), ticks until it is back (0: it plays), endurance left (ticks)
+    defenders  (n, 3) of x, y (m), and where it looks, a unit vector
+    minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
+    field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
+    discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; radius 0 where there is none
+    near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
+               within one command, since they lie 6 m apart
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from kit.envs.mission_rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, UNIT_M, Rules
+from kit.sim.kernels import wp
+
+wp.set_module_options({"enable_backward": False, "max_unroll": 4, "optimization_level": 3})
+
+Four, Three = wp.types.matrix(shape=(4, 4), dtype=float), wp.types.matrix(shape=(3, 4), dtype=float)
+HALF = wp.constant(0.5 * ARENA_M)
+UNIT = wp.constant(UNIT_M)
+EPISODE = wp.constant(float(COMMANDS))
+BASE_Y = wp.constant(-90.0)
+CELL_M = wp.constant(50.0)
+STEPS = wp.constant(MOTION_HZ // COMMAND_HZ)
+PCG_FACTOR, PCG_STEP, PCG_MIX = (wp.constant(wp.uint32(x)) for x in (747796405, 2891336453, 277803737))
+
+
+@wp.struct
+class Constants:
+    """`Rules` as kernels want them: ticks, metres in a tick, cosines of angles."""
+
+    maps: int
+    obstacles: int
+    zone: float
+    hold: float
+    hold_units: int
+    out: float
+    ground_step: float
+    air_step: float
+    ground_sight: float
+    air_sight: float
+    endurance: float
+    hover_share: float
+    tag: float
+    tag_cos: float
+    busy: float
+    sight: float
+    sight_cos: float
+    turn_cos: float
+    turn_sin: float
+    patrol: float
+    patrol_step: float
+    patrol_cos: float
+    patrol_sin: float
+    chase_step: float
+    leash: float
+    memory: float
+    threat: float
+    pay: wp.vec4
+
+
+@wp.struct
+class Worlds:
+    """Rows of all worlds."""
+
+    attackers: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    defenders: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    minds: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    field: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    discs: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    near: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
+    obs: wp.array2d(dtype=float)  # type: ignore[valid-type]
+    terms: wp.array(dtype=wp.vec4)  # type: ignore[valid-type]
+
+
+def constants(rules: Rules) -> Any:
+    """Of one game."""
+    given = {f.name: getattr(rules, f.name) for f in fields(rules)}
+    found = Constants()
+    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat"):
+        setattr(found, name, given[name])
+    for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
+        setattr(found, name, given[f"{name}_m"])
+    for name in ("hold", "out", "endurance", "busy", "memory"):
+        setattr(found, name, float(round(given[f"{name}_s"] * MOTION_HZ)))
+    for name in ("ground", "air", "patrol", "chase"):
+        setattr(found, f"{name}_step", given[f"{name}_mps"] / MOTION_HZ)
+    found.sight = rules.defender_sight_m
+    found.tag_cos, found.sight_cos = (math.cos(math.radians(a)) for a in (rules.tag_cone_deg, rules.defender_cone_deg))
+    turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, 5 * found.patrol_step / rules.patrol_m
+    found.turn_cos, found.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
+    found.patrol_cos, found.patrol_sin = math.cos(round_), math.sin(round_)
+    found.pay = wp.vec4(rules.progress / 100.0, rules.holding / found.hold, rules.capture, -rules.losses)
+    return found
+
+
+@wp.func
+def compass(k: int) -> wp.vec2:
+    """The direction of command `k`: 1 to 8 go round from east to south-east; 0 is to stand."""
+    diagonal = 0.7071067811865476
+    x = float(0.0)
+    y = float(0.0)
+    if k == 1:
+        x = 1.0
+    elif k == 2:
+        x = diagonal
+        y = diagonal
+    elif k == 3:
+        y = 1.0
+    elif k == 4:
+        x = -diagonal
+        y = diagonal
+    elif k == 5:
+        x = -1.0
+    elif k == 6:
+        x = -diagonal
+        y = -diagonal
+    elif k == 7:
+        y = -1.0
+    elif k == 8:
+        x = diagonal
+        y = -diagonal
+    return wp.vec2(x, y)
+
+
+@wp.func
+def place(v: wp.vec4) -> wp.vec2:
+    return wp.vec2(v[0], v[1])
+
+
+@wp.func
+def turned(v: wp.vec2, cos_: float, sin_: float) -> wp.vec2:
+    return wp.vec2(v[0] * cos_ - v[1] * sin_, v[0] * sin_ + v[1] * cos_)
+
+
+@wp.func
+def inside(p: wp.vec2) -> wp.vec2:
+    """Held by the walls."""
+    return wp.vec2(wp.clamp(p[0], -HALF + UNIT, HALF - UNIT), wp.clamp(p[1], -HALF + UNIT, HALF - UNIT))
+
+
+@wp.func
+def nearest(w: int, c: Constants, s: Worlds, p: wp.vec2) -> wp.vec4:
+    """The obstacle whose border is."""
+    best = wp.vec4(0.0, 0.0, 0.0, 0.0)
+    least = float(1.0e6)
+    for k in range(c.obstacles):
+        disc = s.discs[w, k]
+        to = place(disc) - p
+        square = wp.dot(to, to)
+        reach = least + disc[2]
+        if square < reach * reach:
+            least = wp.sqrt(square) - disc[2]
+            best = disc
+    return best
+
+
+@wp.func
+def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
+    """Pushed out of `disc`, so that what moves on the ground slides along it."""
+    d = wp.vec2(p[0] - disc[0], p[1] - disc[1])
+    r = disc[2] + UNIT
+    square = wp.dot(d, d)
+    out = p
+    if disc[2] > 0.0 and square < r * r and square > 0.0:
+        out = wp.vec2(disc[0], disc[1]) + d * (r / wp.sqrt(square))
+    return out
+
+
+@wp.func
+def hidden(w: int, c: Constants, s: Worlds, p: wp.vec2, q: wp.vec2) -> bool:
+    """Whether an obstacle lies between `p` and `q`."""
+    way = q - p
+    square = wp.max(wp.dot(way, way), 1.0e-6)
+    found = bool(False)
+    for k in range(c.obstacles):
+        disc = s.discs[w, k]
+        d = place(disc) - p
+        off = d - way * wp.clamp(wp.dot(d, way) / square, 0.0, 1.0)
+        if wp.dot(off, off) < disc[2] * disc[2]:
+            found = True
+    return found
+
+
+@wp.func
+def base(field: wp.vec4, i: int) -> wp.vec2:
+    """Where attacker `i` begins: side by side, 6 m apart."""
+    return wp.vec2(field[2] + 6.0 * (float(i) - 1.5), field[3])
+
+
+@wp.func
+def seen_by_defender(w: int, c: Constants, s: Worlds, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
+    """Whether the defender `d` sees the attacker `a`."""
+    seen = bool(False)
+    to = place(a) - place(d)
+    square = wp.dot(to, to)
+    if a[2] == 0.0 and square <= c.sight * c.sight:
+        seen = wp.dot(to, wp.vec2(d[2], d[3])) >= c.sight_cos * wp.sqrt(square)
+        if seen and on_ground:
+            seen = not hidden(w, c, s, place(d), place(a))
+    return seen
+
+
+@wp.func
+def seen_by_attacker(w: int, c: Constants, s: Worlds, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
+    """Whether the attacker `a` sees the defender `d`."""
+    seen = bool(False)
+    to = place(d) - place(a)
+    square = wp.dot(to, to)
+    if a[2] == 0.0:
+        if on_ground:
+            if square <= c.ground_sight * c.ground_sight:
+                seen = not hidden(w, c, s, place(a), place(d))
+        else:
+            seen = square <= c.air_sight * c.air_sight
+    return seen
+
+
+@wp.func
+def look(w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, f: wp.vec4, g: wp.vec4):
+    """What the attackers know, in 42 numbers (`kit.envs.mission.Mission` says which)."""
+    zone = place(f)
+    for i in range(4):
+        a = attackers[i]
+        s.obs[w, 3 * i] = (a[0] - zone[0]) * 0.01
+        s.obs[w, 3 * i + 1] = (a[1] - zone[1]) * 0.01
+        s.obs[w, 3 * i + 2] = a[2] / c.out
+        if i < 2:
+            disc = nearest(w, c, s, place(a))
+            s.near[w, i] = disc
+            there = wp.sign(disc[2])
+            s.obs[w, 32 + 3 * i] = there * (disc[0] - a[0]) * 0.02
+            s.obs[w, 33 + 3 * i] = there * (disc[1] - a[1]) * 0.02
+            s.obs[w, 34 + 3 * i] = disc[2] * 0.1
+        else:
+            s.obs[w, 10 + i] = a[3] / c.endurance
+    for j in range(3):
+        d = defenders[j]
+        s.near[w, 2 + j] = nearest(w, c, s, place(d))
+        seen = bool(False)
+        for k in range(4):  # who flies sees further and is asked first
+            if not seen:
+                seen = seen_by_attacker(w, c, s, attackers[3 - k], d, 3 - k < 2)
+        known = wp.where(seen, 1.0, 0.0)
+        s.obs[w, 14 + 6 * j] = known
+        s.obs[w, 15 + 6 * j] = known * (d[0] - zone[0]) * 0.01
+        s.obs[w, 16 + 6 * j] = known * (d[1] - zone[1]) * 0.01
+        s.obs[w, 17 + 6 * j] = known * d[2]
+        s.obs[w, 18 + 6 * j] = known * d[3]
+        s.obs[w, 19 + 6 * j] = known * minds[j, 0] / wp.max(c.busy, 1.0)
+    s.obs[w, 38] = zone[0] * 0.01
+    s.obs[w, 39] = zone[1] * 0.01
+    s.obs[w, 40] = g[0] / c.hold
+    s.obs[w, 41] = g[1] / EPISODE
+
+
+@wp.func
+def post(round_: wp.vec2, j: int) -> wp.vec2:
+    """Which way from the zone defender `j` is on patrol: a third of the round apart."""
+    found = round_
+    if j == 1:
+        found = turned(round_, -0.5, 0.8660254037844386)
+    if j == 2:
+        found = turned(round_, -0.5, -0.8660254037844386)
+    return found
+
+
+@wp.kernel
+def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
+    """One command of `attack` (n, 4) and five ticks of motion. `defend` (n, 3) is -1 for stock defenders."""
+    w = wp.tid()
+    attackers = Four()
+    defenders = Three()
+    minds = Three()
+    for i in range(4):
+        attackers[i] = s.attackers[w, i]
+    for j in range(3):
+        defenders[j] = s.defenders[w, j]
+        minds[j] = s.minds[w, j]
+    f = s.field[w, 0]
+    g = s.field[w, 1]
+    zone = place(f)
+    round_ = wp.vec2(g[2], g[3])
+    held = g[0]
+    lost = float(0.0)
+    away = float(0.0)
+    far = wp.vec4()
+    for i in range(4):
+        far[i] = wp.length(place(attackers[i]) - zone)
+        away += wp.max(far[i] - c.zone, 0.0)
+
+    for j in range(3):  # stock defenders look about
+        d = defenders[j]
+        if defend[w, j] < wp.int64(0):
+            least = float(1.0e9)
+            goal = wp.vec2(minds[j, 2], minds[j, 3])
+            alert = wp.max(minds[j, 1] - float(STEPS), 0.0)
+            for i in range(4):
+                a = attackers[i]
+                if far[i] <= c.leash:
+                    cost = wp.length(place(a) - place(d)) + c.threat * far[i]
+                    if cost < least:
+                        if seen_by_defender(w, c, s, d, a, i < 2):
+                            least = cost
+                            goal = place(a)
+                            alert = c.memory + float(STEPS)
+            if least == 1.0e9 and wp.length(goal - place(d)) < 2.0:
+                alert = 0.0
+            if alert == 0.0:
+                goal = inside(zone + c.patrol * post(round_, j))
+            minds[j] = wp.vec4(minds[j, 0], alert, goal[0], goal[1])
+
+    for _tick in range(STEPS):
+        if held < c.hold:
+            for i in range(4):
+                a = attackers[i]
+                if a[2] > 0.0:
+                    attackers[i, 2] = a[2] - 1.0
+                else:
+                    k = int(attack[w, i])
+                    p = place(a)
+                    endurance = a[3]
+                    if i < 2:
+                        if k > 0:
+                            p = stopped(inside(p + c.ground_step * compass(k)), s.near[w, i])
+                    else:
+                        if k > 0:
+                            p = inside(p + c.air_step * compass(k))
+                            endurance -= 1.0
+                        else:
+                            endurance -= c.hover_share
+                    attackers[i] = wp.vec4(p[0], p[1], 0.0, endurance)
+                    if endurance <= 0.0:
+                        b = base(f, i)
+                        attackers[i] = wp.vec4(b[0], b[1], c.out, c.endurance)
+                        lost += 1.0
+            for j in range(3):
+                if minds[j, 0] > 0.0:
+                    minds[j, 0] = minds[j, 0] - 1.0
+                else:
+                    d = defenders[j]
+                    p = place(d)
+                    h = wp.vec2(d[2], d[3])
+                    k = int(defend[w, j])
+                    wish = compass(k)
+                    pace = c.chase_step
+                    if k < 0:
+                        wish = wp.vec2(minds[j, 2], minds[j, 3]) - p
+                        left = wp.length(wish)
+                        wish = wp.where(left > 0.5, wish / wp.max(left, 0.5), wp.vec2(0.0, 0.0))
+                        if minds[j, 1] == 0.0:
+                            pace = c.patrol_step
+                    if wish[0] != 0.0 or wish[1] != 0.0:
+                        if wp.dot(h, wish) >= c.turn_cos:
+                            h = wish
+                        else:
+                            side = wp.where(h[0] * wish[1] - h[1] * wish[0] >= 0.0, c.turn_sin, -c.turn_sin)
+                            h = wp.normalize(turned(h, c.turn_cos, side))
+                        if wp.dot(h, wish) > 0.0:
+                            p = stopped(inside(p + pace * h), s.near[w, 2 + j])
+                    defenders[j] = wp.vec4(p[0], p[1], h[0], h[1])
+                    for i in range(4):
+                        to = place(attackers[i]) - p
+                        square = wp.dot(to, to)
+                        if square <= c.tag * c.tag and attackers[i, 2] == 0.0 and minds[j, 0] == 0.0:
+                            if wp.dot(to, h) >= c.tag_cos * wp.sqrt(square):
+                                b = base(f, i)
+                                attackers[i] = wp.vec4(b[0], b[1], c.out, c.endurance)
+                                minds[j, 0] = c.busy
+                                lost += 1.0
+            holders = int(0)
+            for i in range(4):
+                to = place(attackers[i]) - zone
+                if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
+                    holders += 1
+            held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
+
+    for i in range(4):
+        away -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
+        s.attackers[w, i] = attackers[i]
+    for j in range(3):
+        s.defenders[w, j] = defenders[j]
+        s.minds[w, j] = minds[j]
+    round_ = wp.normalize(turned(round_, c.patrol_cos, c.patrol_sin))
+    captured = wp.where(held >= c.hold, 1.0, 0.0)
+    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(away, held - g[0], captured, lost))
+    g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
+    s.field[w, 1] = g
+    look(w, c, s, attackers, defenders, minds, f, g)
+
+
+@wp.func
+def mixed(x: wp.uint32) -> wp.uint32:
+    """A permutation of 32 bits that leaves nothing in order: PCG-RXS-M-XS (O'Neill, 2014)."""
+    state = x * PCG_FACTOR + PCG_STEP
+    word = ((state >> ((state >> wp.uint32(28)) + wp.uint32(4))) ^ state) * PCG_MIX
+    return (word >> wp.uint32(22)) ^ word
+
+
+@wp.func
+def uniform(seed: wp.uint32, k: int) -> float:
+    """Number `k` of a map's random numbers, in [0, 1)."""
+    return float(mixed(seed + wp.uint32(k)) >> wp.uint32(8)) * 5.960464477539063e-08  # 2 ** -24
+
+
+@wp.kernel
+def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(dtype=wp.int64)):
+    """A map for each world of `mask`. The arena has 4 × 4 cells of 50 m: attackers begin in the southern row, the zone
+    lies in one of the two northern rows, obstacles in other cells of the three northern ones, no nearer than 3 m to a
+    cell's border."""
+    w = wp.tid()
+    if not mask[w]:
+        return
+    number = int(seeds[w])
+    if c.maps > 0:
+        number = number % c.maps
+    seed = mixed(wp.uint32(number))
+    home = wp.min(int(uniform(seed, 0) * 8.0), 7) + 4  # of 12 northern cells, counted from the south-west
+    f = wp.vec4(
+        (float(home % 4) - 1.5) * CELL_M + 20.0 * uniform(seed, 1) - 10.0,
+        (float(home // 4) - 0.5) * CELL_M + 20.0 * uniform(seed, 2) - 10.0,
+        150.0 * uniform(seed, 3) - 75.0,
+        BASE_Y,
+    )
+    s.field[w, 0] = f
+    angle = 6.283185307179586 * uniform(seed, 4)
+    round_ = wp.vec2(wp.cos(angle), wp.sin(angle))
+    g = wp.vec4(0.0, 0.0, round_[0], round_[1])
+    s.field[w, 1] = g
+    placed = int(0)
+    for cell in range(12):
+        left = float(11 - cell)
+        if cell > home:
+            left += 1.0
+        if cell != home and uniform(seed, 5 + cell) * left < float(c.obstacles - placed):
+            r = 6.0 + 8.0 * uniform(seed, 20 + 3 * cell)
+            free = 22.0 - r
+            s.discs[w, placed] = wp.vec4(
+                (float(cell % 4) - 1.5) * CELL_M + free * (2.0 * uniform(seed, 21 + 3 * cell) - 1.0),
+                (float(cell // 4) - 0.5) * CELL_M + free * (2.0 * uniform(seed, 22 + 3 * cell) - 1.0),
+                r,
+                0.0,
+            )
+            placed += 1
+    attackers = Four()
+    defenders = Three()
+    minds = Three()
+    for i in range(4):
+        b = base(f, i)
+        attackers[i] = wp.vec4(b[0], b[1], 0.0, c.endurance)
+        s.attackers[w, i] = attackers[i]
+    for j in range(3):
+        away = post(round_, j)
+        p = inside(place(f) + c.patrol * away)
+        p = stopped(p, nearest(w, c, s, p))
+        defenders[j] = wp.vec4(p[0], p[1], away[0], away[1])
+        minds[j] = wp.vec4(0.0, 0.0, p[0], p[1])
+        s.defenders[w, j] = defenders[j]
+        s.minds[w, j] = minds[j]
+    look(w, c, s, attackers, defenders, minds, f, g)
