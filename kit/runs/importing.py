@@ -14,6 +14,7 @@ from kit.runs.run import Run
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
+
 def check(path: str | Path, trust: bool) -> Path:
     """`path`, if it is a zip that the user trusts. Raises `UserError`; nothing in it was opened."""
     path = Path(path)
@@ -55,9 +56,7 @@ def first_checkpoint(run: Run, model: BaseAlgorithm) -> None:
     from kit.trainers import make_trainer
 
     config = run.config.replace(device="cpu")
-    env = envs.make_vec(
-        config.env, int(config.n_envs), "cpu", config.seed, int(config.threads), config.env_options
-    )
+    env = envs.make_vec(config.env, int(config.n_envs), "cpu", config.seed, int(config.threads), config.env_options)
     trainer = make_trainer(config, env)
     try:
         trainer.policy.load_state_dict(model.policy.state_dict())
