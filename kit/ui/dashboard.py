@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from kit.config import seconds
 from kit.errors import need
-from kit.runs import metrics
 from kit.runs.api import resume
 from kit.runs.run import Run
 from kit.ui import films, style
@@ -113,7 +112,7 @@ class Dashboard:
                 size = rows.stat().st_size if rows.exists() else 0
                 if size != drawn:
                     drawn = size
-                    self._curves.value = charts(metrics.read(run.path), now["total_steps"])
+                    self._curves.value = charts(run.rows(), now["total_steps"])
                 filming.poll(now)
                 self._play(run)
                 if working:
