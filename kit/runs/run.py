@@ -13,7 +13,7 @@ from kit.errors import UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.files import read_rows
-from kit.runs import control, directory, status
+from kit.runs import control, directory, provenance, status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +42,12 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         return RunConfig.load(self.path / "config.yaml")
+
+    @cached_property
+    def parent(self) -> tuple[str, int | None] | None:
+        """Name and step of the run whose policy it began with (no step: of a zip); None if it began from nothing."""
+        first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
+        return (first["name"], first.get("step")) if first else None
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
