@@ -10,6 +10,7 @@ _WHERE = {
     "UserError": "kit.errors",
     "train": "kit.runs.api",
     "launch": "kit.runs.api",
+    "branch": "kit.runs.api",
     "resume": "kit.runs.api",
     "runs": "kit.runs",
     "Run": "kit.runs.run",

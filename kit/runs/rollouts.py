@@ -32,9 +32,7 @@ class Evaluator:
         self.seed = config.seed + EVAL_SEED
         self.per_world = -(-episodes // MAX_WORLDS)
         worlds = -(-episodes // self.per_world)
-        self.env = envs.make_vec(
-            config.env, worlds, config.device, self.seed, int(config.threads), config.env_options
-        )
+        self.env = envs.make_vec(config.env, worlds, config.device, self.seed, int(config.threads), config.env_options)
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns

@@ -104,9 +104,7 @@ class Session:
         while True:
             training = None
             try:
-                training = Training(
-                    self.run, self.status, self.requests, self._monitor, self._should_stop, self._say
-                )
+                training = Training(self.run, self.status, self.requests, self._monitor, self._should_stop, self._say)
                 return self._train(training, shrunk)
             except Exception as error:
                 short_of = memory.shortage(error)
@@ -200,6 +198,7 @@ class Session:
     def _film(self) -> None:
         """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
         from kit.runs.rollouts import record
+
         def hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:
                 raise Interrupted("a signal came first")
