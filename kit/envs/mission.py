@@ -59,8 +59,7 @@ class Mission(Task):
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         self._mask.copy_(mask)
-        options = {"generator": generator, "device": self.device}
-        self._seeds.copy_(self.draw(lambda shape, **o: torch.randint(2**31, shape, **o), (self.n,), **options))
+        torch.randint(2**31, (self.n,), generator=generator, out=self._seeds)
         with self._beside(self.device):
             self._reset.launch()
 
@@ -80,3 +79,14 @@ class Mission(Task):
 
     def success(self) -> torch.Tensor:
         return self.terminated()
+
+    def info(self) -> dict[str, torch.Tensor]:
+        paid = {f"reward/{name}": column for name, column in zip(TERMS, self.terms.clone().unbind(1), strict=True)}
+        return {"win_rate": self.terminated(), **paid}
+
+    @staticmethod
+    def straight(obs: torch.Tensor) -> torch.Tensor:
+        """A team without a plan: commands (n, 4) that lead every unit straight to the zone, given what is seen (n, 42)."""
+        to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
+        way = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
+        return torch.where(to_zone.norm(dim=2) < 0.05, 0, way)

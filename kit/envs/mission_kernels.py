@@ -6,7 +6,7 @@ A world is five rows of numbers, all float32; times are ticks of the motion (1/2
     defenders  (n, 3) of x, y (m), and where it looks, a unit vector
     minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
     field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
-    discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; radius 0 where there is none
+    discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
     near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
                within one command, since they lie 6 m apart
 """
@@ -17,18 +17,18 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from kit.envs.mission_rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, UNIT_M, Rules
+from kit.envs.mission_rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, OBSTACLES, UNIT_M, Rules
 from kit.sim.kernels import wp
 
-wp.set_module_options({"enable_backward": False, "max_unroll": 4, "optimization_level": 3})
+wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES, "optimization_level": 3})
 
-Four, Three = wp.types.matrix(shape=(4, 4), dtype=float), wp.types.matrix(shape=(3, 4), dtype=float)
+Three, Four, Discs = (wp.types.matrix(shape=(rows, 4), dtype=float) for rows in (3, 4, OBSTACLES))
 HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
+NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
-STEPS = wp.constant(MOTION_HZ // COMMAND_HZ)
 PCG_FACTOR, PCG_STEP, PCG_MIX = (wp.constant(wp.uint32(x)) for x in (747796405, 2891336453, 277803737))
 
 
@@ -36,6 +36,7 @@ PCG_FACTOR, PCG_STEP, PCG_MIX = (wp.constant(wp.uint32(x)) for x in (747796405, 
 class Constants:
     """`Rules` as kernels want them: ticks, metres in a tick, cosines of angles."""
 
+    ticks: int  # in a command; not a constant, so that its loop is not unrolled
     maps: int
     obstacles: int
     zone: float
@@ -84,6 +85,7 @@ def constants(rules: Rules) -> Any:
     """Of one game."""
     given = {f.name: getattr(rules, f.name) for f in fields(rules)}
     found = Constants()
+    found.ticks = MOTION_HZ // COMMAND_HZ
     for name in ("maps", "obstacles", "hold_units", "hover_share", "threat"):
         setattr(found, name, given[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
@@ -94,7 +96,7 @@ def constants(rules: Rules) -> Any:
         setattr(found, f"{name}_step", given[f"{name}_mps"] / MOTION_HZ)
     found.sight = rules.defender_sight_m
     found.tag_cos, found.sight_cos = (math.cos(math.radians(a)) for a in (rules.tag_cone_deg, rules.defender_cone_deg))
-    turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, 5 * found.patrol_step / rules.patrol_m
+    turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, found.ticks * found.patrol_step / rules.patrol_m
     found.turn_cos, found.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
     found.patrol_cos, found.patrol_sin = math.cos(round_), math.sin(round_)
     found.pay = wp.vec4(rules.progress / 100.0, rules.holding / found.hold, rules.capture, -rules.losses)
@@ -147,18 +149,15 @@ def inside(p: wp.vec2) -> wp.vec2:
 
 
 @wp.func
-def nearest(w: int, c: Constants, s: Worlds, p: wp.vec2) -> wp.vec4:
+def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
     """The obstacle whose border is."""
     best = wp.vec4(0.0, 0.0, 0.0, 0.0)
-    least = float(1.0e6)
-    for k in range(c.obstacles):
-        disc = s.discs[w, k]
-        to = place(disc) - p
-        square = wp.dot(to, to)
-        reach = least + disc[2]
-        if square < reach * reach:
-            least = wp.sqrt(square) - disc[2]
-            best = disc
+    least = float(1.0e9)
+    for k in range(OBSTACLES):
+        gap = wp.length(p - place(discs[k])) - discs[k, 2]
+        closer = gap < least
+        least = wp.where(closer, gap, least)
+        best = wp.where(closer, discs[k], best)
     return best
 
 
@@ -175,17 +174,15 @@ def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
 
 
 @wp.func
-def hidden(w: int, c: Constants, s: Worlds, p: wp.vec2, q: wp.vec2) -> bool:
+def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
     """Whether an obstacle lies between `p` and `q`."""
     way = q - p
-    square = wp.max(wp.dot(way, way), 1.0e-6)
+    share = 1.0 / wp.max(wp.dot(way, way), 1.0e-6)
     found = bool(False)
-    for k in range(c.obstacles):
-        disc = s.discs[w, k]
-        d = place(disc) - p
-        off = d - way * wp.clamp(wp.dot(d, way) / square, 0.0, 1.0)
-        if wp.dot(off, off) < disc[2] * disc[2]:
-            found = True
+    for k in range(OBSTACLES):
+        to = place(discs[k]) - p
+        off = to - way * wp.clamp(wp.dot(to, way) * share, 0.0, 1.0)
+        found = found or wp.dot(off, off) < discs[k, 2] * discs[k, 2]
     return found
 
 
@@ -196,7 +193,7 @@ def base(field: wp.vec4, i: int) -> wp.vec2:
 
 
 @wp.func
-def seen_by_defender(w: int, c: Constants, s: Worlds, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
+def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
     """Whether the defender `d` sees the attacker `a`."""
     seen = bool(False)
     to = place(a) - place(d)
@@ -204,12 +201,12 @@ def seen_by_defender(w: int, c: Constants, s: Worlds, d: wp.vec4, a: wp.vec4, on
     if a[2] == 0.0 and square <= c.sight * c.sight:
         seen = wp.dot(to, wp.vec2(d[2], d[3])) >= c.sight_cos * wp.sqrt(square)
         if seen and on_ground:
-            seen = not hidden(w, c, s, place(d), place(a))
+            seen = not hidden(discs, place(d), place(a))
     return seen
 
 
 @wp.func
-def seen_by_attacker(w: int, c: Constants, s: Worlds, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
+def seen_by_attacker(c: Constants, discs: Discs, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
     """Whether the attacker `a` sees the defender `d`."""
     seen = bool(False)
     to = place(d) - place(a)
@@ -217,14 +214,16 @@ def seen_by_attacker(w: int, c: Constants, s: Worlds, a: wp.vec4, d: wp.vec4, on
     if a[2] == 0.0:
         if on_ground:
             if square <= c.ground_sight * c.ground_sight:
-                seen = not hidden(w, c, s, place(a), place(d))
+                seen = not hidden(discs, place(a), place(d))
         else:
             seen = square <= c.air_sight * c.air_sight
     return seen
 
 
 @wp.func
-def look(w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, f: wp.vec4, g: wp.vec4):
+def look(
+    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs, f: wp.vec4, g: wp.vec4
+):  # fmt: skip
     """What the attackers know, in 42 numbers (`kit.envs.mission.Mission` says which)."""
     zone = place(f)
     for i in range(4):
@@ -233,7 +232,7 @@ def look(w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, min
         s.obs[w, 3 * i + 1] = (a[1] - zone[1]) * 0.01
         s.obs[w, 3 * i + 2] = a[2] / c.out
         if i < 2:
-            disc = nearest(w, c, s, place(a))
+            disc = nearest(discs, place(a))
             s.near[w, i] = disc
             there = wp.sign(disc[2])
             s.obs[w, 32 + 3 * i] = there * (disc[0] - a[0]) * 0.02
@@ -243,11 +242,11 @@ def look(w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, min
             s.obs[w, 10 + i] = a[3] / c.endurance
     for j in range(3):
         d = defenders[j]
-        s.near[w, 2 + j] = nearest(w, c, s, place(d))
+        s.near[w, 2 + j] = nearest(discs, place(d))
         seen = bool(False)
         for k in range(4):  # who flies sees further and is asked first
             if not seen:
-                seen = seen_by_attacker(w, c, s, attackers[3 - k], d, 3 - k < 2)
+                seen = seen_by_attacker(c, discs, attackers[3 - k], d, 3 - k < 2)
         known = wp.where(seen, 1.0, 0.0)
         s.obs[w, 14 + 6 * j] = known
         s.obs[w, 15 + 6 * j] = known * (d[0] - zone[0]) * 0.01
@@ -284,6 +283,9 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     for j in range(3):
         defenders[j] = s.defenders[w, j]
         minds[j] = s.minds[w, j]
+    discs = Discs()
+    for k in range(OBSTACLES):
+        discs[k] = s.discs[w, k]
     f = s.field[w, 0]
     g = s.field[w, 1]
     zone = place(f)
@@ -301,23 +303,23 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
         if defend[w, j] < wp.int64(0):
             least = float(1.0e9)
             goal = wp.vec2(minds[j, 2], minds[j, 3])
-            alert = wp.max(minds[j, 1] - float(STEPS), 0.0)
+            alert = wp.max(minds[j, 1] - float(c.ticks), 0.0)
             for i in range(4):
                 a = attackers[i]
                 if far[i] <= c.leash:
                     cost = wp.length(place(a) - place(d)) + c.threat * far[i]
                     if cost < least:
-                        if seen_by_defender(w, c, s, d, a, i < 2):
+                        if seen_by_defender(c, discs, d, a, i < 2):
                             least = cost
                             goal = place(a)
-                            alert = c.memory + float(STEPS)
+                            alert = c.memory + float(c.ticks)
             if least == 1.0e9 and wp.length(goal - place(d)) < 2.0:
                 alert = 0.0
             if alert == 0.0:
                 goal = inside(zone + c.patrol * post(round_, j))
             minds[j] = wp.vec4(minds[j, 0], alert, goal[0], goal[1])
 
-    for _tick in range(STEPS):
+    for _tick in range(c.ticks):
         if held < c.hold:
             for i in range(4):
                 a = attackers[i]
@@ -393,7 +395,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     s.terms[w] = wp.cw_mul(c.pay, wp.vec4(away, held - g[0], captured, lost))
     g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
     s.field[w, 1] = g
-    look(w, c, s, attackers, defenders, minds, f, g)
+    look(w, c, s, attackers, defenders, minds, discs, f, g)
 
 
 @wp.func
@@ -434,6 +436,9 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
     round_ = wp.vec2(wp.cos(angle), wp.sin(angle))
     g = wp.vec4(0.0, 0.0, round_[0], round_[1])
     s.field[w, 1] = g
+    discs = Discs()
+    for k in range(OBSTACLES):
+        s.discs[w, k] = NOWHERE
     placed = int(0)
     for cell in range(12):
         left = float(11 - cell)
@@ -449,6 +454,8 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
                 0.0,
             )
             placed += 1
+    for k in range(OBSTACLES):
+        discs[k] = s.discs[w, k]
     attackers = Four()
     defenders = Three()
     minds = Three()
@@ -459,9 +466,9 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
     for j in range(3):
         away = post(round_, j)
         p = inside(place(f) + c.patrol * away)
-        p = stopped(p, nearest(w, c, s, p))
+        p = stopped(p, nearest(discs, p))
         defenders[j] = wp.vec4(p[0], p[1], away[0], away[1])
         minds[j] = wp.vec4(0.0, 0.0, p[0], p[1])
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
-    look(w, c, s, attackers, defenders, minds, f, g)
+    look(w, c, s, attackers, defenders, minds, discs, f, g)

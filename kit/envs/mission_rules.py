@@ -112,7 +112,7 @@ class Rules:
         names = [f.name for f in fields(cls)]
         for name in options:
             if name not in names:
-                close = difflib.get_close_matches(name, names, n=1)
+                close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
                 hint = f"did you mean {close[0]}? " if close else ""
                 raise UserError(
                     f"env_options {name}={options[name]!r} is not one of Mission's; {hint}"

@@ -28,6 +28,7 @@ _TASKS = {
     "Ant": "kit.envs.ant:Ant",
     "G1Joystick": "kit.envs.joystick_robots:G1Joystick",
     "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
+    "Mission": "kit.envs.mission:Mission",
     "Reach": "kit.envs.reach:Reach",
 }
 """Task name -> module:class; the module is imported when the task is made."""

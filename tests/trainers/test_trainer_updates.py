@@ -115,13 +115,49 @@ def test_a2c(kwargs: dict[str, Any]) -> None:
         assert figures[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
 
 
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=repr)
-def test_other_actions(space: spaces.Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, stock = pair("PPO", space, batch_size=16, n_epochs=2)
+CHOICES = [spaces.Discrete(3), spaces.MultiDiscrete([3, 3, 3]), spaces.MultiDiscrete([3, 4, 2]), spaces.MultiBinary(3)]
+
+
+@pytest.mark.parametrize("ent_coef", [0.0, 0.03])
+@pytest.mark.parametrize("algo", ["PPO", "A2C"])
+@pytest.mark.parametrize("space", CHOICES, ids=repr)
+def test_other_actions(space: spaces.Space, algo: str, ent_coef: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices, one or several, also of different numbers of possibilities, are stacked too."""
+    sizes = {"batch_size": 16, "n_epochs": 2} if algo == "PPO" else {}
+    ours, stock = pair(algo, space, ent_coef=ent_coef, **sizes)
+    before = ours.policy.action_net.weight.clone()
     same_permutations(ours, monkeypatch)
+    assert isinstance(ours.networks, StackedActorCritic) == (not isinstance(space, spaces.MultiBinary))
     ours.train()
+    figures = dict(ours.logger.name_to_value)
+    stock.logger.name_to_value.clear()
     stock.train()
     assert_same(ours, stock)
+    assert not torch.equal(before, ours.policy.action_net.weight)
+    for name, value in stock.logger.name_to_value.items():
+        assert figures[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize("space", CHOICES[:3], ids=repr)
+def test_choices_are_drawn_with_their_probabilities(space: spaces.Space) -> None:
+    """60,000 draws for the same logits: each possibility as often as its probability says, to four standard errors, and
+    with SB3's log-probabilities."""
+    draws = 60_000
+    model: Any = trainer("PPO", FakeEnv(draws, action_space=space), n_steps=1, batch_size=draws)
+    policy, rollout = model.policy, model.rollout_buffer
+    with torch.no_grad():
+        policy.action_net.bias.copy_(torch.linspace(-1.0, 1.0, len(policy.action_net.bias)))
+        obs = torch.full((draws, 3), 0.3)
+        model.networks.begin(rollout)
+        actions = model.networks.sample(rollout, 0, rollout.observe(0, obs))
+        _, log_prob, _ = policy.evaluate_actions(obs, actions)
+        torch.testing.assert_close(rollout.log_probs[0], log_prob, rtol=0, atol=1e-5)
+        found = policy.get_distribution(obs[:1]).distribution
+    for i, choice in enumerate(found if isinstance(found, list) else [found]):
+        seen = torch.bincount(actions.view(draws, -1)[:, i], minlength=choice.probs.shape[1]) / draws
+        assert len(seen) == choice.probs.shape[1], "a possibility that is not there"
+        error = (choice.probs[0] * (1 - choice.probs[0]) / draws).sqrt()
+        assert ((seen - choice.probs[0]).abs() < 4 * error).all()
 
 
 def test_a_rollouts_values_and_log_probabilities_are_the_policys() -> None:

@@ -73,7 +73,7 @@ def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
 
 
 def _outputs(maps: Sequence[nn.Linear]) -> int:
-    return sum(m.out_features for m in maps)
+    return sum(m.weight.shape[0] for m in maps)
 
 
 class Perceptrons:

@@ -1,0 +1,209 @@
+"""The rules of Mission by hand, and the kernels beside a plain Python version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kit
+from kit.envs.mission import Mission
+from kit.errors import UserError
+from tests.bench.mission_plain import PlainMission
+
+STAND, EAST, NORTH = 0, 1, 3
+FAR_M = 95.0
+
+
+def game(n: int = 1, **options: Any) -> Any:
+    """`n` worlds with the zone at (0, 0), no obstacles, defenders in the south-west corner looking north and staying
+    there, attackers in the north-east corner; whatever is tested is then put where it is wanted."""
+    env = kit.make_vec("Mission", n, env_options={"obstacles": 0, "patrol_mps": 0.5, **options})
+    task = env.task
+    task.field[:, 0] = torch.tensor([0.0, 0.0, 0.0, -90.0])
+    task.field[:, 1] = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    task.attackers[:, :, :2] = FAR_M
+    task.defenders[:] = torch.tensor([-FAR_M, -FAR_M, 0.0, 1.0])
+    task.minds.zero_()
+    return env
+
+
+def step(env: Any, *commands: int, times: int = 1) -> Any:
+    for _ in range(times):
+        found = env.step(torch.tensor([list(commands)] * env.num_envs))
+    return found
+
+
+def place(env: Any, unit: int, x: float, y: float) -> None:
+    env.task.attackers[0, unit, :2] = torch.tensor([x, y])
+
+
+def guard(env: Any, x: float, y: float, still: bool = True) -> None:
+    """One defender there, looking north; `still`: it is told to stand, else it walks north until it sees somebody."""
+    env.task.defenders[0, 0] = torch.tensor([x, y, 0.0, 1.0])
+    env.task.minds[0, 0] = torch.tensor([0.0, 1000.0, x, y + 2.5])
+    env.task._defend[0, 0] = 0 if still else -1
+
+
+def test_a_command_is_five_steps_in_one_of_eight_directions() -> None:
+    env = game()
+    for unit in range(4):
+        place(env, unit, 30.0 * unit - 50.0, 60.0)
+    step(env, EAST, 2, 8, STAND)
+    diagonal = 2**-0.5
+    expected = [[-49.0, 60.0], [-20.0 + diagonal, 60.0 + diagonal], [10.0 + 2 * diagonal, 60.0 - 2 * diagonal], [40.0, 60.0]]
+    torch.testing.assert_close(env.task.attackers[0, :, :2], torch.tensor(expected), msg="4 and 8 m/s for a quarter of a second")
+
+
+@pytest.mark.parametrize(
+    ("angle_deg", "distance_m", "tagged"), [(0, 5.9, True), (0, 6.1, False), (39, 5.9, True), (41, 5.9, False), (180, 3.0, False)]
+)
+def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged: bool) -> None:
+    """6 m, 40° to either side of where it looks."""
+    env = game()
+    guard(env, 0.0, 60.0)
+    angle = np.radians(90 - angle_deg)
+    place(env, 2, distance_m * np.cos(angle), 60.0 + distance_m * np.sin(angle))
+    _, reward, *_, info = step(env, *[STAND] * 4)
+    assert bool(env.task.attackers[0, 2, 2] > 0) == tagged
+    assert info["reward/losses"].item() == pytest.approx(-0.3 * tagged)
+
+
+def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
+    env = game(out_s=2.0, busy_s=1.0)
+    guard(env, 0.0, 60.0)
+    place(env, 2, 0.0, 63.0)
+    place(env, 3, 1.0, 63.0)
+    step(env, *[STAND] * 4)
+    # the first tick tags the first of the two, at (+3, -90), and keeps the defender busy for 20 ticks, 4 of them over
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 36.0, 2400.0]
+    assert env.task.attackers[0, 3, 2] == 0 and env.task.minds[0, 0, 0] == 16
+    step(env, *[NORTH] * 4, times=7)
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 1.0, 2400.0], "commands do nothing yet"
+    step(env, STAND, STAND, NORTH, STAND)
+    assert env.task.attackers[0, 2].tolist() == pytest.approx([3.0, -90.0 + 4 * 0.4, 0.0, 2400.0 - 4])
+
+
+def test_two_units_hold_the_zone_and_capture_it() -> None:
+    """20 s are 80 commands; one alone holds nothing, and what was won runs back as fast."""
+    env = game()
+    place(env, 0, 0.0, 14.9)
+    place(env, 2, 15.1, 0.0)
+    step(env, *[STAND] * 4, times=3)
+    assert env.task.field[0, 1, 0] == 0, "one in, one 10 cm out"
+    place(env, 2, -14.9, 0.0)
+    _, reward, *_, info = step(env, *[STAND] * 4, times=40)
+    assert env.task.field[0, 1, 0] == 200
+    assert info["reward/holding"].item() == pytest.approx(5.0 * 5 / 400) == reward.item()
+    place(env, 2, 50.0, 0.0)
+    _, _, _, _, info = step(env, *[STAND] * 4, times=4)
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(-5.0 * 5 / 400)
+    place(env, 2, 0.0, 0.0)
+    _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
+    assert not terminated.item()
+    _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
+    assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
+    assert info["reward/capture"].item() == 10 and reward.item() == pytest.approx(10 + 5.0 * 5 / 400)
+
+
+def test_progress_is_paid_by_the_metre_and_taken_back() -> None:
+    env = game()
+    place(env, 0, 0.0, 60.0)
+    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.01, abs=1e-5), "1 m of 100"
+    assert step(env, NORTH, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(-0.01, abs=1e-5)
+    place(env, 0, 0.0, 10.0)
+    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.0, abs=1e-5), "in the zone"
+
+
+def test_obstacles_stop_what_is_on_the_ground_and_not_what_flies() -> None:
+    env = game()
+    disc = torch.tensor([0.0, 60.0, 10.0, 0.0])
+    env.task.discs[0, 0] = disc
+    env.task.near[0, 0] = env.task.near[0, 1] = disc
+    place(env, 0, -11.5, 60.0)
+    place(env, 1, -7.0, 60.0 - 11.0)
+    place(env, 2, -11.5, 60.0)
+    step(env, EAST, NORTH, EAST, STAND, times=8)
+    x, y = env.task.attackers[0, 0, :2].tolist()
+    assert (x, y) == pytest.approx((-11.0, 60.0), abs=1e-4), "its rim is 1 m about the middle"
+    assert env.task.attackers[0, 2, 0] == pytest.approx(-11.5 + 16.0)
+    x, y = env.task.attackers[0, 1, :2].tolist()
+    assert np.hypot(x, y - 60.0) >= 11.0 - 1e-4 and x < -7.5 and y > 50.0, "slides along it"
+
+
+def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
+    env = game(endurance_s=10.0)
+    step(env, STAND, STAND, EAST, STAND, times=39)
+    assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
+    _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 400.0, 200.0], "it is used up: out, and begins again full"
+    assert info["reward/losses"].item() == pytest.approx(-0.3)
+
+
+def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:
+    env = game()
+    guard(env, 0.0, 30.0, still=False)
+    place(env, 0, 0.0, 55.0)
+    step(env, *[STAND] * 4)
+    assert env.task.minds[0, 0, 2:].tolist() == [0.0, 55.0] and env.task.obs[0, 14] == 1, "they see each other"
+    env = game()
+    env.task.discs[0, 0] = torch.tensor([0.0, 45.0, 6.0, 0.0])
+    guard(env, 0.0, 30.0, still=False)
+    place(env, 0, 0.0, 55.0)
+    step(env, *[STAND] * 4)
+    assert env.task.minds[0, 0, 2:].tolist() == [0.0, 32.5] and env.task.obs[0, 14:20].tolist() == [0.0] * 6
+    place(env, 3, 10.0, 55.0)
+    obs = step(env, *[STAND] * 4)[0]
+    assert env.task.minds[0, 0, 2:].tolist() == [10.0, 55.0] and obs[0, 14] == 1, "over it, both ways"
+
+
+@pytest.mark.parametrize("options", [{"hold_units": 1}, {"level": "hard", "obstacles": 5, "hold_units": 1}, {"level": "easy", "maps": 3}], ids=str)
+def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str, Any]) -> None:
+    """Five worlds, 400 commands that keep their direction for a while; nothing is put back between."""
+    n = 5
+    env = kit.make_vec("Mission", n, seed=4, env_options=options)
+    obs, worlds = env.reset(seed=4), [PlainMission(**options) for _ in range(n)]
+    for world, seed in zip(worlds, env.task._seeds.tolist(), strict=True):
+        world.build(seed % (options.get("maps") or 2**31))
+    draw = np.random.default_rng(0)
+    tags = holds = 0
+    for k in range(400):
+        if k % 12 == 0:
+            commands = draw.integers(0, 9, (n, 4))
+        straight = env.task.straight(obs).numpy()
+        action = np.where(draw.random((n, 1)) < 0.7, straight, commands)
+        obs, reward, terminated, _, info = env.step(torch.as_tensor(action))
+        for w, world in enumerate(worlds):
+            seen, paid, won, _, _ = world.step(action[w])
+            assert np.abs(seen - info["final_obs"][w].numpy()).max() < 2e-3, (k, w)
+            assert paid == pytest.approx(reward[w].item(), abs=1e-3) and won == terminated[w].item()
+            tags, holds = tags + world.lost, holds + (world.held > 0)
+            if won:
+                world.build(int(env.task._seeds[w]) % (options.get("maps") or 2**31))
+    assert tags > 10 and holds > 10, "what is compared has happened"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"zone_m": 50}, "zone_m=50 must be a number from 5 to 22"),
+        ({"hold_units": 2.5}, "hold_units=2.5 must be a whole number from 1 to 4"),
+        ({"tag_range": 3}, "tag_range=3 is not one of Mission's; did you mean"),
+        ({"level": "brutal"}, "level='brutal' is unknown; valid are easy, standard, hard"),
+    ],
+)
+def test_options_out_of_range_are_one_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Mission(**options)
+
+
+def test_as_many_maps_as_wanted() -> None:
+    env = kit.make_vec("Mission", 64, seed=0, env_options={"maps": 2})
+    assert len(env.task.field[:, 0].unique(dim=0)) == 2
+    assert len(kit.make_vec("Mission", 64, seed=0).task.field[:, 0].unique(dim=0)) == 64
+    discs = env.task.discs
+    gaps = (discs[:, :, None, :2] - discs[:, None, :, :2]).norm(dim=3) - discs[:, :, None, 2] - discs[:, None, :, 2]
+    gaps[:, range(8), range(8)] = 6.0
+    assert gaps.min() >= 6.0 - 1e-3 and discs[:, :, 2].min() >= 6 and discs[:, :, 2].max() <= 14
