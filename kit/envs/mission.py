@@ -24,6 +24,7 @@ class Mission(Task):
     name = "Mission"
     episode_steps = COMMANDS
     control_dt_s = 1 / COMMAND_HZ
+    cameras = ("map",)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs")
 
     def __init__(self, **options: Any) -> None:
@@ -46,7 +47,7 @@ class Mission(Task):
         self._attack, self._defend = zeros(ATTACKERS, dtype=torch.int64), zeros(DEFENDERS, dtype=torch.int64)
         self._defend.fill_(-1)
         self._mask, self._seeds = zeros(dtype=torch.bool), zeros(dtype=torch.int64)
-        self._beside = beside_torch
+        self._beside, self._pictures = beside_torch, {}
         with beside_torch(self.device), compiling("the game"):
             worlds, constants = kernels.Worlds(), kernels.constants(self.rules)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
@@ -83,6 +84,14 @@ class Mission(Task):
     def info(self) -> dict[str, torch.Tensor]:
         paid = {f"reward/{name}": column for name, column in zip(TERMS, self.terms.clone().unbind(1), strict=True)}
         return {"win_rate": self.terminated(), **paid}
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        from kit.envs.mission_picture import Picture
+
+        if (height, width) not in self._pictures:
+            self._pictures[height, width] = Picture(self, height, width)
+        picture = self._pictures[height, width].draw()
+        return torch.stack([picture] * len(cameras), 1)
 
     @staticmethod
     def straight(obs: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def test_snapshots_are_bit_exact_over_200_random_steps(name):
     saved = env.snapshot()
     actions = [action() for _ in range(200)]
     expected = [env.step(a) for a in actions]
-    assert any((step[2] | step[3]).any() for step in expected) or name == "HalfCheetah-v5"
+    assert any((step[2] | step[3]).any() for step in expected) or name in ("HalfCheetah-v5", "Mission")
     for target in (env, make_vec(name, N, seed=5, threads=2)):
         target.restore(saved)
         for a, step in zip(actions, expected, strict=True):
@@ -190,7 +190,7 @@ def test_sb3(name):
             assert isinstance(info["TimeLimit.truncated"], bool)
             episodes += 1
         totals[done] = lengths[done] = 0
-    assert episodes or name in ("Ant-v5", "HalfCheetah-v5", "Pendulum-v1")
+    assert episodes or name in ("Ant-v5", "HalfCheetah-v5", "Mission", "Pendulum-v1")
     env.close()
 
 
