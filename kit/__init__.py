@@ -12,6 +12,7 @@ _WHERE = {
     "launch": "kit.runs.api",
     "branch": "kit.runs.api",
     "resume": "kit.runs.api",
+    "batch": "kit.runs.batch",
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.rollouts",

@@ -121,6 +121,24 @@ def _bench(options: argparse.Namespace) -> int:
     return _print(options, value, f"{machine}\n{found}")
 
 
+def _batch(options: argparse.Namespace) -> int:
+    from kit.runs.session import DONE, FAILED, INTERRUPTED
+
+    try:
+        found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
+    except KeyboardInterrupt:
+        print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
+        return INTERRUPTED
+    lines = []
+    for row in found:
+        rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
+        reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
+        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} steps{reached}{rate}")
+        lines += [f"    {row['message']}"] if row["state"] == "failed" else []
+    _print(options, found, "\n".join(lines))
+    return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
+
+
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "pause": ("stand still and keep everything in memory", lambda now: now["state"] == "paused"),
     "unpause": ("go on after a pause", lambda now: now["state"] == "running"),
@@ -193,6 +211,11 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
     resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
+
+    batch = add("batch", "train several runs side by side; called again, go on with them", _batch, reports=True)
+    batch.add_argument("jobs", metavar="JOBS.yaml", help="RunConfig's fields for all, seeds, and a list of jobs")
+    batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
+    batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
 
     runs = add("runs", "list runs", _runs, reports=True)
     runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")

@@ -33,14 +33,14 @@ def train(
     along), or a Stable-Baselines3 MODEL.zip; opening one can run code, so it needs `trust=True`. Raises `UserError` for
     a request that cannot be met; nothing is created then.
     """
-    return _foreground(_create(config, fields, start_from, trust), on_progress)
+    return _foreground(create(config, fields, start_from, trust), on_progress)
 
 
 def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    return _background(_create(config, fields, start_from, trust, elsewhere=True))
+    return _background(create(config, fields, start_from, trust, elsewhere=True))
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
@@ -95,22 +95,25 @@ def remove(run: Run, sure: bool = False) -> None:
     shutil.rmtree(trash)
 
 
-def _create(
+def create(
     config: RunConfig | None,
     changes: dict[str, Any],
-    start_from: str | Path | None,
-    trust: bool,
+    start_from: str | Path | None = None,
+    trust: bool = False,
     elsewhere: bool = False,
+    card_share: int = 1,
 ) -> Run:
-    """A run directory; `elsewhere`: for another process to train in."""
+    """A run directory, as for `train`; `elsewhere`: for another process to train in. Where a card's memory decides the
+    number of worlds, one of `card_share` runs gets its part."""
     from kit import envs
     from kit.measure.auto import resolve, sentence
+    from kit.measure.fit import STRIDE, fit
 
     begins = None if start_from is None else beginning(start_from, trust, config, changes)
     config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
     if elsewhere:
         envs.carry(config.env)  # an env that no other process can make is refused
-    resolved = resolve(config)
+    resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))
     if resolved.store:
         from kit.stores import open_store
 
