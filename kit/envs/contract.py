@@ -27,7 +27,8 @@ class BatchEnv(ABC):
 
     `info` holds, for every world: "final_obs" (n, ...), the true next observation before any reset, of which only the
     rows of finished worlds differ from `obs`; "episode_return" and "episode_length" (n,), totals up to and including
-    this step; "success" (n,) bool where the task knows it; and the task's own figures (n,).
+    this step; "success" (n,) bool where the task knows it; and the task's own figures (n,), of which those called
+    "reward/NAME" are the terms of this step's reward.
     """
 
     num_envs: int
@@ -39,6 +40,10 @@ class BatchEnv(ABC):
     """After which an episode is cut."""
     control_dt_s: float
     """Seconds per step."""
+    playback: float = 1.0
+    """Films run so many times as fast as life."""
+    score: str = "mean_return"
+    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of the task's own `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     snapshots: bool = True
@@ -51,6 +56,10 @@ class BatchEnv(ABC):
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
         """Begin a new episode in every world; the same `seed` gives the same episodes."""
+
+    def stagger(self) -> None:
+        """Before training: let the worlds' first episodes end at different times, where the env thinks that good."""
+        return None
 
     @abstractmethod
     def step(self, action: torch.Tensor) -> Step:

@@ -24,6 +24,9 @@ class Mission(Task):
     name = "Mission"
     episode_steps = COMMANDS
     control_dt_s = 1 / COMMAND_HZ
+    staggered = True
+    playback = 5.0
+    score = "win_rate"
     cameras = ("map",)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs")
 
@@ -47,7 +50,8 @@ class Mission(Task):
         self._attack, self._defend = zeros(ATTACKERS, dtype=torch.int64), zeros(DEFENDERS, dtype=torch.int64)
         self._defend.fill_(-1)
         self._mask, self._seeds = zeros(dtype=torch.bool), zeros(dtype=torch.int64)
-        self._beside, self._pictures = beside_torch, {}
+        self._beside = beside_torch
+        self._pictures: dict[tuple[int, int], Any] = {}
         with beside_torch(self.device), compiling("the game"):
             worlds, constants = kernels.Worlds(), kernels.constants(self.rules)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
@@ -95,7 +99,7 @@ class Mission(Task):
 
     @staticmethod
     def straight(obs: torch.Tensor) -> torch.Tensor:
-        """A team without a plan: commands (n, 4) that lead every unit straight to the zone, given what is seen (n, 42)."""
+        """A team without a plan: commands (n, 4) that lead each unit straight to the zone, for what is seen (n, 42)."""
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         way = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
         return torch.where(to_zone.norm(dim=2) < 0.05, 0, way)

@@ -71,14 +71,14 @@ class Constants:
 class Worlds:
     """Rows of all worlds."""
 
-    attackers: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    defenders: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    minds: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    field: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    discs: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    near: wp.array2d(dtype=wp.vec4)  # type: ignore[valid-type]
-    obs: wp.array2d(dtype=float)  # type: ignore[valid-type]
-    terms: wp.array(dtype=wp.vec4)  # type: ignore[valid-type]
+    attackers: wp.array2d(dtype=wp.vec4)
+    defenders: wp.array2d(dtype=wp.vec4)
+    minds: wp.array2d(dtype=wp.vec4)
+    field: wp.array2d(dtype=wp.vec4)
+    discs: wp.array2d(dtype=wp.vec4)
+    near: wp.array2d(dtype=wp.vec4)
+    obs: wp.array2d(dtype=float)
+    terms: wp.array(dtype=wp.vec4)
 
 
 def constants(rules: Rules) -> Any:
@@ -222,7 +222,8 @@ def seen_by_attacker(c: Constants, discs: Discs, a: wp.vec4, d: wp.vec4, on_grou
 
 @wp.func
 def look(
-    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs, f: wp.vec4, g: wp.vec4
+    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
+    f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
     """What the attackers know, in 42 numbers (`kit.envs.mission.Mission` says which)."""
     zone = place(f)

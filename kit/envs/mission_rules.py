@@ -45,7 +45,7 @@ class Rules:
     """So long it has to be held; while it is not, what was won runs back as fast."""
     hold_units: int = number(2, 1, ATTACKERS)
     """Attackers who hold it together."""
-    out_s: float = number(20.0, 1.0, 120.0)
+    out_s: float = number(15.0, 1.0, 120.0)
     """A unit that was tagged, or whose endurance is used up, begins again at its base after this time."""
 
     ground_mps: float = number(4.0, 1.0, 8.0)
@@ -65,33 +65,33 @@ class Rules:
     """Range in which a defender tags."""
     tag_cone_deg: float = number(40.0, 5.0, 180.0)
     """To either side of where it looks."""
-    busy_s: float = number(4.0, 0.0, 60.0)
+    busy_s: float = number(5.0, 0.0, 60.0)
     """After a tag it stands still."""
-    defender_sight_m: float = number(45.0, 0.0, 300.0)
+    defender_sight_m: float = number(35.0, 0.0, 300.0)
     """So far a defender sees attackers; those on the ground where no obstacle is between."""
-    defender_cone_deg: float = number(70.0, 5.0, 180.0)
+    defender_cone_deg: float = number(60.0, 5.0, 180.0)
     """To either side of where it looks."""
     turn_dps: float = number(150.0, 10.0, 720.0)
     """A defender turns by so many degrees in a second."""
     patrol_m: float = number(28.0, 5.0, 90.0)
     """Radius of the stock defenders' round about the zone."""
     patrol_mps: float = number(3.0, 0.5, 8.0)
-    chase_mps: float = number(5.5, 0.5, 8.0)
+    chase_mps: float = number(5.0, 0.5, 8.0)
     """Also the speed of defenders that a policy steers."""
-    leash_m: float = number(60.0, 5.0, 300.0)
+    leash_m: float = number(45.0, 5.0, 300.0)
     """Stock defenders chase whom they see within this distance of the zone's middle."""
     memory_s: float = number(3.0, 0.0, 60.0)
     """So long they go on to where they last saw somebody."""
     threat: float = number(0.0, 0.0, 10.0)
     """They chase who is nearest to them; each metre from the zone counts like so many metres more."""
 
-    progress: float = number(1.0, 0.0, 100.0)
+    progress: float = number(0.5, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone (and taken back)."""
     holding: float = number(5.0, 0.0, 100.0)
     """Paid in shares as the zone is held, until it is captured (and taken back)."""
     capture: float = number(10.0, 0.0, 100.0)
     """Paid when it is."""
-    losses: float = number(0.3, 0.0, 100.0)
+    losses: float = number(0.1, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
 
     def __post_init__(self) -> None:
@@ -115,8 +115,7 @@ class Rules:
                 close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
                 hint = f"did you mean {close[0]}? " if close else ""
                 raise UserError(
-                    f"env_options {name}={options[name]!r} is not one of Mission's; {hint}"
-                    f"valid are {', '.join(names)}."
+                    f"env_options {name}={options[name]!r} is not one of Mission's; {hint}valid are {', '.join(names)}."
                 )
         level = options.get("level", cls.level)
         known = LEVELS.get(level, {}) if isinstance(level, str) else {}
@@ -124,7 +123,7 @@ class Rules:
 
 
 LEVELS: dict[str, dict[str, float]] = {
-    "easy": {"chase_mps": 4.5, "defender_sight_m": 30.0, "leash_m": 45.0},
+    "easy": {"chase_mps": 4.5, "defender_sight_m": 25.0, "leash_m": 35.0},
     "standard": {},
-    "hard": {"chase_mps": 6.5, "defender_sight_m": 60.0, "threat": 1.0},
+    "hard": {"chase_mps": 5.5, "defender_sight_m": 50.0, "defender_cone_deg": 80.0, "leash_m": 60.0, "threat": 1.0},
 }

@@ -82,6 +82,8 @@ class Spaces(NamedTuple):
     action_space: gymnasium.Space
     batched: bool
     """Whether it is a Task, whose worlds live on the training device."""
+    physics: bool = True
+    """Whether a step costs what physics does; a Task without MuJoCo wants thousands of worlds."""
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
@@ -94,7 +96,7 @@ def _describe(env: str, options: str) -> Spaces:
     found = find(env)
     if _is_task(found):
         task = _construct(env, found, json.loads(options))
-        return Spaces(task.observation_space, task.action_space, True)
+        return Spaces(task.observation_space, task.action_space, True, hasattr(task, "model"))
     from kit.envs.foreign import ForeignEnv
 
     one = ForeignEnv(found, 1, **json.loads(options))

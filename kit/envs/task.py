@@ -36,6 +36,13 @@ class Task(ABC):
     """Steps after which an episode is cut (truncated)."""
     control_dt_s: float
     """Seconds per step."""
+    staggered: bool = False
+    """Training begins with episodes cut at random: right where they are much longer than a rollout and worlds many, for
+    else all would be in the same phase of their episodes, and a policy learn now one phase, now the other."""
+    playback: float = 1.0
+    """Films run so many times as fast as life."""
+    score: str = "mean_return"
+    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     keeps: tuple[str, ...] = ()
@@ -85,7 +92,8 @@ class Task(ABC):
         return None
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Further figures to report, each (n,)."""
+        """Further figures to report, each (n,). Evaluations say how often the yes-or-no ones are true at an episode's
+        end, and what those called "reward/NAME", the terms of the reward, come to in an episode."""
         return {}
 
     def state(self) -> dict[str, torch.Tensor]:

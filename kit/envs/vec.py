@@ -28,6 +28,7 @@ class TensorEnv(BatchEnv):
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
+        self.score, self.playback = task.score, task.playback
         self.cameras, self.episode_steps, self.control_dt_s = task.cameras, task.episode_steps, task.control_dt_s
         self.observation_space, self.action_space = task.observation_space, task.action_space
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -37,6 +38,7 @@ class TensorEnv(BatchEnv):
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._limit: torch.Tensor | None = None  # of the episodes that are cut at random
         self._generator = torch.Generator(self.device)
         self.reset(seed)
 
@@ -49,8 +51,14 @@ class TensorEnv(BatchEnv):
             self._generator.manual_seed(seed)
         self._return = torch.zeros_like(self._return)
         self._length = torch.zeros_like(self._length)
+        self._limit = None
         self._begin(self._everywhere)
         return self._observe()
+
+    def stagger(self) -> None:
+        if self.task.staggered:
+            size, options = (self.num_envs,), {"generator": self._generator, "device": self.device}
+            self._limit = torch.randint(1, self.episode_steps + 1, size, **options)
 
     def step(self, action: torch.Tensor) -> Step:
         task = self.task
@@ -74,7 +82,7 @@ class TensorEnv(BatchEnv):
 
         self._return = self._return + reward
         self._length = self._length + 1
-        out_of_time = self._length >= self.episode_steps
+        out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
         truncated = out_of_time > terminated  # and not terminated
         done = out_of_time | terminated
         info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **task.info()}
@@ -84,6 +92,8 @@ class TensorEnv(BatchEnv):
             self._begin(done)
             self._return = torch.where(done, 0.0, self._return)
             self._length = torch.where(done, 0, self._length)
+            if self._limit is not None:
+                self._limit = torch.where(done, self.episode_steps, self._limit)
             obs = select(done, self._observe(), obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 
@@ -98,6 +108,7 @@ class TensorEnv(BatchEnv):
         """Task and physics, running totals, random generator."""
         return {
             **self.task.snapshot(),
+            **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
             "generator": self._generator.get_state(),
@@ -108,6 +119,7 @@ class TensorEnv(BatchEnv):
         self.task.measure()
         self._return = snapshot["return"].to(self._return, copy=True)
         self._length = snapshot["length"].to(self._length, copy=True)
+        self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None
         self._generator.set_state(snapshot["generator"].cpu())
 
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:

@@ -3,7 +3,8 @@ time on the same kind of machine.
 
     row       of the task and algorithm (`kit.presets`), else the algorithm's own (`kit.trainers`)
     worlds    the row's; of PPO twice as many, and again, while there are no more than `WORLDS_PER_CORE` for each core
-              and the run has `ROUNDS` rollouts in it; on a GPU no more than its memory has room for
+              (`GAMES_PER_CORE` of a task without physics) and the run has `ROUNDS` rollouts in it; on a GPU no more
+              than its memory has room for
     device    the CPU, unless there is a GPU and the row or the preset is made for it, or pictures are seen
     batch     the largest divisor of the rollout that is no larger than the row's
     threads   one for each core
@@ -28,6 +29,8 @@ from kit.trainers.arguments import arguments
 WORLDS_PER_CORE = 16
 """Of the fastest number an exhaustive search found on two cores, so many reached 0.98 with PPO on Reach and 0.91 to
 0.99 on Ant."""
+GAMES_PER_CORE = 1024
+"""Worlds without physics cost little more than the calls that step them all."""
 ROUNDS = 20
 """Rollouts that a run has at least, whatever the number of worlds. Reach, 100,000 steps: a return of 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
@@ -47,7 +50,7 @@ def resolve(config: RunConfig, fits: Callable[[RunConfig], int] | None = None) -
     choose(config.encoder, env.observation_space)
     device = device_of(config, sees_pictures(env.observation_space))
     row = row_of(found, config, device)
-    n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(found, config, row, device)
+    n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(found, config, row, device, env.physics)
     hyper = _merge(row, config.overrides)
     check(found, hyper)
     resolved = config.replace(
@@ -110,12 +113,12 @@ def check(found: Algorithm, overrides: Row) -> None:
             raise UserError(f"overrides {name}={value!r} must be a whole number of at least {least}.")
 
 
-def _worlds(found: Algorithm, config: RunConfig, row: Row, device: str) -> int:
-    worlds = int(row.get("n_envs", 1))
-    if config.preset != "auto" or device != "cpu" or not found.more_worlds:
+def _worlds(found: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
+    worlds, per_core = int(row.get("n_envs", 1)), WORLDS_PER_CORE if physics else GAMES_PER_CORE
+    if config.preset != "auto" or not found.more_worlds or (device != "cpu" and physics):
         return worlds
     n_steps = int({"n_steps": 2048, **row, **config.overrides}["n_steps"])
-    most = min(WORLDS_PER_CORE * limits.usable_cores(), config.total_steps // (ROUNDS * n_steps))
+    most = min(per_core * limits.usable_cores(), config.total_steps // (ROUNDS * n_steps))
     while 2 * worlds <= most:
         worlds *= 2
     return worlds

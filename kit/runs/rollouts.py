@@ -36,27 +36,33 @@ class Evaluator:
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
-        what `evaluate` does and the task's further rates, such as Reach's within_5cm; or None if `should_stop`."""
+        what `evaluate` does, the task's further rates, such as Reach's within_5cm, and what each term of its reward,
+        such as "reward/progress", came to in an episode; or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)
         n = self.env.num_envs
-        memory, done = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
+        memory, begun = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
         finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
         returns, lengths = [], []
-        rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end
+        rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end, and terms
+        totals: dict[str, torch.Tensor] = {}
         while bool((finished < self.per_world).any()):
             if should_stop():
                 return None
-            actions, memory = actor(obs, memory, done)
+            actions, memory = actor(obs, memory, begun)
             obs, _, terminated, truncated, info = self.env.step(actions)
             done = terminated | truncated
             counted = done & (finished < self.per_world)
             returns.append(info["episode_return"][counted])
             lengths.append(info["episode_length"][counted])
             for name, value in info.items():
-                if name != "final_obs" and value.dtype is torch.bool and value.ndim == 1:
-                    rates.setdefault(name, []).append(value[counted])
+                if name.startswith("reward/"):
+                    value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
+                elif name == "final_obs" or value.dtype is not torch.bool or value.ndim != 1:
+                    continue
+                rates.setdefault(name, []).append(value[counted])
+            begun = done
             finished += counted
         returned = torch.cat(returns).double()
         return {
@@ -137,6 +143,6 @@ def record(
     path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.building.mp4")
-    mediapy.write_video(building, frames, fps=round(1 / env.control_dt_s), qp=20)
+    mediapy.write_video(building, frames, fps=round(env.playback / env.control_dt_s), qp=20)
     building.replace(path)
     return path

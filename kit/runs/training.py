@@ -181,8 +181,9 @@ class Training:
             return
         self._last_eval = self.step
         self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
-        if self._best is None or result["mean_return"] > self._best:
-            self._best = result["mean_return"]
+        reached = result[self._evaluator.env.score]
+        if self._best is None or reached >= self._best:  # of equals, which rates often are, the one trained longer
+            self._best = reached
             self._keep_policy("best", result, 1)
         self._keep_policy("policies", result, POLICIES)
         self.status.set(phase="training")

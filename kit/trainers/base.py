@@ -70,6 +70,7 @@ class TensorTrainer(BaseAlgorithm):
     def _begin(self) -> None:
         """New episodes in every world."""
         self._last_obs = self.tensor_env.reset(seed=self.seed)
+        self.tensor_env.stagger()
         if self.normalizer is not None:
             self.normalizer.begin(self.as_actor().view(self._last_obs))
 

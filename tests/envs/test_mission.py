@@ -53,12 +53,20 @@ def test_a_command_is_five_steps_in_one_of_eight_directions() -> None:
         place(env, unit, 30.0 * unit - 50.0, 60.0)
     step(env, EAST, 2, 8, STAND)
     diagonal = 2**-0.5
-    expected = [[-49.0, 60.0], [-20.0 + diagonal, 60.0 + diagonal], [10.0 + 2 * diagonal, 60.0 - 2 * diagonal], [40.0, 60.0]]
-    torch.testing.assert_close(env.task.attackers[0, :, :2], torch.tensor(expected), msg="4 and 8 m/s for a quarter of a second")
+    expected = [
+        [-49.0, 60.0],
+        [-20.0 + diagonal, 60.0 + diagonal],
+        [10.0 + 2 * diagonal, 60.0 - 2 * diagonal],
+        [40.0, 60.0],
+    ]
+    torch.testing.assert_close(
+        env.task.attackers[0, :, :2], torch.tensor(expected), msg="4 and 8 m/s for a quarter of a second"
+    )
 
 
 @pytest.mark.parametrize(
-    ("angle_deg", "distance_m", "tagged"), [(0, 5.9, True), (0, 6.1, False), (39, 5.9, True), (41, 5.9, False), (180, 3.0, False)]
+    ("angle_deg", "distance_m", "tagged"),
+    [(0, 5.9, True), (0, 6.1, False), (39, 5.9, True), (41, 5.9, False), (180, 3.0, False)],
 )
 def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged: bool) -> None:
     """6 m, 40° to either side of where it looks."""
@@ -66,9 +74,9 @@ def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged:
     guard(env, 0.0, 60.0)
     angle = np.radians(90 - angle_deg)
     place(env, 2, distance_m * np.cos(angle), 60.0 + distance_m * np.sin(angle))
-    _, reward, *_, info = step(env, *[STAND] * 4)
+    info = step(env, *[STAND] * 4)[4]
     assert bool(env.task.attackers[0, 2, 2] > 0) == tagged
-    assert info["reward/losses"].item() == pytest.approx(-0.3 * tagged)
+    assert info["reward/losses"].item() == pytest.approx(-0.1 * tagged)
 
 
 def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
@@ -111,8 +119,8 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
 def test_progress_is_paid_by_the_metre_and_taken_back() -> None:
     env = game()
     place(env, 0, 0.0, 60.0)
-    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.01, abs=1e-5), "1 m of 100"
-    assert step(env, NORTH, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(-0.01, abs=1e-5)
+    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.005, abs=1e-5), "1 m of 100"
+    assert step(env, NORTH, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(-0.005, abs=1e-5)
     place(env, 0, 0.0, 10.0)
     assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.0, abs=1e-5), "in the zone"
 
@@ -138,8 +146,8 @@ def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
     step(env, STAND, STAND, EAST, STAND, times=39)
     assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
     _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
-    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 400.0, 200.0], "it is used up: out, and begins again full"
-    assert info["reward/losses"].item() == pytest.approx(-0.3)
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "it is used up: out, and begins again full"
+    assert info["reward/losses"].item() == pytest.approx(-0.1)
 
 
 def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:
@@ -159,7 +167,11 @@ def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground(
     assert env.task.minds[0, 0, 2:].tolist() == [10.0, 55.0] and obs[0, 14] == 1, "over it, both ways"
 
 
-@pytest.mark.parametrize("options", [{"hold_units": 1}, {"level": "hard", "obstacles": 5, "hold_units": 1}, {"level": "easy", "maps": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"hold_units": 1}, {"level": "hard", "obstacles": 5, "hold_units": 1}, {"level": "easy", "maps": 3}],
+    ids=str,
+)
 def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str, Any]) -> None:
     """Five worlds, 400 commands that keep their direction for a while; nothing is put back between."""
     n = 5

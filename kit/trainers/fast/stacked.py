@@ -55,7 +55,7 @@ class StackedActorCritic(Networks):
         assert isinstance(head, torch.nn.Linear) and kind is not None
         nets = [[[linear] for linear in (*linears(actor), head)], [[linear] for linear in (*linears(critic), value)]]
         self._actions = KINDS[type(policy.action_dist)](policy)
-        # Their parameters last: 29 numbers before the weights would leave no weight where tensor cores like it, at 16 bytes
+        # Their parameters last: 29 numbers before the weights would leave none where tensor cores like it, at 16 bytes
         others = [getattr(policy, name) for name in self._actions.parameters]
         self.optimizer = FlatOptimizer(policy.optimizer, [*layout(nets), *others])
         self._actions.bind(self.optimizer)

@@ -1,0 +1,141 @@
+"""Mission measured: the game alone, PPO end to end beside stock Stable-Baselines3, and teams without a plan. By hand:
+
+    python tests/bench/mission.py                    # all three, about four minutes on two quiet cores
+    python tests/bench/mission.py --only game        # env steps a second on one core
+    python tests/bench/mission.py --only ppo         # training with a 64-64 network on all cores
+    python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
+
+The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/envs/test_mission.py); SB3 steps it
+in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kit
+from kit.config import RunConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.bench.mission_plain import PlainMission  # noqa: E402
+
+WORLDS, PROCESSES = 4096, 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("game", "ppo", "teams"))
+    parser.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
+    for name, part in {"game": game, "ppo": ppo, "teams": teams}.items():
+        if args.only in (None, name):
+            part(args.turns)
+
+
+def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], Any]]]) -> None:
+    """Each contender is what it does in a turn, and how many env steps those are."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(turns):
+        for name, (steps, turn) in contenders.items():
+            begun = time.perf_counter()
+            turn()
+            rates[name].append(steps / (time.perf_counter() - begun))
+    last = statistics.median(list(rates.values())[-1])
+    print(f"\n| {title} | env steps/s | lowest – highest | to the last line |\n|---|---:|---:|---:|")
+    for name, found in rates.items():
+        middle = statistics.median(found)
+        print(f"| {name} | {middle:,.0f} | {min(found):,.0f} – {max(found):,.0f} | {middle / last:,.1f} × |", flush=True)
+
+
+def game(turns: int) -> None:
+    """Random commands; observations, rewards and resets included."""
+    torch.set_num_threads(1)
+    env = kit.make_vec("Mission", WORLDS, "cpu", 0, 1)
+    env.stagger()  # else no world would begin anew in the time measured
+    commands = [torch.randint(9, (WORLDS, 4)) for _ in range(20)]
+
+    def batched() -> None:
+        for command in commands * 5:
+            env.step(command)
+
+    one = PlainMission()
+    one.reset(seed=0)
+    alone = [command[0].tolist() for command in commands]
+
+    def plain() -> None:
+        for command in alone * 100:
+            if any(one.step(command)[2:4]):
+                one.reset()
+
+    batched()
+    table(
+        f"{WORLDS:,} worlds on one core, random commands",
+        turns,
+        {"kit": (WORLDS * 100, batched), "plain Python, one world": (2000, plain)},
+    )
+
+
+def ppo(turns: int) -> None:
+    """The task's row with SB3's default network; SB3 with as many epochs, 16 × 256 steps and batches of 1024."""
+    import stable_baselines3 as sb3
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    from kit.trainers import make_trainer
+
+    asked = RunConfig(
+        env="Mission", total_steps=100_000_000, device="cpu", overrides={"policy_kwargs": {"net_arch": [64, 64]}}
+    )
+    config = kit.resolve(asked)
+    steps = int(config.n_envs) * config.overrides["n_steps"]
+    env = kit.make_vec(config.env, int(config.n_envs), "cpu", 0, int(config.threads))
+    model = make_trainer(config, env)
+    model.learn(steps)
+
+    threads = torch.get_num_threads()
+    stock = sb3.PPO(
+        "MlpPolicy", SubprocVecEnv([PlainMission] * PROCESSES, start_method="forkserver"), n_steps=256,
+        batch_size=1024, n_epochs=config.overrides["n_epochs"], device="cpu", seed=0,
+    )  # fmt: skip
+
+    def ours() -> None:
+        torch.set_num_threads(threads)
+        model.learn(8 * steps, reset_num_timesteps=False)
+
+    def theirs() -> None:
+        torch.set_num_threads(1)
+        stock.learn(PROCESSES * 256, reset_num_timesteps=False)
+
+    theirs()
+    hyper = config.overrides
+    title = f"PPO, 64-64, {hyper['n_epochs']} epochs"
+    kits = f"kit, {config.n_envs:,} × {hyper['n_steps']} steps, batch {hyper['batch_size']:,}"
+    others = f"SB3, SubprocVecEnv of the plain version, {PROCESSES} × 256 steps, batch 1,024"
+    table(title, turns, {kits: (8 * steps, ours), others: (PROCESSES * 256, theirs)})
+    stock.env.close()
+
+
+def teams(turns: int) -> None:
+    """Every unit straight to the zone: the rate of capture within an episode on 200 maps."""
+    print("\n| the scripted team against | captures in 200 episodes | units lost in an episode |\n|---|---:|---:|")
+    for level in ("easy", "standard", "hard"):
+        env: Any = kit.make_vec("Mission", 200, "cpu", 1_000_003, env_options={"level": level})
+        obs, over, won = env.reset(), torch.zeros(200, dtype=torch.bool), torch.zeros(200, dtype=torch.bool)
+        lost = torch.zeros(200)
+        while not over.all():
+            obs, _, terminated, truncated, info = env.step(env.task.straight(obs))
+            won |= terminated & ~over
+            lost += (info["reward/losses"] < 0) * ~over
+            over |= terminated | truncated
+        print(f"| {level} | {won.sum().item()} ({won.float().mean().item():.0%}) | {lost.mean().item():.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
