@@ -5,7 +5,8 @@ A world is five rows of numbers, all float32; times are ticks of the motion (1/2
     attackers  (n, 4) of x, y (m), ticks until it is back (0: it plays), endurance left (ticks)
     defenders  (n, 3) of x, y (m), and where it looks, a unit vector
     minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
-    field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
+    field      (n, 4): zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector;
+               and this episode's records: how near to the zone each attacker was (m); ticks held at most, and nothing
     discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
     near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
                within one command, since they lie 6 m apart
@@ -293,11 +294,9 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     round_ = wp.vec2(g[2], g[3])
     held = g[0]
     lost = float(0.0)
-    away = float(0.0)
     far = wp.vec4()
     for i in range(4):
         far[i] = wp.length(place(attackers[i]) - zone)
-        away += wp.max(far[i] - c.zone, 0.0)
 
     for j in range(3):  # stock defenders look about
         d = defenders[j]
@@ -385,15 +384,22 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
                     holders += 1
             held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
 
+    nearer = float(0.0)
+    records = s.field[w, 2]
     for i in range(4):
-        away -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
+        left = wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
+        nearer += wp.max(records[i] - left, 0.0)
+        records[i] = wp.min(records[i], left)
         s.attackers[w, i] = attackers[i]
+    s.field[w, 2] = records
+    longest = s.field[w, 3][0]
+    s.field[w, 3] = wp.vec4(wp.max(longest, held), 0.0, 0.0, 0.0)
     for j in range(3):
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
     round_ = wp.normalize(turned(round_, c.patrol_cos, c.patrol_sin))
     captured = wp.where(held >= c.hold, 1.0, 0.0)
-    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(away, held - g[0], captured, lost))
+    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, wp.max(held - longest, 0.0), captured, lost))
     g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
     s.field[w, 1] = g
     look(w, c, s, attackers, defenders, minds, discs, f, g)
@@ -460,10 +466,14 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
     attackers = Four()
     defenders = Three()
     minds = Three()
+    records = wp.vec4()
     for i in range(4):
         b = base(f, i)
         attackers[i] = wp.vec4(b[0], b[1], 0.0, c.endurance)
+        records[i] = wp.max(wp.length(b - place(f)) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
+    s.field[w, 2] = records
+    s.field[w, 3] = wp.vec4(0.0, 0.0, 0.0, 0.0)
     for j in range(3):
         away = post(round_, j)
         p = inside(place(f) + c.patrol * away)

@@ -86,12 +86,12 @@ class Rules:
     """They chase who is nearest to them; each metre from the zone counts like so many metres more."""
 
     progress: float = number(0.5, 0.0, 100.0)
-    """Paid for every 100 m that an attacker comes nearer to the zone (and taken back)."""
+    """Paid for every 100 m that an attacker comes nearer to the zone than it was before in the episode."""
     holding: float = number(5.0, 0.0, 100.0)
-    """Paid in shares as the zone is held, until it is captured (and taken back)."""
+    """Paid in shares as the zone is held longer than before in the episode, all when it is captured."""
     capture: float = number(10.0, 0.0, 100.0)
     """Paid when it is."""
-    losses: float = number(0.1, 0.0, 100.0)
+    losses: float = number(0.05, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
 
     def __post_init__(self) -> None:

@@ -59,7 +59,8 @@ class PlainMission(gymnasium.Env):
             way = angle + j * 2 * math.pi / 3
             mind = {"busy": 0, "alert": 0, "goal": (x, y)}
             self.defenders.append({"x": x, "y": y, "look": (math.cos(way), math.sin(way)), **mind})
-        self.held = self.given = 0
+        self.held = self.given = self.longest = 0
+        self.records = [max(self.to_zone(a[0], a[1]) - self.rules.zone_m, 0.0) for a in self.attackers]
 
     def base(self, i: int) -> tuple[float, float]:
         return self.base_x + 6 * (i - 1.5), -90.0
@@ -89,11 +90,8 @@ class PlainMission(gymnasium.Env):
     def to_zone(self, x: float, y: float) -> float:
         return math.hypot(x - self.zone[0], y - self.zone[1])
 
-    def away(self) -> float:
-        return sum(max(self.to_zone(a[0], a[1]) - self.rules.zone_m, 0.0) for a in self.attackers)
-
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        held, away, self.lost = self.held, self.away(), 0
+        self.lost, nearer = 0, 0.0
         for j in range(3):
             self.think(j)
         for _ in range(TICKS):
@@ -102,9 +100,14 @@ class PlainMission(gymnasium.Env):
         self.round += TICKS * self.rules.patrol_mps / MOTION_HZ / self.rules.patrol_m
         self.given += 1
         won, r = self.held >= self.hold, self.rules
+        for i, (x, y, *_) in enumerate(self.attackers):
+            left = max(self.to_zone(x, y) - r.zone_m, 0.0)
+            nearer += max(self.records[i] - left, 0.0)
+            self.records[i] = min(self.records[i], left)
+        longer, self.longest = max(self.held - self.longest, 0), max(self.longest, self.held)
         self.terms = (
-            r.progress * (away - self.away()) / 100,
-            r.holding * (self.held - held) / self.hold,
+            r.progress * nearer / 100,
+            r.holding * longer / self.hold,
             r.capture * won,
             -r.losses * self.lost,
         )

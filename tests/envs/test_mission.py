@@ -27,6 +27,7 @@ def game(n: int = 1, **options: Any) -> Any:
     task.attackers[:, :, :2] = FAR_M
     task.defenders[:] = torch.tensor([-FAR_M, -FAR_M, 0.0, 1.0])
     task.minds.zero_()
+    task.field[:, 2:] = 0.0
     return env
 
 
@@ -76,7 +77,7 @@ def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged:
     place(env, 2, distance_m * np.cos(angle), 60.0 + distance_m * np.sin(angle))
     info = step(env, *[STAND] * 4)[4]
     assert bool(env.task.attackers[0, 2, 2] > 0) == tagged
-    assert info["reward/losses"].item() == pytest.approx(-0.1 * tagged)
+    assert info["reward/losses"].item() == pytest.approx(-0.05 * tagged)
 
 
 def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
@@ -107,22 +108,31 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     assert info["reward/holding"].item() == pytest.approx(5.0 * 5 / 400) == reward.item()
     place(env, 2, 50.0, 0.0)
     _, _, _, _, info = step(env, *[STAND] * 4, times=4)
-    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(-5.0 * 5 / 400)
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == 0
     place(env, 2, 0.0, 0.0)
-    _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
+    assert step(env, *[STAND] * 4, times=4)[1].item() == 0, "what was paid already"
+    _, reward, terminated, _, info = step(env, *[STAND] * 4, times=39)
+    assert reward.item() == pytest.approx(5.0 * 5 / 400)
     assert not terminated.item()
     _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
     assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
     assert info["reward/capture"].item() == 10 and reward.item() == pytest.approx(10 + 5.0 * 5 / 400)
 
 
-def test_progress_is_paid_by_the_metre_and_taken_back() -> None:
+def test_progress_is_paid_by_the_metre_where_a_unit_is_nearer_than_ever() -> None:
     env = game()
     place(env, 0, 0.0, 60.0)
-    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.005, abs=1e-5), "1 m of 100"
-    assert step(env, NORTH, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(-0.005, abs=1e-5)
+    env.task.field[0, 2, 0] = 60.0 - 15.0
+
+    def paid(command: int) -> float:
+        return step(env, command, *[STAND] * 3)[4]["reward/progress"].item()
+
+    south = 7
+    assert paid(south) == pytest.approx(0.005, abs=1e-5), "1 m of 100"
+    assert paid(NORTH) == 0 and paid(south) == pytest.approx(0, abs=1e-5), "there and back is nothing"
+    assert paid(south) == pytest.approx(0.005, abs=1e-5)
     place(env, 0, 0.0, 10.0)
-    assert step(env, 7, *[STAND] * 3)[4]["reward/progress"].item() == pytest.approx(0.0, abs=1e-5), "in the zone"
+    assert paid(south) == pytest.approx(0.5 * 0.43, abs=1e-5) and paid(south) == 0, "in the zone there is no more"
 
 
 def test_obstacles_stop_what_is_on_the_ground_and_not_what_flies() -> None:
@@ -147,16 +157,16 @@ def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
     assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
     _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
     assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "it is used up: out, and begins again full"
-    assert info["reward/losses"].item() == pytest.approx(-0.1)
+    assert info["reward/losses"].item() == pytest.approx(-0.05)
 
 
 def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:
-    env = game()
+    env = game(leash_m=60.0)
     guard(env, 0.0, 30.0, still=False)
     place(env, 0, 0.0, 55.0)
     step(env, *[STAND] * 4)
     assert env.task.minds[0, 0, 2:].tolist() == [0.0, 55.0] and env.task.obs[0, 14] == 1, "they see each other"
-    env = game()
+    env = game(leash_m=60.0)
     env.task.discs[0, 0] = torch.tensor([0.0, 45.0, 6.0, 0.0])
     guard(env, 0.0, 30.0, still=False)
     place(env, 0, 0.0, 55.0)
@@ -179,6 +189,7 @@ def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str,
     obs, worlds = env.reset(seed=4), [PlainMission(**options) for _ in range(n)]
     for world, seed in zip(worlds, env.task._seeds.tolist(), strict=True):
         world.build(seed % (options.get("maps") or 2**31))
+    directions = [17, 18, 23, 24, 29, 30]  # of who turns to a point nearby: there rounding shows most
     draw = np.random.default_rng(0)
     tags = holds = 0
     for k in range(400):
@@ -189,7 +200,8 @@ def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str,
         obs, reward, terminated, _, info = env.step(torch.as_tensor(action))
         for w, world in enumerate(worlds):
             seen, paid, won, _, _ = world.step(action[w])
-            assert np.abs(seen - info["final_obs"][w].numpy()).max() < 2e-3, (k, w)
+            off = np.abs(seen - info["final_obs"][w].numpy())
+            assert off[directions].max() < 0.01 and np.delete(off, directions).max() < 1e-3, (k, w)
             assert paid == pytest.approx(reward[w].item(), abs=1e-3) and won == terminated[w].item()
             tags, holds = tags + world.lost, holds + (world.held > 0)
             if won:

@@ -95,3 +95,28 @@ def test_a_snapshot_holds_totals_and_clock():
         again = env.step(FORCES)
         assert all(torch.equal(a, b) for a, b in zip(step[:4], again[:4], strict=True))
         assert all(torch.equal(value, again[4][name]) for name, value in step[4].items())
+
+
+def test_staggered_episodes_end_at_different_times_once():
+    """Of 200 worlds some are cut at each of the first four steps, by chance; from then on all after their four."""
+
+    class Staggered(Slide):
+        staggered = True
+
+    env = TensorEnv(Staggered(), 200)
+    env.reset(seed=0)
+    env.stagger()
+    still = torch.zeros(200, 1)
+    first = torch.zeros(200, dtype=torch.int64)
+    for step in range(1, 5):
+        truncated = env.step(still)[3]
+        first = torch.where(truncated & (first == 0), step, first)
+    assert torch.bincount(first, minlength=5)[1:].min() > 30 and (first > 0).all()
+    saved = env.snapshot()
+    cuts = torch.stack([env.step(still)[3] for _ in range(8)])
+    assert (cuts.sum(0) == 2).all(), "and then whole ones"
+    other = TensorEnv(Staggered(), 200, seed=5)
+    other.restore(saved)
+    assert torch.equal(torch.stack([other.step(still)[3] for _ in range(8)]), cuts)
+    env.reset()
+    assert not env.step(still)[3].any(), "evaluations, which only reset, see whole ones"

@@ -1,9 +1,14 @@
 """Policies are kept at evaluations, so that one can look back on how a run learnt."""
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
+import kit
+from kit.envs import Task
 from kit.errors import UserError
+from kit.format.checkpoint import committed
 from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import create
@@ -45,3 +50,54 @@ def test_a_run_of_a_moment_ends_with_what_its_last_evaluation_found(tmp_path):
     run = create(tmp_path, "run", eval_every=400, total_steps=400)
     assert session.Session(run.path)() == 0
     assert run.status()["mean_return"] == run.find("best").read()["evaluation"]["mean_return"]
+
+
+class Perverse(Task):
+    """One step: a number is shown, to exceed it is a success, and costs. So training learns to fail."""
+
+    episode_steps = 1
+    control_dt_s = 1.0
+    score = "won"
+    keeps = ("shown",)
+
+    def __init__(self) -> None:
+        self.observation_space = self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def build(self, n, device, threads=None):
+        super().build(n, device, threads)
+        self.shown, self.exceeded = torch.zeros(n, 1), torch.zeros(n, dtype=torch.bool)
+
+    def reset(self, mask, generator):
+        new = torch.rand(self.n, 1, generator=generator) * 2 - 1
+        self.shown.copy_(torch.where(mask[:, None], new, self.shown))
+
+    def advance(self, action):
+        self.exceeded = (action > self.shown)[:, 0]
+
+    def observe(self):
+        return self.shown.clone()
+
+    def reward(self, action):
+        return 1.0 - 2.0 * self.exceeded
+
+    def terminated(self):
+        return torch.ones(self.n, dtype=torch.bool)
+
+    def info(self):
+        return {"won": self.exceeded, "reward/fee": -2.0 * self.exceeded, "reward/wage": torch.ones(self.n)}
+
+
+def test_a_tasks_own_score_says_which_policy_is_best_and_its_rewards_terms_are_told(tmp_path):
+    run = kit.train(
+        env="tests.runs.test_policies:Perverse", total_steps=4096, n_envs=16, runs_dir=str(tmp_path), eval_every=512,
+        overrides={"n_steps": 32, "batch_size": 64, "learning_rate": 3e-3},
+    )  # fmt: skip
+    kept = {found.step: found.read()["evaluation"] for found in committed(run.path / "policies")}
+    rates = {step: found["won"] for step, found in kept.items()}
+    assert rates[512] > rates[4096], "it has learnt to fail"
+    assert run.find("best").step == max(step for step, rate in rates.items() if rate == max(rates.values()))
+    assert kept[run.find("best").step]["mean_return"] == min(found["mean_return"] for found in kept.values())
+    for found in kept.values():
+        assert found["reward/wage"] == 1 and found["reward/fee"] == pytest.approx(-2 * found["won"])
+        assert found["reward/wage"] + found["reward/fee"] == pytest.approx(found["mean_return"])
+    assert run.metrics()["eval/reward/fee"].dropna().tolist() == [found["reward/fee"] for found in kept.values()]
