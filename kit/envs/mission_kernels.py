@@ -5,8 +5,8 @@ A world is five rows of numbers, all float32; times are ticks of the motion (1/2
     attackers  (n, 4) of x, y (m), ticks until it is back (0: it plays), endurance left (ticks)
     defenders  (n, 3) of x, y (m), and where it looks, a unit vector
     minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
-    field      (n, 4): zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector;
-               and this episode's records: how near to the zone each attacker was (m); ticks held at most, and nothing
+    field      (n, 3): zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector;
+               how near to the zone each attacker was in this episode (m)
     discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
     near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
                within one command, since they lie 6 m apart
@@ -100,7 +100,7 @@ def constants(rules: Rules) -> Any:
     turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, found.ticks * found.patrol_step / rules.patrol_m
     found.turn_cos, found.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
     found.patrol_cos, found.patrol_sin = math.cos(round_), math.sin(round_)
-    found.pay = wp.vec4(rules.progress / 100.0, rules.holding / found.hold, rules.capture, -rules.losses)
+    found.pay = wp.vec4(rules.progress / 100.0, rules.holding / MOTION_HZ, rules.capture, -rules.losses)
     return found
 
 
@@ -294,6 +294,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     round_ = wp.vec2(g[2], g[3])
     held = g[0]
     lost = float(0.0)
+    together = float(0.0)
     far = wp.vec4()
     for i in range(4):
         far[i] = wp.length(place(attackers[i]) - zone)
@@ -382,7 +383,11 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
                 to = place(attackers[i]) - zone
                 if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
                     holders += 1
-            held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
+            if holders >= c.hold_units:
+                held += 1.0
+                together += 1.0
+            else:
+                held = wp.max(held - 1.0, 0.0)
 
     nearer = float(0.0)
     records = s.field[w, 2]
@@ -392,14 +397,12 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
         records[i] = wp.min(records[i], left)
         s.attackers[w, i] = attackers[i]
     s.field[w, 2] = records
-    longest = s.field[w, 3][0]
-    s.field[w, 3] = wp.vec4(wp.max(longest, held), 0.0, 0.0, 0.0)
     for j in range(3):
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
     round_ = wp.normalize(turned(round_, c.patrol_cos, c.patrol_sin))
     captured = wp.where(held >= c.hold, 1.0, 0.0)
-    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, wp.max(held - longest, 0.0), captured, lost))
+    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, together, captured, lost))
     g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
     s.field[w, 1] = g
     look(w, c, s, attackers, defenders, minds, discs, f, g)
@@ -473,7 +476,6 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
         records[i] = wp.max(wp.length(b - place(f)) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
     s.field[w, 2] = records
-    s.field[w, 3] = wp.vec4(0.0, 0.0, 0.0, 0.0)
     for j in range(3):
         away = post(round_, j)
         p = inside(place(f) + c.patrol * away)

@@ -87,10 +87,10 @@ class Rules:
 
     progress: float = number(0.5, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone than it was before in the episode."""
-    holding: float = number(5.0, 0.0, 100.0)
-    """Paid in shares as the zone is held longer than before in the episode, all when it is captured."""
-    capture: float = number(10.0, 0.0, 100.0)
-    """Paid when it is."""
+    holding: float = number(0.1, 0.0, 100.0)
+    """Paid for every second in which the zone is held."""
+    capture: float = number(30.0, 0.0, 100.0)
+    """Paid when it has been held long enough, which ends the episode: so it is more than holding could ever bring."""
     losses: float = number(0.05, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
 

@@ -59,7 +59,7 @@ class PlainMission(gymnasium.Env):
             way = angle + j * 2 * math.pi / 3
             mind = {"busy": 0, "alert": 0, "goal": (x, y)}
             self.defenders.append({"x": x, "y": y, "look": (math.cos(way), math.sin(way)), **mind})
-        self.held = self.given = self.longest = 0
+        self.held = self.given = 0
         self.records = [max(self.to_zone(a[0], a[1]) - self.rules.zone_m, 0.0) for a in self.attackers]
 
     def base(self, i: int) -> tuple[float, float]:
@@ -91,7 +91,8 @@ class PlainMission(gymnasium.Env):
         return math.hypot(x - self.zone[0], y - self.zone[1])
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.lost, nearer = 0, 0.0
+        self.lost = self.together = 0
+        nearer = 0.0
         for j in range(3):
             self.think(j)
         for _ in range(TICKS):
@@ -104,10 +105,9 @@ class PlainMission(gymnasium.Env):
             left = max(self.to_zone(x, y) - r.zone_m, 0.0)
             nearer += max(self.records[i] - left, 0.0)
             self.records[i] = min(self.records[i], left)
-        longer, self.longest = max(self.held - self.longest, 0), max(self.longest, self.held)
         self.terms = (
             r.progress * nearer / 100,
-            r.holding * longer / self.hold,
+            r.holding * self.together / MOTION_HZ,
             r.capture * won,
             -r.losses * self.lost,
         )
@@ -167,6 +167,7 @@ class PlainMission(gymnasium.Env):
                     self.lose(i)
                     d["busy"] = self.busy
         holders = sum(not out and self.to_zone(x, y) <= r.zone_m for x, y, out, _ in self.attackers)
+        self.together += holders >= r.hold_units
         self.held = self.held + 1 if holders >= r.hold_units else max(self.held - 1, 0)
 
     def lose(self, i: int) -> None:
