@@ -23,7 +23,6 @@ from kit.stores.loop import FIRST_PAUSE_S, LONGEST_PAUSE_S, STATE, newest_step
 from kit.stores.redact import one_line
 from kit.stores.urls import OPEN_S, open_store
 
-
 ENDED = (0, 3, 4)
 """Exit codes with which a copier leaves by itself, see `kit.stores.loop.Sync.run`."""
 LAST_TRIES = 3
