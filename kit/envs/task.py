@@ -156,7 +156,7 @@ class MujocoTask(Task):
         super().restore(snapshot)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, samples=2)
+        return self.sim.render(cameras, height, width, shadows=True)
 
     def close(self) -> None:
         self.sim.close()
