@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from kit.envs.contract import BatchEnv
     from kit.trainers.actor import Actor
 
 EVAL_SEED = 1_000_003
@@ -105,8 +106,6 @@ def record(
 ) -> Path:
     """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
     in the run: `size` pixels a side, cameras side by side. Calls `on_frame(done, at most)`. Needs the extra `video`."""
-    import torch
-
     from kit import envs
 
     run = run if isinstance(run, Run) else Run(run)
@@ -120,23 +119,45 @@ def record(
         if camera not in env.cameras:
             have = ", ".join(env.cameras) or "none"
             raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
-    frames: list[np.ndarray] = []
-    actor = model.as_actor()
-    done, obs, memory = 0, env.reset(seed=run.config.seed + EVAL_SEED), actor.memory(1)
+    path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}.building.mp4")
+    drawn = _play(model.as_actor(), env, cameras, episodes, size, run.config.seed + EVAL_SEED, on_frame)
+    shape, fps = (size, size * len(cameras)), round(1 / env.control_dt_s)
+    try:
+        with mediapy.VideoWriter(building, shape, fps=fps, qp=20) as film:
+            for frame in drawn:  # not write_video, which keeps them all to look at the first
+                film.add_image(frame)
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
+        env.close()
+    return path
+
+
+def _play(
+    actor: Actor,
+    env: BatchEnv,
+    cameras: tuple[str, ...],
+    episodes: int,
+    size: int,
+    seed: int,
+    on_frame: Callable[[int, int], None],
+) -> Iterator[np.ndarray]:
+    """The frames of `episodes` in one world as they are drawn, cameras side by side: (size, cameras * size, 3) uint8.
+    None is kept, since a thousand of them take a gigabyte."""
+    import torch
+
+    done, obs, memory = 0, env.reset(seed=seed), actor.memory(1)
     begun = torch.ones(1, dtype=torch.bool)
     at_most = episodes * env.episode_steps
-    while done < episodes and len(frames) < at_most:
+    for count in range(1, at_most + 1):
         picture = env.render(cameras, size, size)[0]
-        frames.append(picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy())
+        yield picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy()
         actions, memory = actor(obs, memory, begun)
         obs, _, terminated, truncated, _ = env.step(actions)
         begun = terminated | truncated
         done += int(begun[0])
-        on_frame(len(frames), at_most)
-    env.close()
-    path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.building.mp4")
-    mediapy.write_video(building, frames, fps=round(1 / env.control_dt_s), qp=20)
-    building.replace(path)
-    return path
+        on_frame(count, at_most)
+        if done == episodes:
+            return
