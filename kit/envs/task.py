@@ -36,6 +36,8 @@ class Task(ABC):
     """Steps after which an episode is cut (truncated)."""
     control_dt_s: float
     """Seconds per step."""
+    film_speed: float = 1.0
+    """Seconds of an episode in one of its film."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     keeps: tuple[str, ...] = ()
