@@ -128,18 +128,7 @@ class RunConfig:
     @classmethod
     def load(cls, path: str | Path) -> RunConfig:
         """From a YAML file."""
-        import yaml
-
-        try:
-            text = Path(path).read_text()
-            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-                raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
-            values = yaml.safe_load(text)
-        except FileNotFoundError:
-            raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
+        values = read_yaml(path)
         if not isinstance(values, dict):
             raise UserError(f"{path} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
         return cls.from_dict(values)
@@ -166,6 +155,22 @@ class RunConfig:
         if not text and types.NoneType in kinds:
             return None
         return _number(text) if int in kinds else text
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file holds. Raises `UserError` where there is none, or none that can be read safely."""
+    import yaml
+
+    try:
+        text = Path(path).read_text()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
+        return yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
 
 
 def seconds(name: str, value: str) -> float:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS = 32
+FILM_FPS, FILM_S = 25, 10.0
+"""Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
 REPORTED = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
 
 
@@ -33,9 +35,7 @@ class Evaluator:
         self.seed = config.seed + EVAL_SEED
         self.per_world = -(-episodes // MAX_WORLDS)
         worlds = -(-episodes // self.per_world)
-        self.env = envs.make_vec(
-            config.env, worlds, config.device, self.seed, int(config.threads), config.env_options
-        )
+        self.env = envs.make_vec(config.env, worlds, config.device, self.seed, int(config.threads), config.env_options)
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
@@ -107,7 +107,8 @@ def record(
     on_frame: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
-    in the run: `size` pixels a side, cameras side by side. Calls `on_frame(done, at most)`. Needs the extra `video`."""
+    in the run: `size` pixels a side, cameras side by side, of each episode the first `FILM_S` seconds. Calls
+    `on_frame(done, at most)`. Needs the extra `video`."""
     from kit import envs
 
     run = run if isinstance(run, Run) else Run(run)
@@ -125,9 +126,8 @@ def record(
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.building.mp4")
     drawn = _play(model.as_actor(), env, cameras, episodes, size, run.config.seed + EVAL_SEED, on_frame)
-    shape, fps = (size, size * len(cameras)), round(1 / env.control_dt_s)
     try:
-        with mediapy.VideoWriter(building, shape, fps=fps, qp=20) as film:
+        with mediapy.VideoWriter(building, (size, size * len(cameras)), fps=_timing(env)[1], qp=20) as film:
             for frame in drawn:  # not write_video, which keeps them all to look at the first
                 film.add_image(frame)
         building.replace(path)
@@ -135,6 +135,13 @@ def record(
         building.unlink(missing_ok=True)
         env.close()
     return path
+
+
+def _timing(env: BatchEnv) -> tuple[int, float, int]:
+    """Steps from one frame to the next, frames per second, and frames of an episode at most."""
+    rate = env.film_speed / env.control_dt_s
+    stride = max(1, round(rate / FILM_FPS))
+    return stride, rate / stride, min(-(-env.episode_steps // stride), round(FILM_S * rate / stride))
 
 
 def _play(
@@ -150,16 +157,18 @@ def _play(
     None is kept, since a thousand of them take a gigabyte."""
     import torch
 
-    done, obs, memory = 0, env.reset(seed=seed), actor.memory(1)
-    begun = torch.ones(1, dtype=torch.bool)
-    at_most = episodes * env.episode_steps
-    for count in range(1, at_most + 1):
-        picture = env.render(cameras, size, size)[0]
-        yield picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy()
-        actions, memory = actor(obs, memory, begun)
-        obs, _, terminated, truncated, _ = env.step(actions)
-        begun = terminated | truncated
-        done += int(begun[0])
-        on_frame(count, at_most)
-        if done == episodes:
-            return
+    stride, _, most = _timing(env)
+    obs, memory, begun = env.reset(seed=seed), actor.memory(1), torch.ones(1, dtype=torch.bool)
+    drawn = 0
+    for _ in range(episodes):
+        for step in range(env.episode_steps):
+            if step % stride == 0 and step // stride < most:
+                picture = env.render(cameras, size, size)[0]
+                yield picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy()
+                drawn += 1
+                on_frame(drawn, episodes * most)
+            actions, memory = actor(obs, memory, begun)
+            obs, _, terminated, truncated, _ = env.step(actions)
+            begun = terminated | truncated
+            if begun[0]:
+                break

@@ -104,9 +104,7 @@ class Session:
         while True:
             training = None
             try:
-                training = Training(
-                    self.run, self.status, self.requests, self._monitor, self._should_stop, self._say
-                )
+                training = Training(self.run, self.status, self.requests, self._monitor, self._should_stop, self._say)
                 return self._train(training, shrunk)
             except Exception as error:
                 short_of = memory.shortage(error)
@@ -202,6 +200,7 @@ class Session:
     def _film(self) -> None:
         """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
         from kit.runs.rollouts import record
+
         def hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:
                 raise Interrupted("a signal came first")
@@ -244,7 +243,7 @@ class Session:
 
     def _on_signal(self, name: str) -> None:
         if self.status.values["state"] == "starting":  # nothing was done yet that the last checkpoint does not hold
-            self.status.set(state="interrupted", message=f"{name} while starting")
+            self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
             self.status.write()
             sys.stdout.flush()
             raise SystemExit(INTERRUPTED)

@@ -66,4 +66,3 @@ class GoogleDriveLink(Store):
 
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         raise StoreError(f"{self.url} can only be read", transient=False)
-

@@ -1,8 +1,8 @@
 """When to copy, how long to wait, and how it went: the loop of the copying process (`kit.stores.__main__`).
 
-    RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
-      state   "ok" (the newest checkpoint is in the store, verified), "behind" (on its way), "failing" (see error)
-      step, time   of the newest checkpoint verified in the store
+RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
+  state   "ok" (the newest checkpoint is in the store, verified), "behind" (on its way), "failing" (see error)
+  step, time   of the newest checkpoint verified in the store
 """
 
 from __future__ import annotations

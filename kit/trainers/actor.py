@@ -40,9 +40,7 @@ class Actor(nn.Module):
         return ()
 
     @torch.no_grad()
-    def forward(
-        self, obs: Obs, memory: Memory = (), begun: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Memory]:
+    def forward(self, obs: Obs, memory: Memory = (), begun: torch.Tensor | None = None) -> tuple[torch.Tensor, Memory]:
         """Actions (n, ...) for raw `obs` (n, ...) and the memory afterwards. Worlds of `begun` (n,) bool are in their
         first step: what was remembered of them no longer counts."""
         self.policy.set_training_mode(False)

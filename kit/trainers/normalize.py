@@ -130,9 +130,7 @@ class Normalizer:
 
         keys = None if "obs" in self.obs_moments else [name[4:] for name in self.obs_moments]
         clips = self.clip_obs, self.clip_reward
-        wrapped = VecNormalize(
-            venv, False, self.norm_obs, self.norm_reward, *clips, self.gamma, self.epsilon, keys
-        )
+        wrapped = VecNormalize(venv, False, self.norm_obs, self.norm_reward, *clips, self.gamma, self.epsilon, keys)
         pairs = [(wrapped.ret_rms, self.return_moments)]
         if self.norm_obs:
             theirs: Any = wrapped.obs_rms

@@ -11,7 +11,8 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
-from kit.runs.api import launch, local_runs
+from kit.runs.api import launch
+from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.dashboard import Dashboard

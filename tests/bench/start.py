@@ -60,9 +60,7 @@ def main() -> None:
 def seconds(command: list[str], folder: str, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """What `command` prints, line by line, and its "end" -> seconds since it was started."""
     begun, seen = clock(), {}
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(("first", "95 %")):

@@ -93,11 +93,11 @@ def test_the_view_of_gymnasium_keeps_the_spaces_as_they_are(monkeypatch: pytest.
     assert many.observation_space.contains(obs)
 
 
-MODULE = f'''
+MODULE = f"""
 from tests.envs.corridor import {Corridor.__name__} as Hall, {Walk.__name__}
 import gymnasium
 gymnasium.register("Beside-v0", "beside:Walk", max_episode_steps=9)
-'''
+"""
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from kit.runs.rollouts import record
+from kit.runs.rollouts import _timing, record
 from kit.runs.run import Run
 from tests.runs.crash import create
 
@@ -43,3 +44,20 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
     with pytest.raises(KeyboardInterrupt):
         record(run, step=0, episodes=EPISODES, size=64, on_frame=stop)
     assert list((run.path / "videos").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("control_dt_s", "episode_steps", "film_speed", "stride", "fps", "frames"),
+    [
+        (0.05, 100, 1, 1, 20, 100),
+        (0.05, 1000, 1, 1, 20, 200),
+        (0.02, 1000, 1, 2, 25, 250),
+        (0.25, 1200, 30, 5, 24, 240),
+    ],
+    ids=["a short one whole", "ten seconds of a long one", "every second step at 50 Hz", "five minutes in ten seconds"],
+)
+def test_a_film_shows_ten_seconds_of_an_episode_at_most(
+    control_dt_s: float, episode_steps: int, film_speed: float, stride: int, fps: float, frames: int
+) -> None:
+    env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, film_speed=film_speed)
+    assert _timing(env) == (stride, pytest.approx(fps), frames)

@@ -113,7 +113,10 @@ def test_no_token_survives(secret: str) -> None:
         ("Authorization: Bearer eyJabc.def.ghi-JK", "Authorization: Bearer (hidden)"),
         ('{"authorization": "Bearer abcdef0123456789"}', '{"authorization": "Bearer (hidden)"}'),
         ("https://s3/x?X-Amz-Signature=abc123&v=1", "https://s3/x?(hidden)&v=1"),
-        ("https://s3/x?v=1&X-Amz-Credential=AKIA%2F2026&X-Amz-Security-Token=Fwo", "https://s3/x?v=1&(hidden)&(hidden)"),
+        (
+            "https://s3/x?v=1&X-Amz-Credential=AKIA%2F2026&X-Amz-Security-Token=Fwo",
+            "https://s3/x?v=1&(hidden)&(hidden)",
+        ),
         ("'https://cdn/x?Signature=a~b&Key-Pair-Id=K2', gone", "'https://cdn/x?(hidden)&(hidden)', gone"),
         ("https://hub/lab?token=0123456789abcdef", "https://hub/lab?(hidden)"),
         ("https://u:pa55@host/x", "https://(hidden)@host/x"),
