@@ -25,7 +25,9 @@ ALGOS = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.train
 """kit's own algorithms, and the module that holds each one's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
-MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit")
+MAY_CHANGE_ON_RESUME = (
+    "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,10 @@ class RunConfig:
     session_limit: str | None = field(
         default=None, metadata={"help": 'end this session, resumably, after a time such as "11h30m"'}
     )
+    disk_budget: str = field(
+        default="10GB",
+        metadata={"help": "how much of this machine's disk checkpoints may take; the newest and the best always stay"},
+    )
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
@@ -100,6 +106,7 @@ class RunConfig:
             _at_least("checkpoint_every", self.checkpoint_every, 1)
         if self.session_limit is not None:
             seconds("session_limit", self.session_limit)
+        byte_count("disk_budget", self.disk_budget)
         if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run_name):
             raise UserError(f"run_name={self.run_name!r} cannot name a folder; use letters, digits, '.', '_' and '-'.")
 
@@ -174,6 +181,14 @@ def seconds(name: str, value: str) -> float:
     if total <= 0:
         raise UserError(f'{name}={value!r} is not a time; write it like "30s", "5m" or "11h30m".')
     return total
+
+
+def byte_count(name: str, value: str) -> int:
+    """Bytes of an amount such as "500MB" or "10GB"; `name` is the field to blame."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT])B", value.strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f'{name}={value!r} is not an amount; write it like "500MB" or "10GB".')
+    return int(float(match[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]])
 
 
 def default_name(config: RunConfig) -> str:

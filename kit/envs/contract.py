@@ -40,8 +40,8 @@ class BatchEnv(ABC):
     """After which an episode is cut."""
     control_dt_s: float
     """Seconds per step."""
-    playback: float = 1.0
-    """Films run so many times as fast as life."""
+    film_speed: float = 1.0
+    """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of the task's own `info`."""
     cameras: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class Mission(Task):
     episode_steps = COMMANDS
     control_dt_s = 1 / COMMAND_HZ
     staggered = True
-    playback = 5.0
+    film_speed = 5.0
     score = "win_rate"
     cameras = ("map",)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs")

@@ -91,7 +91,7 @@ class Rules:
     """Paid for every second in which the zone is held."""
     capture: float = number(30.0, 0.0, 100.0)
     """Paid when it has been held long enough, which ends the episode: so it is more than holding could ever bring."""
-    losses: float = number(0.05, 0.0, 100.0)
+    losses: float = number(0.01, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
 
     def __post_init__(self) -> None:

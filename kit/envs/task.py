@@ -39,8 +39,8 @@ class Task(ABC):
     staggered: bool = False
     """Training begins with episodes cut at random: right where they are much longer than a rollout and worlds many, for
     else all would be in the same phase of their episodes, and a policy learn now one phase, now the other."""
-    playback: float = 1.0
-    """Films run so many times as fast as life."""
+    film_speed: float = 1.0
+    """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of `info`."""
     cameras: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class MujocoTask(Task):
         super().restore(snapshot)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, samples=2)
+        return self.sim.render(cameras, height, width, shadows=True)
 
     def close(self) -> None:
         self.sim.close()

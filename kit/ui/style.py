@@ -157,7 +157,8 @@ def _arrival(store: dict[str, Any]) -> str:
         return f"<span class='kit-bad'>{trouble}</span> {arrived}"
     if not arrived:
         return f"Copying to {where}."
-    return f"<span class='kit-good'>{arrived}</span>" if state == "ok" else f"{arrived} Copying newer steps."
+    remark = f" {html.escape(str(store['error']))}" if store.get("error") else ""
+    return f"<span class='kit-good'>{arrived}</span>{remark}" if state == "ok" else f"{arrived} Copying newer steps."
 
 
 def note(sentence: str, bad: bool = False) -> str:

@@ -77,7 +77,7 @@ def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged:
     place(env, 2, distance_m * np.cos(angle), 60.0 + distance_m * np.sin(angle))
     info = step(env, *[STAND] * 4)[4]
     assert bool(env.task.attackers[0, 2, 2] > 0) == tagged
-    assert info["reward/losses"].item() == pytest.approx(-0.05 * tagged)
+    assert info["reward/losses"].item() == pytest.approx(-0.01 * tagged)
 
 
 def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
@@ -155,7 +155,7 @@ def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
     assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
     _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
     assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "it is used up: out, and begins again full"
-    assert info["reward/losses"].item() == pytest.approx(-0.05)
+    assert info["reward/losses"].item() == pytest.approx(-0.01)
 
 
 def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:

@@ -12,12 +12,13 @@ from kit.runs.finding import list_runs, locate
 from kit.runs.fingerprint import fingerprint
 from kit.stores import lease, open_store
 from tests.runs.crash import Forked, complete, create
+from tests.stores.conftest import SHARED
 
 STEPS = {"PPO": 4000, "A2C": 4000, "SAC": 1200}
 """Enough that none is done before the first checkpoint has been seen."""
 
 
-@pytest.mark.parametrize("store_url", ["directory", "hub", "s3"], indirect=True)
+@pytest.mark.parametrize("store_url", SHARED, indirect=True)
 def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_path, store_url, waiter):
     algo = {"h": "A2C", "s": "SAC"}.get(store_url[0], "PPO")
     uncut = create(tmp_path / "here", "uncut", algo, total_steps=STEPS[algo])
