@@ -45,7 +45,7 @@ class Mission(Task):
             return torch.zeros(n, *shape, dtype=dtype, device=self.device)
 
         self.attackers, self.defenders, self.minds = zeros(ATTACKERS, 4), zeros(DEFENDERS, 4), zeros(DEFENDERS, 4)
-        self.field, self.discs, self.near, self.obs = zeros(3, 4), zeros(OBSTACLES, 4), zeros(5, 4), zeros(42)
+        self.field, self.discs, self.near, self.obs = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4), zeros(42)
         self.terms = zeros(len(TERMS))
         self._attack, self._defend = zeros(ATTACKERS, dtype=torch.int64), zeros(DEFENDERS, dtype=torch.int64)
         self._defend.fill_(-1)

@@ -5,8 +5,7 @@ A world is five rows of numbers, all float32; times are ticks of the motion (1/2
     attackers  (n, 4) of x, y (m), ticks until it is back (0: it plays), endurance left (ticks)
     defenders  (n, 3) of x, y (m), and where it looks, a unit vector
     minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
-    field      (n, 3): zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector;
-               how near to the zone each attacker was in this episode (m)
+    field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
     discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
     near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
                within one command, since they lie 6 m apart
@@ -390,13 +389,11 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
                 held = wp.max(held - 1.0, 0.0)
 
     nearer = float(0.0)
-    records = s.field[w, 2]
     for i in range(4):
-        left = wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
-        nearer += wp.max(records[i] - left, 0.0)
-        records[i] = wp.min(records[i], left)
+        if attackers[i, 2] == 0.0:  # who was just lost has not gone away
+            nearer += wp.max(far[i] - c.zone, 0.0)
+            nearer -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
-    s.field[w, 2] = records
     for j in range(3):
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
@@ -469,13 +466,10 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
     attackers = Four()
     defenders = Three()
     minds = Three()
-    records = wp.vec4()
     for i in range(4):
         b = base(f, i)
         attackers[i] = wp.vec4(b[0], b[1], 0.0, c.endurance)
-        records[i] = wp.max(wp.length(b - place(f)) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
-    s.field[w, 2] = records
     for j in range(3):
         away = post(round_, j)
         p = inside(place(f) + c.patrol * away)

@@ -60,7 +60,6 @@ class PlainMission(gymnasium.Env):
             mind = {"busy": 0, "alert": 0, "goal": (x, y)}
             self.defenders.append({"x": x, "y": y, "look": (math.cos(way), math.sin(way)), **mind})
         self.held = self.given = 0
-        self.records = [max(self.to_zone(a[0], a[1]) - self.rules.zone_m, 0.0) for a in self.attackers]
 
     def base(self, i: int) -> tuple[float, float]:
         return self.base_x + 6 * (i - 1.5), -90.0
@@ -92,7 +91,7 @@ class PlainMission(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.lost = self.together = 0
-        nearer = 0.0
+        nearer, before = 0.0, [self.to_zone(a[0], a[1]) for a in self.attackers]
         for j in range(3):
             self.think(j)
         for _ in range(TICKS):
@@ -101,10 +100,9 @@ class PlainMission(gymnasium.Env):
         self.round += TICKS * self.rules.patrol_mps / MOTION_HZ / self.rules.patrol_m
         self.given += 1
         won, r = self.held >= self.hold, self.rules
-        for i, (x, y, *_) in enumerate(self.attackers):
-            left = max(self.to_zone(x, y) - r.zone_m, 0.0)
-            nearer += max(self.records[i] - left, 0.0)
-            self.records[i] = min(self.records[i], left)
+        for far, (x, y, out, _) in zip(before, self.attackers, strict=True):
+            if not out:
+                nearer += max(far - r.zone_m, 0.0) - max(self.to_zone(x, y) - r.zone_m, 0.0)
         self.terms = (
             r.progress * nearer / 100,
             r.holding * self.together / MOTION_HZ,
