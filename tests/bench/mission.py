@@ -25,7 +25,7 @@ import kit
 from kit.config import RunConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.bench.mission_plain import PlainMission  # noqa: E402
+from tests.bench.mission_plain import PlainMission
 
 WORLDS, PROCESSES = 4096, 16
 
@@ -52,7 +52,8 @@ def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], 
     print(f"\n| {title} | env steps/s | lowest – highest | to the last line |\n|---|---:|---:|---:|")
     for name, found in rates.items():
         middle = statistics.median(found)
-        print(f"| {name} | {middle:,.0f} | {min(found):,.0f} – {max(found):,.0f} | {middle / last:,.1f} × |", flush=True)
+        spread = f"{min(found):,.0f} – {max(found):,.0f}"
+        print(f"| {name} | {middle:,.0f} | {spread} | {middle / last:,.1f} × |", flush=True)
 
 
 def game(turns: int) -> None:
@@ -134,7 +135,7 @@ def teams(turns: int) -> None:
             won |= terminated & ~over
             lost += (info["reward/losses"] < 0) * ~over
             over |= terminated | truncated
-        print(f"| {level} | {won.sum().item()} ({won.float().mean().item():.0%}) | {lost.mean().item():.0f} |", flush=True)
+        print(f"| {level} | {won.sum().item()} ({won.float().mean():.0%}) | {lost.mean():.0f} |", flush=True)
 
 
 if __name__ == "__main__":

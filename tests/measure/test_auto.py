@@ -28,6 +28,14 @@ def test_worlds_double_while_cores_and_rollouts_last(steps, worlds):
     assert resolved.threads == 2 and resolved.device == "cpu"
 
 
+@pytest.mark.parametrize(("steps", "worlds"), [(100_000, 256), (1_000_000, 2048), (40_000_000, 2048)])
+def test_a_game_without_physics_has_thousands_of_worlds(steps, worlds):
+    """Mission's row: 16 worlds, 16 steps. Two cores have 2,048, of which twenty rollouts are 655,360 steps."""
+    resolved = resolve(RunConfig(env="Mission", total_steps=steps))
+    assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 4096
+    assert resolve(RunConfig(env="Mission", preset="fast")).n_envs == 16
+
+
 def test_what_was_chosen_is_said():
     asked = RunConfig(env="Reach", total_steps=100_000)
     assert sentence(asked, resolve(asked)) == "auto: 16 worlds on 2 threads, 256 steps, batch 256"
