@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from torch import nn
 
-from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, OBSTACLES, TERMS, Rules
+from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 from kit.envs.task import Task
+from kit.errors import UserError
+
+STOCK = "stock"
+SEES = {"attackers": 42, "defenders": 40}
+"""How many numbers each side is told."""
+UNITS = {"attackers": ATTACKERS, "defenders": DEFENDERS}
+Team = Callable[[torch.Tensor], torch.Tensor]
+"""Commands (n, units) for what a side sees, (n, 42) or (n, 40)."""
 
 
 class Mission(Task):
@@ -18,7 +29,20 @@ class Mission(Task):
 
     The team is commanded four times a second for at most 300 s: each unit stands (0) or moves in one of eight
     directions (1 east, 2 north-east, ... 8 south-east); motion is at 20 Hz. Without MuJoCo; the worlds are rows of
-    tensors that Warp kernels change in place.
+    tensors that Warp kernels change in place. What is seen, x to the east and y to the north of the zone's middle:
+
+        attackers (42)                                       defenders (40)
+        4 × 3  x, y (100 m), time until it is back            3 × 5  x, y (100 m), where it looks, time busy
+        2      endurance left of those that fly               4 × 3  an attacker is seen, and where (100 m), else zeros
+        3 × 6  a defender is seen (1), x, y (100 m), where    3 × 3  each one's nearest obstacle: x, y (50 m), radius
+               it looks, time busy; else six zeros                   (10 m)
+        2 × 3  each ground unit's nearest obstacle: x, y      2      the zone in the arena (100 m)
+               (50 m), radius (10 m)                          2      time held, time passed
+        2      the zone in the arena (100 m)
+        2      time held, time passed
+
+    Times are shares of the whole. The other side is `stock` or a policy: `defenders` steered by rules, `attackers` who go
+    straight to the zone. With `side="defenders"` it is they who learn, paid what the attackers pay.
     """
 
     name = "Mission"
@@ -28,36 +52,55 @@ class Mission(Task):
     film_speed = 5.0
     score = "win_rate"
     cameras = ("map",)
-    keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs")
+    keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, side: str = "attackers", attackers: str | Team = STOCK, defenders: str | Team = STOCK, **options: Any
+    ) -> None:
+        """`options` are those of `Rules`. The other side may be a run's name in configs, where kit.train, kit.evaluate and
+        films put its policy in the name's place (`kit.runs.policies`)."""
+        if side not in UNITS:
+            raise UserError(f"env_options side={side!r} is unknown; valid are {' and '.join(UNITS)}.")
+        self.side, self.other = side, "defenders" if side == "attackers" else "attackers"
+        mine, self._team = (attackers, defenders) if side == "attackers" else (defenders, attackers)
+        if mine != STOCK:
+            raise UserError(f"env_options {side}={mine!r} cannot be given: they are the side that learns.")
         self.rules = Rules.of(options)
-        self.action_space = gymnasium.spaces.MultiDiscrete([9] * ATTACKERS)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (42,), np.float32)
+        self.action_space = gymnasium.spaces.MultiDiscrete([9] * UNITS[side])
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (SEES[side],), np.float32)
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         from kit.envs import mission_kernels as kernels  # here: Warp takes a second to load
         from kit.sim.kernels import beside_torch, compiling, numbered, wp
 
         super().build(n, numbered(device), threads)
+        team = self._team
+        if isinstance(team, str) and team != STOCK:
+            raise UserError(f"env_options {self.other}={team!r} is a run; give its policy, kit's Run(...).policy().act.")
+        self._play: Team | None = None if isinstance(team, str) else team
+        if self._play is None and self.side == "defenders":
+            self._play = self.straight
+        guarded = self.side == "defenders" or self._play is not None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(n, *shape, dtype=dtype, device=self.device)
 
         self.attackers, self.defenders, self.minds = zeros(ATTACKERS, 4), zeros(DEFENDERS, 4), zeros(DEFENDERS, 4)
-        self.field, self.discs, self.near, self.obs = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4), zeros(42)
+        self.field, self.discs, self.near = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4)
+        self.obs, self.guard = zeros(SEES["attackers"]), zeros(SEES["defenders"] if guarded else 0)
+        self.opponent = fingerprint(team)
         self.terms = zeros(len(TERMS))
-        self._attack, self._defend = zeros(ATTACKERS, dtype=torch.int64), zeros(DEFENDERS, dtype=torch.int64)
-        self._defend.fill_(-1)
+        self._commands = {side: zeros(units, dtype=torch.int64) for side, units in UNITS.items()}
+        self._commands["defenders"].fill_(-1)
         self._mask, self._seeds = zeros(dtype=torch.bool), zeros(dtype=torch.int64)
         self._beside = beside_torch
         self._pictures: dict[tuple[int, int], Any] = {}
         with beside_torch(self.device), compiling("the game"):
-            worlds, constants = kernels.Worlds(), kernels.constants(self.rules)
+            worlds, constants = kernels.Worlds(), kernels.constants(self.rules, guarded)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(worlds, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
-            worlds.obs = wp.from_torch(self.obs)
-            commands = [wp.from_torch(x) for x in (self._attack, self._defend)]
+            worlds.obs, worlds.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)
+            commands = [wp.from_torch(self._commands[side]) for side in UNITS]
             drawn = [wp.from_torch(x) for x in (self._mask, self._seeds)]
             self._step = wp.launch(kernels.step, n, [constants, worlds, *commands], record_cmd=True)
             self._reset = wp.launch(kernels.reset, n, [constants, worlds, *drawn], record_cmd=True)
@@ -69,25 +112,37 @@ class Mission(Task):
             self._reset.launch()
 
     def advance(self, action: torch.Tensor) -> None:
-        self._attack.copy_(action)
+        self._commands[self.side].copy_(action)
+        if self._play is not None:
+            with torch.no_grad():
+                self._commands[self.other].copy_(self._play(self.guard if self.other == "defenders" else self.obs))
         with self._beside(self.device):
             self._step.launch()
 
     def observe(self) -> torch.Tensor:
-        return self.obs.clone()
+        return (self.obs if self.side == "attackers" else self.guard).clone()
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        return self.terms.sum(1)
+        return self._paid().sum(1)
+
+    def _paid(self) -> torch.Tensor:
+        return self.terms.clone() if self.side == "attackers" else -self.terms
 
     def terminated(self) -> torch.Tensor:
-        return self.terms[:, 2] > 0
+        return self.terms[:, 2] != 0
 
     def success(self) -> torch.Tensor:
-        return self.terminated()
+        captured = self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
+        return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def info(self) -> dict[str, torch.Tensor]:
-        paid = {f"reward/{name}": column for name, column in zip(TERMS, self.terms.clone().unbind(1), strict=True)}
-        return {"win_rate": self.terminated(), **paid}
+        paid = {f"reward/{name}": column for name, column in zip(TERMS, self._paid().unbind(1), strict=True)}
+        return {"win_rate": self.success(), **paid}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        if not torch.equal(state["opponent"].cpu(), self.opponent):
+            raise UserError(f"the {self.other} are not those of this snapshot; name the same run and step again.")
+        super().load_state(state)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         from kit.envs.mission_picture import Picture
@@ -103,3 +158,16 @@ class Mission(Task):
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         way = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
         return torch.where(to_zone.norm(dim=2) < 0.05, 0, way)
+
+
+def fingerprint(team: str | Team) -> torch.Tensor:
+    """SHA-256 of what decides how `team` plays, (32,) uint8: a network's weights, or the name of what has none."""
+    found = hashlib.sha256()
+    owner = getattr(team, "__self__", team)
+    network = owner if isinstance(owner, nn.Module) else getattr(owner, "policy", None)
+    if isinstance(network, nn.Module):
+        for name, value in sorted(network.state_dict().items()):
+            found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    else:
+        found.update(str(team if isinstance(team, str) else getattr(team, "__qualname__", type(team))).encode())
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)

@@ -54,6 +54,7 @@ class Constants:
     busy: float
     sight: float
     sight_cos: float
+    guarded: int  # whether somebody wants to know what the defenders see
     turn_cos: float
     turn_sin: float
     patrol: float
@@ -78,14 +79,15 @@ class Worlds:
     discs: wp.array2d(dtype=wp.vec4)
     near: wp.array2d(dtype=wp.vec4)
     obs: wp.array2d(dtype=float)
+    guard: wp.array2d(dtype=float)
     terms: wp.array(dtype=wp.vec4)
 
 
-def constants(rules: Rules) -> Any:
-    """Of one game."""
+def constants(rules: Rules, guarded: bool) -> Any:
+    """Of one game; `guarded`: the defenders are a policy's."""
     given = {f.name: getattr(rules, f.name) for f in fields(rules)}
     found = Constants()
-    found.ticks = MOTION_HZ // COMMAND_HZ
+    found.ticks, found.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
     for name in ("maps", "obstacles", "hold_units", "hover_share", "threat"):
         setattr(found, name, given[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
@@ -262,6 +264,41 @@ def look(
 
 
 @wp.func
+def look_out(
+    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
+    f: wp.vec4, g: wp.vec4,
+):  # fmt: skip
+    """What the defenders know, in 40 numbers."""
+    zone = place(f)
+    for j in range(3):
+        d = defenders[j]
+        s.guard[w, 5 * j] = (d[0] - zone[0]) * 0.01
+        s.guard[w, 5 * j + 1] = (d[1] - zone[1]) * 0.01
+        s.guard[w, 5 * j + 2] = d[2]
+        s.guard[w, 5 * j + 3] = d[3]
+        s.guard[w, 5 * j + 4] = minds[j, 0] / wp.max(c.busy, 1.0)
+        disc = s.near[w, 2 + j]
+        there = wp.sign(disc[2])
+        s.guard[w, 27 + 3 * j] = there * (disc[0] - d[0]) * 0.02
+        s.guard[w, 28 + 3 * j] = there * (disc[1] - d[1]) * 0.02
+        s.guard[w, 29 + 3 * j] = disc[2] * 0.1
+    for i in range(4):
+        a = attackers[i]
+        seen = bool(False)
+        for j in range(3):
+            if not seen:
+                seen = seen_by_defender(c, discs, defenders[j], a, i < 2)
+        known = wp.where(seen, 1.0, 0.0)
+        s.guard[w, 15 + 3 * i] = known
+        s.guard[w, 16 + 3 * i] = known * (a[0] - zone[0]) * 0.01
+        s.guard[w, 17 + 3 * i] = known * (a[1] - zone[1]) * 0.01
+    s.guard[w, 36] = zone[0] * 0.01
+    s.guard[w, 37] = zone[1] * 0.01
+    s.guard[w, 38] = g[0] / c.hold
+    s.guard[w, 39] = g[1] / EPISODE
+
+
+@wp.func
 def post(round_: wp.vec2, j: int) -> wp.vec2:
     """Which way from the zone defender `j` is on patrol: a third of the round apart."""
     found = round_
@@ -293,7 +330,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     round_ = wp.vec2(g[2], g[3])
     held = g[0]
     lost = float(0.0)
-    together = float(0.0)
+    there = float(0.0)
     far = wp.vec4()
     for i in range(4):
         far[i] = wp.length(place(attackers[i]) - zone)
@@ -382,11 +419,8 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
                 to = place(attackers[i]) - zone
                 if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
                     holders += 1
-            if holders >= c.hold_units:
-                held += 1.0
-                together += 1.0
-            else:
-                held = wp.max(held - 1.0, 0.0)
+            held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
+            there += float(holders)
 
     nearer = float(0.0)
     for i in range(4):
@@ -399,10 +433,12 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
         s.minds[w, j] = minds[j]
     round_ = wp.normalize(turned(round_, c.patrol_cos, c.patrol_sin))
     captured = wp.where(held >= c.hold, 1.0, 0.0)
-    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, together, captured, lost))
+    s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, there, captured, lost))
     g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
     s.field[w, 1] = g
     look(w, c, s, attackers, defenders, minds, discs, f, g)
+    if c.guarded != 0:
+        look_out(w, c, s, attackers, defenders, minds, discs, f, g)
 
 
 @wp.func
@@ -479,3 +515,5 @@ def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(d
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
     look(w, c, s, attackers, defenders, minds, discs, f, g)
+    if c.guarded != 0:
+        look_out(w, c, s, attackers, defenders, minds, discs, f, g)

@@ -85,14 +85,14 @@ class Rules:
     threat: float = number(0.0, 0.0, 10.0)
     """They chase who is nearest to them; each metre from the zone counts like so many metres more."""
 
-    progress: float = number(0.1, 0.0, 100.0)
+    progress: float = number(0.05, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
     keeps what it was paid."""
-    holding: float = number(0.04, 0.0, 100.0)
-    """Paid for every second in which the zone is held."""
-    capture: float = number(10.0, 0.0, 100.0)
-    """Paid when it has been held long enough, which ends the episode: so it is more than holding could ever bring."""
-    losses: float = number(0.005, 0.0, 100.0)
+    holding: float = number(0.05, 0.0, 100.0)
+    """Paid for every second of every attacker in the zone, also of one who is alone and holds nothing."""
+    capture: float = number(20.0, 0.0, 100.0)
+    """Paid when it has been held long enough, which ends the episode: more than one could earn by standing there."""
+    losses: float = number(0.03, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
 
     def __post_init__(self) -> None:

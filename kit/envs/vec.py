@@ -58,8 +58,8 @@ class TensorEnv(BatchEnv):
 
     def stagger(self) -> None:
         if self.task.staggered:
-            size, options = (self.num_envs,), {"generator": self._generator, "device": self.device}
-            self._limit = torch.randint(1, self.episode_steps + 1, size, **options)
+            latest, where = self.episode_steps + 1, self.device
+            self._limit = torch.randint(1, latest, (self.num_envs,), generator=self._generator, device=where)
 
     def step(self, action: torch.Tensor) -> Step:
         task = self.task

@@ -90,7 +90,7 @@ class PlainMission(gymnasium.Env):
         return math.hypot(x - self.zone[0], y - self.zone[1])
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.lost = self.together = 0
+        self.lost = self.there = 0
         nearer, before = 0.0, [self.to_zone(a[0], a[1]) for a in self.attackers]
         for j in range(3):
             self.think(j)
@@ -105,7 +105,7 @@ class PlainMission(gymnasium.Env):
                 nearer += max(far - r.zone_m, 0.0) - max(self.to_zone(x, y) - r.zone_m, 0.0)
         self.terms = (
             r.progress * nearer / 100,
-            r.holding * self.together / MOTION_HZ,
+            r.holding * self.there / MOTION_HZ,
             r.capture * won,
             -r.losses * self.lost,
         )
@@ -165,7 +165,7 @@ class PlainMission(gymnasium.Env):
                     self.lose(i)
                     d["busy"] = self.busy
         holders = sum(not out and self.to_zone(x, y) <= r.zone_m for x, y, out, _ in self.attackers)
-        self.together += holders >= r.hold_units
+        self.there += holders
         self.held = self.held + 1 if holders >= r.hold_units else max(self.held - 1, 0)
 
     def lose(self, i: int) -> None:

@@ -44,7 +44,7 @@ def guard(env: Any, x: float, y: float, still: bool = True) -> None:
     """One defender there, looking north; `still`: it is told to stand, else it walks north until it sees somebody."""
     env.task.defenders[0, 0] = torch.tensor([x, y, 0.0, 1.0])
     env.task.minds[0, 0] = torch.tensor([0.0, 1000.0, x, y + 2.5])
-    env.task._defend[0, 0] = 0 if still else -1
+    env.task._commands["defenders"][0, 0] = 0 if still else -1
 
 
 def test_a_command_is_five_steps_in_one_of_eight_directions() -> None:
@@ -76,7 +76,7 @@ def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged:
     place(env, 2, distance_m * np.cos(angle), 60.0 + distance_m * np.sin(angle))
     info = step(env, *[STAND] * 4)[4]
     assert bool(env.task.attackers[0, 2, 2] > 0) == tagged
-    assert info["reward/losses"].item() == pytest.approx(-0.005 * tagged)
+    assert info["reward/losses"].item() == pytest.approx(-0.03 * tagged)
 
 
 def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
@@ -104,16 +104,16 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     place(env, 2, -14.9, 0.0)
     _, reward, *_, info = step(env, *[STAND] * 4, times=40)
     assert env.task.field[0, 1, 0] == 200
-    assert info["reward/holding"].item() == pytest.approx(0.04 / 4) == reward.item()
+    assert info["reward/holding"].item() == pytest.approx(2 * 0.05 / 4) == reward.item()
     place(env, 2, 50.0, 0.0)
     _, _, _, _, info = step(env, *[STAND] * 4, times=4)
-    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == 0
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.05 / 4), "for the one"
     place(env, 2, 0.0, 0.0)
     _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
     assert not terminated.item()
     _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
     assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
-    assert info["reward/capture"].item() == 10 and reward.item() == pytest.approx(10 + 0.04 / 4)
+    assert info["reward/capture"].item() == 20 and reward.item() == pytest.approx(20 + 2 * 0.05 / 4)
 
 
 def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged() -> None:
@@ -124,8 +124,8 @@ def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged
         return step(env, command, *[STAND] * 3)[4]["reward/progress"].item()
 
     south = 7
-    assert paid(south) == pytest.approx(0.001, abs=1e-6), "1 m of 100"
-    assert paid(NORTH) == pytest.approx(-0.001, abs=1e-6)
+    assert paid(south) == pytest.approx(0.0005, abs=1e-6), "1 m of 100"
+    assert paid(NORTH) == pytest.approx(-0.0005, abs=1e-6)
     place(env, 0, 0.0, 10.0)
     assert paid(south) == 0, "in the zone there is no more"
     place(env, 0, 0.0, 60.0)
@@ -155,7 +155,7 @@ def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
     assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
     _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
     assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "it is used up: out, and begins again full"
-    assert info["reward/losses"].item() == pytest.approx(-0.005)
+    assert info["reward/losses"].item() == pytest.approx(-0.03)
 
 
 def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:
