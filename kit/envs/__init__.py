@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kit.envs.registry import carry, describe, find, make_task, make_vec, names
+from kit.envs.registry import alone, carry, describe, find, make_task, make_vec, names, opponents, plays
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv as BatchEnv
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from kit.envs.task import Task as Task
     from kit.envs.vec import TensorEnv as TensorEnv
 
-__all__ = ["BatchEnv", "MujocoTask", "Task", "TensorEnv", "carry", "describe", "find", "make_task", "make_vec", "names"]
+__all__ = [
+    "BatchEnv", "MujocoTask", "Task", "TensorEnv",
+    "alone", "carry", "describe", "find", "make_task", "make_vec", "names", "opponents", "plays",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -41,8 +41,8 @@ class Mission(Task):
         2      the zone in the arena (100 m)
         2      time held, time passed
 
-    Times are shares of the whole. The other side is `stock` or a policy: `defenders` steered by rules, `attackers` who go
-    straight to the zone. With `side="defenders"` it is they who learn, paid what the attackers pay.
+    Times are shares of the whole. The other side is `stock` or a policy: `defenders` steered by rules, `attackers` who
+    go straight to the zone. With `side="defenders"` it is they who learn, paid what the attackers lose.
     """
 
     name = "Mission"
@@ -54,11 +54,13 @@ class Mission(Task):
     cameras = ("map",)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
+    opponents = ("attackers", "defenders")
+
     def __init__(
         self, side: str = "attackers", attackers: str | Team = STOCK, defenders: str | Team = STOCK, **options: Any
     ) -> None:
-        """`options` are those of `Rules`. The other side may be a run's name in configs, where kit.train, kit.evaluate and
-        films put its policy in the name's place (`kit.runs.policies`)."""
+        """`options` are those of `Rules`. In configs the other side may be a run, RUN or RUN@STEP: training, evaluation
+        and films put its policy in the name's place (`kit.runs.opponents`)."""
         if side not in UNITS:
             raise UserError(f"env_options side={side!r} is unknown; valid are {' and '.join(UNITS)}.")
         self.side, self.other = side, "defenders" if side == "attackers" else "attackers"
@@ -76,7 +78,7 @@ class Mission(Task):
         super().build(n, numbered(device), threads)
         team = self._team
         if isinstance(team, str) and team != STOCK:
-            raise UserError(f"env_options {self.other}={team!r} is a run; give its policy, kit's Run(...).policy().act.")
+            raise UserError(f"env_options {self.other}={team!r} is a run; give its policy, run.policy().act, here.")
         self._play: Team | None = None if isinstance(team, str) else team
         if self._play is None and self.side == "defenders":
             self._play = self.straight

@@ -86,6 +86,23 @@ class Spaces(NamedTuple):
     """Whether a step costs what physics does; a Task without MuJoCo wants thousands of worlds."""
 
 
+def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Those options of a task that name a run whose policy is to play against the one that learns."""
+    named = getattr(find(env), "opponents", ())
+    return {name: value for name, value in (env_options or {}).items() if name in named and value != "stock"}
+
+
+def alone(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without such opponents: for worlds in which nobody plays, or only to see how fast it goes."""
+    return {name: value for name, value in env_options.items() if name not in opponents(env, env_options)}
+
+
+def plays(env: str, env_options: Mapping[str, Any]) -> str:
+    """The option under which a policy of this task would play against another, or nothing."""
+    parts = getattr(find(env), "opponents", ())
+    return str(env_options.get("side", parts[0])) if parts else ""
+
+
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
     """The spaces of one world as training sees them. Raises `UserError` if the env cannot be made."""
     return _describe(env, json.dumps(env_options or {}, sort_keys=True))

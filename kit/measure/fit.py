@@ -81,7 +81,9 @@ def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
     from kit.trainers import make_trainer
 
     n_envs = int(config.n_envs)
-    env = envs.make_vec(config.env, n_envs, config.device, config.seed, env_options=config.env_options)
+    env = envs.make_vec(
+        config.env, n_envs, config.device, config.seed, env_options=envs.alone(config.env, config.env_options)
+    )
     trainer = make_trainer(config, env)
     trainer.learn(n_envs * int(config.overrides.get("n_steps", 1)))
     if config.device != "cpu":

@@ -162,7 +162,8 @@ def measure(config: RunConfig, seconds: float, tell: Tell) -> Speed:
 
 
 def _worlds(config: RunConfig, n_envs: int) -> Any:
-    return envs.make_vec(config.env, n_envs, config.device, config.seed, int(config.threads), config.env_options)
+    options = envs.alone(config.env, config.env_options)
+    return envs.make_vec(config.env, n_envs, config.device, config.seed, int(config.threads), options)
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.runs import control, directory, provenance, status
+from kit.runs import control, directory, opponents, provenance, status
 from kit.runs.beginning import beginning, first_checkpoint
 from kit.runs.finding import locate
 from kit.runs.run import Run
@@ -113,6 +113,7 @@ def create(
     config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
     if elsewhere:
         envs.carry(config.env)  # an env that no other process can make is refused
+    opponents.check(config)
     resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))
     if resolved.store:
         from kit.stores import open_store

@@ -15,6 +15,7 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs.finding import locate
+from kit.runs.opponents import make_worlds
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
@@ -44,11 +45,10 @@ def beginning(start_from: str | Path, trust: bool, config: RunConfig | None, cha
 
 def first_checkpoint(run: Run, begins: Beginning) -> None:
     """Write step 0 of `run`: the policy in new worlds. Raises `UserError` if it does not fit the task."""
-    from kit import envs
     from kit.trainers import make_trainer
 
     config = run.config.replace(device="cpu")
-    env = envs.make_vec(config.env, int(config.n_envs), "cpu", config.seed, int(config.threads), config.env_options)
+    env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
     try:
         trainer = make_trainer(config, env)
         try:

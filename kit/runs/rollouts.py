@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import UserError, need
+from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
@@ -30,12 +31,10 @@ class Evaluator:
     """Plays whole episodes in worlds of its own; leaves training and its random numbers alone."""
 
     def __init__(self, config: RunConfig, episodes: int) -> None:
-        from kit import envs
-
         self.seed = config.seed + EVAL_SEED
         self.per_world = -(-episodes // MAX_WORLDS)
         worlds = -(-episodes // self.per_world)
-        self.env = envs.make_vec(config.env, worlds, config.device, self.seed, int(config.threads), config.env_options)
+        self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
@@ -115,14 +114,12 @@ def record(
     """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
     in the run: `size` pixels a side, cameras side by side, of each episode the first `FILM_S` seconds. Calls
     `on_frame(done, at most)`. Needs the extra `video`."""
-    from kit import envs
-
     run = run if isinstance(run, Run) else Run(run)
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     found = run.find(step) if step != 0 else None
     model = load_policy(run.config, found)
-    env = envs.make_vec(run.config.env, 1, "cpu", run.config.seed + EVAL_SEED, 1, run.config.env_options)
+    env = make_worlds(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
     cameras = cameras or env.cameras[:1]
     for camera in cameras:
         if camera not in env.cameras:

@@ -58,15 +58,13 @@ class Training:
             raise
 
     def _build(self, config: RunConfig) -> None:
-        from kit import envs
+        from kit.runs.opponents import make_worlds
         from kit.runs.rollouts import Evaluator
         from kit.trainers import make_trainer
 
         settings.apply(config.device)
         self.status.set(phase="building the worlds")
-        env = envs.make_vec(
-            config.env, int(config.n_envs), config.device, config.seed, int(config.threads), config.env_options
-        )
+        env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
         self._closing.append(env.close)
         if not env.snapshots:
             self._say(env.snapshot_note)

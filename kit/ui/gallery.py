@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import envs
 from kit.errors import UserError
 from kit.runs.finding import local_runs
+from kit.runs.opponents import make_worlds
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.ui.films import EPISODES, Film, players
@@ -101,7 +101,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _cameras(run: Run) -> tuple[str, ...]:
-    env = envs.make_vec(run.config.env, env_options=run.config.env_options)
+    env = make_worlds(run.config.replace(device="cpu"), 1, run.config.seed)
     env.close()
     return tuple(env.cameras)
 

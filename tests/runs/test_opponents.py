@@ -1,0 +1,84 @@
+"""A game against another run's policy: it moves the other side, lives in the snapshot, and must be of the game."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import kit
+from kit.errors import UserError
+from kit.runs.fingerprint import fingerprint
+from kit.runs.opponents import make_worlds
+from kit.runs.run import Run
+from tests.runs.crash import create
+
+SMALL = {"n_envs": 4, "total_steps": 128, "eval_every": 0, "checkpoint_every": 64}
+TINY = {"n_steps": 16, "batch_size": 64, "n_epochs": 1, "policy_kwargs": {"net_arch": [16, 16]}}
+
+
+@pytest.fixture(scope="module")
+def guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Defenders who have hardly learnt anything."""
+    folder = str(tmp_path_factory.mktemp("guards"))
+    return kit.train(
+        env="Mission", env_options={"side": "defenders"}, runs_dir=folder, run_name="guards", overrides=TINY, **SMALL
+    )
+
+
+def test_defenders_learn_what_the_attackers_lose(guards: Run) -> None:
+    assert guards.policy().policy.action_net.out_features == 3 * 9
+    env = kit.make_vec("Mission", 8, seed=0, env_options={"side": "defenders"})
+    assert env.reset().shape == (8, 40) and env.action_space.nvec.tolist() == [9, 9, 9]
+    start = env.task.attackers.clone()
+    for _ in range(40):
+        _, reward, *_, info = env.step(torch.zeros(8, 3, dtype=torch.int64))
+        assert reward.tolist() == pytest.approx(
+            sum(info[f"reward/{n}"] for n in ("progress", "holding", "losses")).tolist()
+        )
+    gone = (env.task.attackers[:, 2:, :2] - start[:, 2:, :2]).norm(dim=2)
+    assert gone.min() > 40 and reward.sum() < 0, "the attackers go straight to the zone, and that costs"
+
+
+def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards: Run, tmp_path: Path) -> None:
+    options = {"defenders": str(guards.path)}
+    whole = kit.train(
+        env="Mission", env_options=options, runs_dir=str(tmp_path), run_name="whole", overrides=TINY, **SMALL
+    )
+    cut = create(tmp_path, "cut", env="Mission", env_options=options, overrides=TINY, **{**SMALL, "total_steps": 64})
+    kit.resume(cut.path)
+    kit.resume(cut.path, total_steps=128)
+    assert fingerprint(cut) == fingerprint(whole)
+    env = make_worlds(whole.config.replace(device="cpu"), 4, 0)
+    seen = env.task.guard.clone()
+    expected = guards.policy().act(seen)
+    env.step(torch.zeros(4, 4, dtype=torch.int64))
+    assert torch.equal(env.task._commands["defenders"], expected)
+    env.close()
+
+
+def test_another_opponent_is_not_the_snapshots(guards: Run) -> None:
+    env = kit.make_vec("Mission", 4, env_options={"defenders": guards.policy().as_actor()})
+    other = kit.make_vec("Mission", 4, env_options={"side": "attackers"})
+    with pytest.raises(UserError, match="the defenders are not those of this snapshot"):
+        other.restore({**other.snapshot(), "task.opponent": env.snapshot()["task.opponent"]})
+
+
+def test_who_cannot_play_is_refused_before_anything_is_made(guards: Run, tmp_path: Path) -> None:
+    arm = create(tmp_path, "arm", total_steps=64)
+    for options, says in (
+        ({"defenders": str(tmp_path / "none")}, "none does not exist"),
+        ({"defenders": str(arm.path)}, "has no checkpoint|no policy|nothing"),
+        (
+            {"side": "defenders", "attackers": str(guards.path)},
+            "plays Mission as defenders; name a run that plays Mission as",
+        ),
+        ({"side": "judges"}, "side='judges' is unknown; valid are attackers and defenders"),
+        ({"attackers": str(guards.path)}, "they are the side that learns"),
+    ):
+        with pytest.raises(UserError, match=says):
+            kit.train(env="Mission", env_options=options, runs_dir=str(tmp_path / "new"), overrides=TINY, **SMALL)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="is a run; give its policy"):
+        kit.make_vec("Mission", 1, env_options={"defenders": str(guards.path)})
