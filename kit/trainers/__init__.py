@@ -1,4 +1,5 @@
-"""Trainers: Stable-Baselines3's PPO, A2C and SAC with the inside replaced by tensors, resumable bit for bit."""
+"""Trainers: Stable-Baselines3's PPO, A2C, SAC and RecurrentPPO with the inside replaced by tensors, resumable bit for
+bit."""
 
 from __future__ import annotations
 
