@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 
 WRONG = {
     "unknown env": (["train", "--env", "Raech"], "env='Raech'", "did you mean Reach"),
-    "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, A2C, SAC"),
+    "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, RecurrentPPO, A2C, SAC"),
     "unknown preset": (["train", "--preset", "fats"], "preset='fats'", "did you mean fast"),
     "unknown option": (["train", "--total-stepz", "5"], "--total-stepz", "--help"),
     "unknown override": (["train", "--overrides", '{"gama": 0.9}'], "gama=0.9", "did you mean gamma"),

@@ -17,7 +17,7 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 
-from kit.envs.obs import Obs
+from kit.envs.obs import Obs, leaves
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.actor import Actor, Memory
@@ -203,6 +203,12 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
     }
 
     def _setup_model(self) -> None:
+        kinds = [type(space) for _, space in leaves("obs", self.observation_space)]
+        if spaces.MultiDiscrete in kinds:  # their width is a numpy number, which torch's LSTM refuses
+            raise UserError(
+                f"algo={type(self).__name__!r} cannot see MultiDiscrete spaces such as this env's "
+                f"{self.observation_space}; flatten them with gymnasium.wrappers.FlattenObservation."
+            )
         super()._setup_model()
         self.attach("memory", self.networks)
 
