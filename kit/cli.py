@@ -44,9 +44,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    config = (RunConfig.load(options.config) if options.config else RunConfig()).replace(**_given(options))
+    config = RunConfig.load(options.config) if options.config else None
     with _bar() as show:
-        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show)
+        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **_given(options))
     return _ending(run)
 
 
@@ -57,15 +57,24 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> int:
-    from kit.runs.api import list_runs
+    from kit.runs.finding import RunList, family, list_runs
 
-    found, lines = list_runs(options.where), []
+    found, lines, depth = list_runs(options.where), [], dict[str, int]()
+    if options.tree and isinstance(found, RunList):
+        found = family(found)
     rows = found.to_dicts()
     for run, row in zip(found, rows, strict=True):
-        rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
+        name, rate, kept = row["name"], "", ""
+        if row["success_rate"] is not None:
+            rate = f"  success {row['success_rate']:.0%}"
+        if isinstance(run, kit.Run):
+            kept = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
+            if options.tree and run.parent and run.parent[0] in depth:
+                depth[row["name"]] = depth[run.parent[0]] + 1
+                name = f"{'  ' * depth[row['name']]}{name} (from step {run.parent[1]:,})"
+        depth.setdefault(row["name"], 0)
         of = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
-        kept = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}" if isinstance(run, kit.Run) else ""
-        lines.append(f"{row['name']:40} {row['state']:12} {of}{rate}{kept}")
+        lines.append(f"{name:40} {row['state']:12} {of}{rate}{kept}")
     return _print(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 
 
@@ -110,6 +119,24 @@ def _bench(options: argparse.Namespace) -> int:
     machine, found = kit.machine.describe().title, bench(options.env)
     value = {"machine": machine, **dataclasses.asdict(found), "update_share": found.update_share}
     return _print(options, value, f"{machine}\n{found}")
+
+
+def _batch(options: argparse.Namespace) -> int:
+    from kit.runs.session import DONE, FAILED, INTERRUPTED
+
+    try:
+        found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
+    except KeyboardInterrupt:
+        print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
+        return INTERRUPTED
+    lines = []
+    for row in found:
+        rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
+        reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
+        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} steps{reached}{rate}")
+        lines += [f"    {row['message']}"] if row["state"] == "failed" else []
+    _print(options, found, "\n".join(lines))
+    return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
 
 
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
@@ -175,7 +202,8 @@ def _parser() -> argparse.ArgumentParser:
 
     train = add("train", "start a run and train it here until it is done", _train)
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")
-    train.add_argument("--start-from", metavar="MODEL.zip", help="a Stable-Baselines3 zip to begin with")
+    begin = "begin with the policy of another run and its config, or with that of a Stable-Baselines3 zip"
+    train.add_argument("--from", "--start-from", dest="start_from", metavar="RUN[@STEP]|MODEL.zip", help=begin)
     train.add_argument("--trust", action="store_true", help="open that zip, which can run code")
     _add_fields(train, [field.name for field in dataclasses.fields(RunConfig)])
 
@@ -184,8 +212,14 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
+    batch = add("batch", "train several runs side by side; called again, go on with them", _batch, reports=True)
+    batch.add_argument("jobs", metavar="JOBS.yaml", help="RunConfig's fields for all, seeds, and a list of jobs")
+    batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
+    batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
+
     runs = add("runs", "list runs", _runs, reports=True)
     runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")
+    runs.add_argument("--tree", action="store_true", help="branches under the runs that they began with")
 
     for name, (does, _) in ASKED.items():
         asked = add(name, does, _ask)

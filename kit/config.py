@@ -30,7 +30,9 @@ ALGOS = {
 """kit's own algorithms, and the module that holds each one's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
-MAY_CHANGE_ON_RESUME = ("total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit")
+MAY_CHANGE_ON_RESUME = (
+    "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,10 @@ class RunConfig:
     session_limit: str | None = field(
         default=None, metadata={"help": 'end this session, resumably, after a time such as "11h30m"'}
     )
+    disk_budget: str = field(
+        default="10GB",
+        metadata={"help": "how much of this machine's disk checkpoints may take; the newest and the best always stay"},
+    )
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
@@ -105,6 +111,7 @@ class RunConfig:
             _at_least("checkpoint_every", self.checkpoint_every, 1)
         if self.session_limit is not None:
             seconds("session_limit", self.session_limit)
+        byte_count("disk_budget", self.disk_budget)
         if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run_name):
             raise UserError(f"run_name={self.run_name!r} cannot name a folder; use letters, digits, '.', '_' and '-'.")
 
@@ -126,18 +133,7 @@ class RunConfig:
     @classmethod
     def load(cls, path: str | Path) -> RunConfig:
         """From a YAML file."""
-        import yaml
-
-        try:
-            text = Path(path).read_text()
-            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-                raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
-            values = yaml.safe_load(text)
-        except FileNotFoundError:
-            raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
+        values = read_yaml(path)
         if not isinstance(values, dict):
             raise UserError(f"{path} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
         return cls.from_dict(values)
@@ -166,6 +162,22 @@ class RunConfig:
         return _number(text) if int in kinds else text
 
 
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file holds. Raises `UserError` where there is none, or none that can be read safely."""
+    import yaml
+
+    try:
+        text = Path(path).read_text()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
+        return yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
+
+
 def seconds(name: str, value: str) -> float:
     """Seconds of a time such as "90s", "5m" or "11h30m"; `name` is the field to blame."""
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", value.strip())
@@ -174,6 +186,14 @@ def seconds(name: str, value: str) -> float:
     if total <= 0:
         raise UserError(f'{name}={value!r} is not a time; write it like "30s", "5m" or "11h30m".')
     return total
+
+
+def byte_count(name: str, value: str) -> int:
+    """Bytes of an amount such as "500MB" or "10GB"; `name` is the field to blame."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT])B", value.strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f'{name}={value!r} is not an amount; write it like "500MB" or "10GB".')
+    return int(float(match[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]])
 
 
 def default_name(config: RunConfig) -> str:

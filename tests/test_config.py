@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from kit.config import RunConfig, seconds
+from kit.config import RunConfig, byte_count, seconds
 from kit.errors import UserError
 
 
@@ -31,6 +31,11 @@ def test_times(text, expected):
     assert seconds("session_limit", text) == expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [("500MB", 5e8), ("10 GB", 1e10), ("1.5TB", 1.5e12)])
+def test_amounts(text, expected):
+    assert byte_count("disk_budget", text) == expected
+
+
 BAD = {
     "algo": ("DQN", "valid are PPO, A2C, SAC"),
     "preset": ("fats", "did you mean fast?"),
@@ -43,6 +48,7 @@ BAD = {
     "eval_every": (-1, "at least 0"),
     "checkpoint_every": ("soon", '"5m"'),
     "session_limit": ("", '"11h30m"'),
+    "disk_budget": ("a lot", '"10GB"'),
     "run_name": ("../up", "letters, digits"),
     "overrides": ("gamma", "mapping"),
     "env": (3, "a text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import mujoco
@@ -49,9 +50,9 @@ class Ant(MujocoTask):
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n
-        options = {"generator": generator, "dtype": sim.dtype, "device": sim.device}
-        uniform = self.draw(torch.rand, (n, self.model.nq), **options)
-        normal = self.draw(torch.randn, (n, self.model.nv), **options)
+        options: Any = {"generator": generator, "dtype": sim.dtype, "device": sim.device}
+        uniform = torch.rand(n, self.model.nq, **options)
+        normal = torch.randn(n, self.model.nv, **options)
         qpos = torch.add(self._lowest_qpos, uniform, alpha=2 * RESET_NOISE)
         sim.reset(mask, qpos=qpos, qvel=RESET_NOISE * normal)
 

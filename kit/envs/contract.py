@@ -39,6 +39,8 @@ class BatchEnv(ABC):
     """After which an episode is cut."""
     control_dt_s: float
     """Seconds per step."""
+    film_speed: float = 1.0
+    """Seconds of an episode in one of its film."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     snapshots: bool = True

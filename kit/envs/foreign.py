@@ -45,10 +45,8 @@ class ForeignEnv(BatchEnv):
         device: str | torch.device = "cpu",
         seed: int = 0,
         processes: bool = False,
-        first: int = 0,
         **options: Any,
     ) -> None:
-        """`first`: the number of the first of these worlds, where other processes have those before."""
         env = gymnasium.spec(env) if isinstance(env, str) else env
         name = env.id if isinstance(env, EnvSpec) else env.__name__
         self.num_envs = num_envs
@@ -68,14 +66,14 @@ class ForeignEnv(BatchEnv):
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
         self._return = torch.zeros(num_envs, dtype=torch.float64)
         self._length = torch.zeros(num_envs, dtype=torch.int64)
-        self._seed, self._first = seed, first
+        self._seed = seed
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> Obs:
         """Begin a new episode in every world; world i is seeded with `seed` + i."""
         if seed is not None:
             self._seed = seed
-            self.vec_env.seed(seed + self._first)
+            self.vec_env.seed(seed)
         self._return.zero_()
         self._length.zero_()
         return self._tensor(self.vec_env.reset())

@@ -180,8 +180,8 @@ class Joystick(MujocoTask):
     def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
         """Random numbers in [0, 1), (n, width) each, drawn in one go: a step needs many, and each draw takes as long as
         an operation on all of them."""
-        options = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
-        return self.draw(torch.rand, (self.sim.n, sum(widths)), **options).split(list(widths), 1)
+        options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
+        return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     @abstractmethod
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import gymnasium
 import numpy as np
 import torch
@@ -67,9 +65,8 @@ class Reach(MujocoTask):
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n = self.sim, self.sim.n
-        noise = self.draw(torch.rand, (n, self._arm), generator=generator, dtype=sim.dtype, device=sim.device)
-        any_goal = partial(torch.randint, len(self._bank_w))
-        choice = self.draw(any_goal, (n,), generator=generator, device=sim.device)
+        noise = torch.rand(n, self._arm, generator=generator, dtype=sim.dtype, device=sim.device)
+        choice = torch.randint(len(self._bank_w), (n,), generator=generator, device=sim.device)
         qpos = torch.full((n, self.model.nq), FINGER_OPEN_M, dtype=sim.dtype, device=sim.device)
         qpos[:, : self._arm] = self._rest + START_NOISE_RAD * (2 * noise - 1)
         ctrl = torch.full_like(sim.ctrl, FINGER_OPEN_M)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import gymnasium
 import mujoco
@@ -13,13 +11,6 @@ import torch
 from kit.envs.obs import Obs
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
-
-
-class Share(NamedTuple):
-    """Which of a run's worlds are in this process: those from `first` on, of `total` in all processes together."""
-
-    first: int
-    total: int
 
 
 def may_have(mask: torch.Tensor) -> bool:
@@ -45,6 +36,8 @@ class Task(ABC):
     """Steps after which an episode is cut (truncated)."""
     control_dt_s: float
     """Seconds per step."""
+    film_speed: float = 1.0
+    """Seconds of an episode in one of its film."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     keeps: tuple[str, ...] = ()
@@ -54,8 +47,6 @@ class Task(ABC):
     device: torch.device
     dtype: torch.dtype = torch.float32
     """Of actions and rewards."""
-    share: Share | None = None
-    """Set where other processes have the rest of the run's worlds."""
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         """Make `n` worlds; extend this to allocate the task's own tensors."""
@@ -63,16 +54,8 @@ class Task(ABC):
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        """Begin new episodes in the worlds of `mask` (n,) bool. Draw random numbers at full width, with `draw`, so that
-        what one world gets does not depend on how many others begin with it, or are in this process."""
-
-    def draw(self, function: Callable[..., torch.Tensor], shape: tuple[int, ...], **options: Any) -> torch.Tensor:
-        """`function(shape, **options)`, such as torch.rand, of `shape` (n, ...). Where the run's worlds are shared out,
-        every process draws for all of them and keeps its own rows: the same numbers as one process would give them."""
-        if self.share is None:
-            return function(shape, **options)
-        first, total = self.share
-        return function((total, *shape[1:]), **options)[first : first + shape[0]]
+        """Begin new episodes in the worlds of `mask` (n,) bool. Draw random numbers at full width, so that what one
+        world gets does not depend on how many others begin with it."""
 
     @abstractmethod
     def advance(self, action: torch.Tensor) -> None:
@@ -175,7 +158,7 @@ class MujocoTask(Task):
         super().restore(snapshot)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, samples=2)
+        return self.sim.render(cameras, height, width, shadows=True)
 
     def close(self) -> None:
         self.sim.close()

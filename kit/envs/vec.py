@@ -28,7 +28,8 @@ class TensorEnv(BatchEnv):
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
-        self.cameras, self.episode_steps, self.control_dt_s = task.cameras, task.episode_steps, task.control_dt_s
+        self.cameras, self.episode_steps = task.cameras, task.episode_steps
+        self.control_dt_s, self.film_speed = task.control_dt_s, task.film_speed
         self.observation_space, self.action_space = task.observation_space, task.action_space
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):

@@ -18,6 +18,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +80,13 @@ class Checkpoint:
         manifest = replace(self, raw=raw).manifest()
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
         return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file it needs; of one whose manifest is damaged nobody knows what it needs."""
+        try:
+            return {path: entry["size"] for path, entry in self.files().items()}
+        except Damaged:
+            return {}
 
     def lacks(self, held: Mapping[str, int]) -> list[str]:
         """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
@@ -158,9 +166,10 @@ def committed(folder: Path) -> list[Checkpoint]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint so that no reader ever sees a part of it: rename first, then remove."""
-    trash = Path(tempfile.mkdtemp(prefix=".trash-", dir=folder.parent))
-    folder.rename(trash / folder.name)
+    """Delete a checkpoint so that no reader ever sees a part of it: rename first, which a full disk allows, then
+    remove."""
+    trash = folder.with_name(f".trash-{folder.name}-{time.time_ns()}")
+    folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -188,6 +197,14 @@ def write_shared(run_path: Path, name: str, data: bytes) -> dict[str, Any]:
     (run_path / name).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(run_path / name, data)
     return entry_of(data)
+
+
+def size_of(state: State) -> int:
+    """Bytes that writing `state` takes, about; frozen weights lie there already, but for the first time."""
+    import torch
+
+    parts = [values for part, values in state.items() if part != FROZEN]
+    return sum(value.nbytes for values in parts for value in values.values() if isinstance(value, torch.Tensor))
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -5,7 +5,8 @@
   checkpoints/step_000100352/…  manifest.json                  the last few that were read back and found right
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
-  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; moved last
+  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; moved last. Where the
+                 store keeps a history also {"put_bytes"}: what was written since that was last squashed
   lease.json     see kit.stores.lease
 """
 

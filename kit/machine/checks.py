@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from kit.config import RunConfig
 from kit.machine import gpu, places
 from kit.machine.info import Machine, describe, kernels, version
 
@@ -167,8 +168,9 @@ def check_room(machine: Machine) -> Iterator[Check]:
     yield Check(
         "Memory", "warn" if memory < 1.5 else "ok", message, "shut down other kernels: most trainings want more"
     )
-    remedy = "delete old runs, or set runs_dir to another disk"
-    yield Check("Disk", "fail" if disk < 0.2 else "warn" if disk < 2 else "ok", f"{disk:,.1f} GB free", remedy)
+    remedy = "delete old runs (kit rm), or set runs_dir to another disk"
+    message = f"{disk:,.1f} GB free; a run's checkpoints take at most {RunConfig.disk_budget} (disk_budget)"
+    yield Check("Disk", "fail" if disk < 0.2 else "warn" if disk < 2 else "ok", message, remedy)
 
 
 def check_extras(machine: Machine) -> Iterator[Check]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from kit import envs
-from kit.config import RunConfig
+from kit.config import RunConfig, byte_count
 from kit.machine import places, settings
 from kit.machine.info import Machine, describe
 from kit.measure.speed import Speed, duration
@@ -69,6 +71,15 @@ def cost(machine: Machine, seconds: float) -> str:
             price = f"about ${dollars:.2f}" if dollars >= 0.005 else "under 1 cent"
             return f"{price} as last documented" if dollars else "free"
     return ""
+
+
+def keeping(config: RunConfig) -> str:
+    """What checkpoints may take of the disk, such as "checkpoints take at most 10GB of the 71 GB that are free"."""
+    folder = Path(config.runs_dir).expanduser().absolute()
+    free = shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
+    budget = byte_count("disk_budget", config.disk_budget)
+    of = f"of the {free / 1e9:,.3g} GB that are free" if budget <= free else f"but only {free / 1e9:,.3g} GB are free"
+    return f"checkpoints take at most {config.disk_budget} {of}"
 
 
 def _preset(machine: Machine) -> str:

@@ -7,14 +7,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.runs.api import RunList, StoredRuns
+    from kit.runs.finding import RunList, StoredRuns
 
 
 class _Runs(ModuleType):
     """Makes this package callable: `kit.runs` is both the room and the function that lists what is in it."""
 
     def __call__(self, where: str = "runs") -> RunList | StoredRuns:
-        from kit.runs.api import list_runs
+        from kit.runs.finding import list_runs
 
         return list_runs(where)
 

@@ -1,22 +1,20 @@
-"""What a notebook user calls: train, launch, resume, list."""
+"""What a notebook user calls: train, launch, branch, resume, remove."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.runs import control, directory, importing, status
+from kit.runs import control, directory, provenance, status
+from kit.runs.beginning import beginning, first_checkpoint
+from kit.runs.finding import locate
 from kit.runs.run import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -31,21 +29,29 @@ def train(
 ) -> Run:
     """Train in the foreground until done, stopped or failed; `fields` are RunConfig's. Look at the run's `status()`.
 
-    `start_from` is a Stable-Baselines3 zip whose policy the run begins with; opening one can run code, so it needs
-    `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created then.
+    `start_from` names the policy that the run begins with: of another run, as RUN or RUN@STEP (`branch` says what comes
+    along), or a Stable-Baselines3 MODEL.zip; opening one can run code, so it needs `trust=True`. Raises `UserError` for
+    a request that cannot be met; nothing is created then.
     """
-    return _foreground(_create(config, fields, start_from, trust), on_progress)
+    return _foreground(create(config, fields, start_from, trust), on_progress)
 
 
 def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    from kit import envs
+    return _background(create(config, fields, start_from, trust, elsewhere=True))
 
-    config = (config or RunConfig()).replace(**fields)
-    envs.carry(config.env)  # an env that no other process can make is refused here
-    return _background(_create(config, {}, start_from, trust))
+
+def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
+    """Launch a new run that begins with the policy of another's `step` (a number, "best", "latest"; default: the best)
+    and with its config, but for `changes`: env_options={"level": "hard"}, overrides={"learning_rate": 1e-4}, ...
+
+    What the normaliser knows comes along and, from a whole checkpoint of the same algorithm, the optimizer; counters,
+    worlds and replay data begin anew. Raises `UserError` if the policy does not fit; nothing is created then.
+    """
+    name = run.path if isinstance(run, Run) else run
+    return launch(start_from=name if step is None else f"{name}@{step}", **changes)
 
 
 def resume(
@@ -62,70 +68,13 @@ def resume(
 
     From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Raises `UserError`.
     """
-    run, moved = _locate(path_or_url, runs_dir, changes.get("store"), max_gb)
+    run, moved = locate(path_or_url, runs_dir, changes.get("store"), max_gb)
     changes = {**moved, **changes}
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
         _change(run, changes)
     return _background(run) if background else _foreground(run, on_progress)
-
-
-class StoredRuns(list[dict[str, Any]]):
-    """What a store says of its runs, the most recently updated first."""
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        return list(self)
-
-    def frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(self)
-
-
-class RunList(list[Run]):
-    """Runs, the most recently updated first."""
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """One {"name", "state", "step", "total_steps", "success_rate", "updated"} per run."""
-        keys = ("state", "step", "total_steps", "success_rate", "updated")
-        return [{"name": run.name, **{key: now[key] for key in keys}} for run in self for now in [run.status()]]
-
-    def frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dicts())
-
-
-def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
-    """The runs in a folder (none if there is no such folder) or in a store."""
-    if _is_url(where):
-        from kit import stores
-
-        return StoredRuns(stores.list_runs(stores.open_store(where)))
-    return local_runs(where)
-
-
-def local_runs(where: str | Path = "runs") -> RunList:
-    """The runs in a folder; none if there is no such folder."""
-    folder = Path(where).expanduser()
-    found = RunList()
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.name.startswith(".") and (path / "config.yaml").is_file():
-            try:
-                found.append(Run(path))
-            except UserError as error:
-                warnings.warn(f"{path} is left out: {error}", stacklevel=2)
-    found.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
-    return found
-
-
-def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
-    """The most recently updated run that is neither finished nor at work. Raises `UserError` if there is none."""
-    for run in local_runs(runs_dir):
-        if run.status()["state"] in ("interrupted", "failed"):
-            return run
-    raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
 def remove(run: Run, sure: bool = False) -> None:
@@ -146,25 +95,35 @@ def remove(run: Run, sure: bool = False) -> None:
     shutil.rmtree(trash)
 
 
-def _create(
-    config: RunConfig | None, fields: dict[str, Any], start_from: str | Path | None = None, trust: bool = False
+def create(
+    config: RunConfig | None,
+    changes: dict[str, Any],
+    start_from: str | Path | None = None,
+    trust: bool = False,
+    elsewhere: bool = False,
+    card_share: int = 1,
 ) -> Run:
+    """A run directory, as for `train`; `elsewhere`: for another process to train in. Where a card's memory decides the
+    number of worlds, one of `card_share` runs gets its part."""
+    from kit import envs
     from kit.measure.auto import resolve, sentence
+    from kit.measure.fit import STRIDE, fit
 
-    config = (config or RunConfig()).replace(**fields)
-    model = None
-    if start_from is not None:
-        config, model = importing.config_of(importing.check(start_from, trust), config)
-    resolved = resolve(config)
+    begins = None if start_from is None else beginning(start_from, trust, config, changes)
+    config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
+    if elsewhere:
+        envs.carry(config.env)  # an env that no other process can make is refused
+    resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))
     if resolved.store:
         from kit.stores import open_store
 
         open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
     path = directory.create(resolved)
     status.Status.create(path, resolved.total_steps, plan=sentence(config, resolved))
-    if model is not None:
+    if begins is not None:
         try:
-            importing.first_checkpoint(Run(path), model)
+            provenance.write(path, parent=begins.parent)
+            first_checkpoint(Run(path), begins)
         except BaseException:
             shutil.rmtree(path)
             raise
@@ -184,46 +143,6 @@ def _background(run: Run) -> Run:
 
     worker.start(run)
     return run
-
-
-def _locate(
-    path_or_url: str | Path | None, runs_dir: str, store: str | None, max_gb: float = 8.0
-) -> tuple[Run, dict[str, Any]]:
-    """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
-    if path_or_url is None:
-        try:
-            return latest_unfinished(runs_dir), {}
-        except UserError:
-            if store is None:
-                raise
-            path_or_url = store
-    if _is_url(path_or_url):
-        return _fetch(str(path_or_url), runs_dir, max_gb)
-    path = Path(path_or_url).expanduser()
-    inside = Path(runs_dir).expanduser() / path_or_url
-    return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
-
-
-def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:
-    from kit.stores import open_store, pull
-
-    if not 0 < max_gb < 2**20:
-        raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
-    run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
-    if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
-        return run, {"runs_dir": runs_dir, "store": None}
-    return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
-
-
-def _is_url(where: str | Path) -> bool:
-    """Whether it names a store, or a run in one: a URL, or a folder that the copier has written to."""
-    if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
-        return True
-    path = Path(where).expanduser()
-    try:
-        return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
-    except OSError:
-        return False  # whoever opens it says why it cannot be read
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
-from kit.runs import metrics
+from kit.runs.metrics import CLOCK
 from kit.runs.run import Run
 
 
@@ -20,7 +20,7 @@ def fingerprint(run: Run, step: int | None = None) -> str:
     state = found.read()
     if "session" not in state:
         raise UserError(f"step={step} of {run.path} is a policy alone; a fingerprint needs a whole checkpoint.")
-    rows = [_without_clock(row) for row in metrics.read(run.path)[: state["session"]["rows"]]]
+    rows = [_without_clock(row) for row in run.rows()[: state["session"]["rows"]]]
     digest = hashlib.sha256()
     for component, values in sorted(state.items()):
         for name, value in sorted(values.items()):
@@ -34,7 +34,7 @@ def fingerprint(run: Run, step: int | None = None) -> str:
 
 
 def _without_clock(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith(metrics.CLOCK)}
+    return {name: value for name, value in row.items() if not name.startswith(CLOCK)}
 
 
 def _canonical(value: Any) -> bytes:

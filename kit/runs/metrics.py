@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pandas as pd
     from stable_baselines3.common.logger import Logger
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -127,22 +126,6 @@ def row_logger(metrics: Metrics, further: Callable[[], Mapping[str, Any]] = dict
             metrics.add(step, {**key_values, **further()})
 
     return Logger(folder=None, output_formats=[Rows()])
-
-
-def read(run_path: Path) -> list[dict[str, Any]]:
-    """Every whole row; a line that is being written just now is left out."""
-    try:
-        data = (run_path / "metrics.jsonl").read_bytes()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-
-
-def frame(run_path: Path) -> pd.DataFrame:
-    """The rows as a DataFrame, one line per row, NaN where a row has no such column."""
-    import pandas as pd
-
-    return pd.DataFrame(read(run_path))
 
 
 def _is_number(value: Any) -> bool:

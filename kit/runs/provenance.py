@@ -1,4 +1,5 @@
-"""provenance.json: with which versions, on which machine and from which commit each session of a run worked."""
+"""provenance.json: with which versions, on which machine and from which commit each session of a run worked, and before
+them, if it did not begin from nothing, whose policy it began with."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ from kit.format.files import read_json, write_atomic
 PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy")
 
 
-def write(run_path: Path) -> None:
-    """Append this session to the run's provenance. Neither the environment nor the command line is recorded."""
-    sessions = read_json(run_path / "provenance.json", [])
-    write_atomic(run_path / "provenance.json", json.dumps([*sessions, here()], indent=1))
+def write(run_path: Path, **more: Any) -> None:
+    """Append this moment and what `more` there is to say. Neither the environment nor the command line is recorded."""
+    write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), {**here(), **more}], indent=1))
+
+
+def read(run_path: Path) -> list[dict[str, Any]]:
+    return list(read_json(run_path / "provenance.json", []))
 
 
 def here() -> dict[str, Any]:

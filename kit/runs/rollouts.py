@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from kit.envs.contract import BatchEnv
     from kit.trainers.actor import Actor
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS = 32
+FILM_FPS, FILM_S = 25, 10.0
+"""Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
 REPORTED = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
 
 
@@ -104,9 +107,8 @@ def record(
     on_frame: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
-    in the run: `size` pixels a side, cameras side by side. Calls `on_frame(done, at most)`. Needs the extra `video`."""
-    import torch
-
+    in the run: `size` pixels a side, cameras side by side, of each episode the first `FILM_S` seconds. Calls
+    `on_frame(done, at most)`. Needs the extra `video`."""
     from kit import envs
 
     run = run if isinstance(run, Run) else Run(run)
@@ -120,23 +122,53 @@ def record(
         if camera not in env.cameras:
             have = ", ".join(env.cameras) or "none"
             raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
-    frames: list[np.ndarray] = []
-    actor = model.as_actor()
-    done, obs, memory = 0, env.reset(seed=run.config.seed + EVAL_SEED), actor.memory(1)
-    begun = torch.ones(1, dtype=torch.bool)
-    at_most = episodes * env.episode_steps
-    while done < episodes and len(frames) < at_most:
-        picture = env.render(cameras, size, size)[0]
-        frames.append(picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy())
-        actions, memory = actor(obs, memory, begun)
-        obs, _, terminated, truncated, _ = env.step(actions)
-        begun = terminated | truncated
-        done += int(begun[0])
-        on_frame(len(frames), at_most)
-    env.close()
     path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.building.mp4")
-    mediapy.write_video(building, frames, fps=round(1 / env.control_dt_s), qp=20)
-    building.replace(path)
+    drawn = _play(model.as_actor(), env, cameras, episodes, size, run.config.seed + EVAL_SEED, on_frame)
+    try:
+        with mediapy.VideoWriter(building, (size, size * len(cameras)), fps=_timing(env)[1], qp=20) as film:
+            for frame in drawn:  # not write_video, which keeps them all to look at the first
+                film.add_image(frame)
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
+        env.close()
     return path
+
+
+def _timing(env: BatchEnv) -> tuple[int, float, int]:
+    """Steps from one frame to the next, frames per second, and frames of an episode at most."""
+    rate = env.film_speed / env.control_dt_s
+    stride = max(1, round(rate / FILM_FPS))
+    return stride, rate / stride, min(-(-env.episode_steps // stride), round(FILM_S * rate / stride))
+
+
+def _play(
+    actor: Actor,
+    env: BatchEnv,
+    cameras: tuple[str, ...],
+    episodes: int,
+    size: int,
+    seed: int,
+    on_frame: Callable[[int, int], None],
+) -> Iterator[np.ndarray]:
+    """The frames of `episodes` in one world as they are drawn, cameras side by side: (size, cameras * size, 3) uint8.
+    None is kept, since a thousand of them take a gigabyte."""
+    import torch
+
+    stride, _, most = _timing(env)
+    obs, memory, begun = env.reset(seed=seed), actor.memory(1), torch.ones(1, dtype=torch.bool)
+    drawn = 0
+    for _ in range(episodes):
+        for step in range(env.episode_steps):
+            if step % stride == 0 and step // stride < most:
+                picture = env.render(cameras, size, size)[0]
+                yield picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy()
+                drawn += 1
+                on_frame(drawn, episodes * most)
+            actions, memory = actor(obs, memory, begun)
+            obs, _, terminated, truncated, _ = env.step(actions)
+            begun = terminated | truncated
+            if begun[0]:
+                break

@@ -12,7 +12,8 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
-from kit.runs import control, directory, metrics, status
+from kit.format.files import read_rows
+from kit.runs import control, directory, provenance, status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,12 @@ class Run:
     def config(self) -> RunConfig:
         return RunConfig.load(self.path / "config.yaml")
 
+    @cached_property
+    def parent(self) -> tuple[str, int | None] | None:
+        """Name and step of the run whose policy it began with (no step: of a zip); None if it began from nothing."""
+        first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
+        return (first["name"], first.get("step")) if first else None
+
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
@@ -50,8 +57,14 @@ class Run:
         return {**now, "total_steps": now["total_steps"] or self.config.total_steps}
 
     def metrics(self) -> pd.DataFrame:
-        """One line per update and per evaluation."""
-        return metrics.frame(self.path)
+        """One line per update and per evaluation, NaN where it has no such column."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as they were written, column -> value."""
+        return read_rows(self.path / "metrics.jsonl")
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints on this machine, oldest first."""

@@ -241,7 +241,7 @@ class Session:
 
     def _on_signal(self, name: str) -> None:
         if self.status.values["state"] == "starting":  # nothing was done yet that the last checkpoint does not hold
-            self.status.set(state="interrupted", message=f"{name} while starting")
+            self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
             self.status.write()
             sys.stdout.flush()
             raise SystemExit(INTERRUPTED)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kit.config import RunConfig, seconds
+from kit.config import RunConfig, byte_count, seconds
 from kit.errors import Interrupted, UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
@@ -80,12 +80,13 @@ class Training:
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self._evaluator = Evaluator(config, EVAL_EPISODES)
         self._closing.append(self._evaluator.close)
-        self.writer = Writer(self.run.path, resumed, self._written, not forgot)
+        budget = byte_count("disk_budget", config.disk_budget)
+        self.writer = Writer(self.run.path, resumed, self._written, not forgot, budget)
         self._closing.append(self.writer.wait)
         self.step = self.first_step = self.trainer.num_timesteps
         self.longest_save_s = 0.0
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
-        self._inside = False
+        self._inside = self._told_of_size = False
         self._copy: tuple[int, dict[str, Any]] | None = None
         self._iteration_start = float("-inf")  # nobody knows yet how long one takes: copy before the first
 
@@ -252,3 +253,8 @@ class Training:
 
     def _written(self, written: Checkpoint) -> None:
         self.status.set(checkpoint={"step": written.step, "time": time.time()})
+        size = sum(written.sizes().values())
+        if size > self.writer.budget and not self._told_of_size:
+            self._told_of_size = True
+            taken = f"a checkpoint takes {size / 1e9:.3g} GB, more than disk_budget={self.config.disk_budget}"
+            self._say(f"{taken}: only the newest is kept")

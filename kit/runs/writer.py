@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit.format import checkpoint
+from kit.format import checkpoint, retention
 from kit.format.checkpoint import Checkpoint, State
-from kit.format.manifest import REPLAY
+from kit.format.manifest import NO_LIMIT, REPLAY
 from kit.format.segments import Segment
 
-KEEP_LAST = 3
-KEEP_HOURS = 24
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Writer:
-    """One background thread, one checkpoint at a time. Verifies what it wrote, then retires older checkpoints.
+    """One background thread, one checkpoint at a time. Makes room, writes, verifies what it wrote, then retires what is
+    older (`kit.format.retention`).
 
     Off-policy data goes to `replay/<first row>.safetensors`, segments that hold only the rows that are new since the
     checkpoint before; the manifests of later checkpoints name the same segments again.
@@ -30,9 +32,11 @@ class Writer:
         resumed: Checkpoint | None,
         on_done: Callable[[Checkpoint], None],
         with_replay: bool = True,
+        budget: int = NO_LIMIT,
     ) -> None:
-        """`with_replay`: whether the trainer has the data of the `resumed` checkpoint's segments."""
-        self.run_path = run_path
+        """`with_replay`: whether the trainer has the data of the `resumed` checkpoint's segments. `budget`: bytes that
+        all checkpoints may take."""
+        self.run_path, self.budget = run_path, budget
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
         self._on_done = on_done
@@ -78,6 +82,10 @@ class Writer:
             self._failure = failure
 
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
+        rows = replay.rows if replay else {}
+        # where the disk has refused, it has no room, whatever it says (a quota does not show)
+        refused = self.error is not None and self.error.errno in FULL
+        self._retire(NO_LIMIT if refused else checkpoint.size_of({**state, REPLAY: rows}))
         segments = self._segments
         if replay is not None:
             for part in replay.parts():
@@ -88,21 +96,18 @@ class Writer:
         written = checkpoint.write(self.run_path / "checkpoints", step, state, segments)
         written.verify()
         self.step, self._segments = step, segments
-        self._retire()
         self._on_done(written)
+        self._retire()
 
-    def _retire(self) -> None:
-        """Keep the last few and the newest of each hour; only ever called once a newer one is verified."""
+    def _retire(self, wanted: int = 0) -> None:
+        """Delete what is not to be kept where `wanted` bytes are about to be written."""
         everything = checkpoint.committed(self.run_path / "checkpoints")
-        kept = {c.step for c in everything[-KEEP_LAST:]}
-        hours: dict[int, int] = {}
+        found = [retention.Held(c.step, c.path.stat().st_mtime, c.sizes()) for c in everything]
+        disk = shutil.disk_usage(self.run_path)
+        room = retention.room(self.budget, retention.size(found), disk.free, disk.total)
+        outdated = retention.outdated(found, room - wanted, time.time())
         for c in everything:
-            age_h = (time.time() - c.path.stat().st_mtime) / 3600
-            if age_h < KEEP_HOURS:
-                hours[int(c.path.stat().st_mtime // 3600)] = c.step
-        kept |= set(hours.values())
-        for c in everything:
-            if c.step not in kept:
+            if c.step in outdated:
                 checkpoint.discard(c.path)
         checkpoint.prune(self.run_path)
 

@@ -93,16 +93,13 @@ class Simulator(ABC):
                 "build it with the same model and number of envs."
             )
 
-    def render(
-        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False, samples: int = 1
-    ) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. The defaults suit a network's eyes;
-        people's like shadows, and 2 samples per pixel and axis."""
+    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False) -> torch.Tensor:
+        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`."""
         from kit.sim.render import POSES, Renderer
 
-        key = (tuple(cameras), height, width, shadows, samples)
+        key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
-            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows, samples=samples)
+            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
         return self._renderers[key].render({name: self.field(name) for name in POSES})
 
     def close(self) -> None:

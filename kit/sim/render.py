@@ -37,16 +37,16 @@ Camera: TypeAlias = str | int | mujoco.MjvCamera
 class Renderer:
     """Draws `n` worlds of `model` through `cameras` (names or numbers of the model's cameras, or `FreeCamera`s).
 
-    `samples` rays per pixel and axis: 1 for networks' eyes, 2 for people's (4 times the work, smooth edges).
-    `shadows` make depth readable at about twice the work. Building one takes a moment and holds the meshes' search
-    trees, so keep it; `render` may be called from one thread at a time.
+    One ray a pixel: four would smooth the edges and take three times as long. `shadows` make depth readable, at up to
+    twice the work. Building one takes a moment and holds the meshes' search trees, so keep it; `render` may be called
+    from one thread at a time.
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
-                 device: torch.device | str = "cpu", *, shadows: bool = False, samples: int = 1) -> None:  # fmt: skip
+                 device: torch.device | str = "cpu", *, shadows: bool = False) -> None:  # fmt: skip
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
-        for name, value in {"n": n, "height": height, "width": width, "samples": samples}.items():
+        for name, value in {"n": n, "height": height, "width": width}.items():
             if value < 1:
                 raise UserError(f"A picture's {name} is {value}; it has to be at least 1.")
         self._drawn = False
@@ -54,7 +54,7 @@ class Renderer:
         with beside_torch(self.device), compiling("the renderer"):
             self._model = mjw.put_model(model)
             self._geom_rgba = self._model.geom_rgba  # the model's own
-            self._context = self._make_context(shadows, samples)
+            self._context = self._make_context(shadows)
             self._still = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
 
     def render(self, poses: Mapping[str, Poses]) -> torch.Tensor:
@@ -96,7 +96,7 @@ class Renderer:
             columns.append(number)
         return columns, [fovy[column] for column in columns]
 
-    def _make_context(self, shadows: bool, samples: int) -> mjw.RenderContext:
+    def _make_context(self, shadows: bool) -> mjw.RenderContext:
         """The renderer's buffers, with rays of our own, so that a view need not be a camera of the model."""
         views, pixels = len(self.cameras), self.height * self.width
         context = mjw.create_render_context(
@@ -104,32 +104,28 @@ class Renderer:
             background_color=BACKGROUND_RGBA, enabled_geom_groups=_VISIBLE_GROUPS,
         )  # fmt: skip
         self._pixels = torch.zeros((self.n, views * pixels), dtype=torch.int32, device=self.device)
-        context.nrender, context.total_rays, context.samples_per_pixel = views, views * pixels, samples
+        context.nrender, context.total_rays = views, views * pixels
         context.has_orthographic_camera = False
         context.cam_id_map = wp.array(self._columns, dtype=int)
         context.cam_res = wp.array([(self.width, self.height)] * views, dtype=wp.vec2i)
-        context.ray = wp.array(self._rays(samples).reshape(-1, 3), dtype=wp.vec3)
+        context.ray = wp.array(self._rays().reshape(-1, 3), dtype=wp.vec3)
         context.ray_offset = wp.zeros(len(context.ray), dtype=wp.vec3)
         context.rgb_data = wp.from_torch(self._pixels, dtype=wp.uint32)
         context.rgb_adr = wp.array(np.arange(views) * pixels, dtype=int)
         context.depth_adr = context.seg_adr = wp.array([-1] * views, dtype=int)
         context.render_rgb = wp.array([True] * views, dtype=bool)
         context.render_depth = context.render_seg = wp.array([False] * views, dtype=bool)
-        if samples > 1:
-            context.aa_accum = wp.zeros((self.n, views * pixels), dtype=wp.vec3)
         return context
 
-    def _rays(self, samples: int) -> np.ndarray:
-        """Unit directions in the camera frame, float32 (samples², views, height, width, 3); z points backward."""
+    def _rays(self) -> np.ndarray:
+        """Unit directions in the camera frame, float32 (views, height, width, 3); z points backward."""
         height, width = self.height, self.width
-        within = (np.arange(samples) + 0.5) / samples  # of a pixel
-        right = (np.arange(width) + within[:, None] - width / 2)[None, :, None, :]  # (1, samples, 1, width)
-        up = (height / 2 - np.arange(height) - within[:, None])[:, None, :, None]  # (samples, 1, height, 1)
-        rays = np.empty((samples, samples, len(self.cameras), height, width, 3), np.float32)
+        right = np.arange(width) + 0.5 - width / 2
+        up = (height / 2 - np.arange(height) - 0.5)[:, None]
+        rays = np.empty((len(self.cameras), height, width, 3), np.float32)
         for view, fovy in enumerate(self._fovy):
             pixel = math.tan(math.radians(fovy) / 2) / (height / 2)  # its size at a distance of 1
-            rays[:, :, view, ..., 0], rays[:, :, view, ..., 1] = right * pixel, up * pixel
-            rays[:, :, view, ..., 2] = -1.0
+            rays[view, ..., 0], rays[view, ..., 1], rays[view, ..., 2] = right * pixel, up * pixel, -1.0
         return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
 
 
@@ -159,11 +155,11 @@ def pose_of(camera: mujoco.MjvCamera, model: mujoco.MjModel, data: mujoco.MjData
 @functools.lru_cache(maxsize=4)
 def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, Renderer]:
     camera = default_camera(model)
-    return camera, Renderer(model, 1, (camera,), height, width, shadows=True, samples=2)
+    return camera, Renderer(model, 1, (camera,), height, width, shadows=True)
 
 
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
-    """A smooth picture with shadows of `data` as it stands, uint8 (height, width, 3), on the CPU, by the
+    """A picture with shadows of `data` as it stands, uint8 (height, width, 3), on the CPU, by the
     `default_camera`. For environments simulated elsewhere. The last few renderers are kept."""
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}

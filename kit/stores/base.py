@@ -55,6 +55,8 @@ class Store(ABC):
     """Puts should be at least so far apart: each is a commit on the Hub, and the Hub counts."""
     has_page: bool = False
     """A README.md at the top is shown to visitors."""
+    keeps_history: bool = False
+    """What was replaced or deleted still takes room, until `squash`."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> dict[str, int]:
@@ -96,6 +98,15 @@ class Store(ABC):
             return False
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
+
+    def whole(self) -> Store:
+        """All that shares one history with this store."""
+        return self
+
+    def squash(self) -> None:
+        """Forget the history of `whole()`, in which nobody else may be at work: only what is there now stays. Tried
+        once. Raises `StoreError` or `UserError`; then it may have happened or not."""
+        raise StoreError(f"{self.url} keeps no history", transient=False)
 
     def read_or_none(self, path: str) -> bytes | None:
         """`read`, or None if there is no such file."""

@@ -12,6 +12,8 @@ from kit.stores.base import Store
 from kit.stores.redact import redact
 
 MARK = "<!-- written by kit; remove this line to keep your own text -->"
+FILES = ("README.md", "curve.png", "replay.mp4", ".gitattributes")
+"""Beside the runs; the last is the Hub's own."""
 HEAD = """---
 library_name: kit
 pipeline_tag: reinforcement-learning

@@ -20,15 +20,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, Damaged, committed
 from kit.format.files import sha256, step_of
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError, size_of
-from kit.stores.redact import redact_bytes
+from kit.stores.redact import one_line, redact_bytes
 
 KEEP = 2  # verified checkpoints that stay in the store
+HISTORY, HISTORY_BYTES = 5, 2**30
+"""A store's history is squashed once so many times as much was put as is there, and at least so much."""
 STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
 
@@ -50,25 +53,31 @@ class Copier:
         self.time: float | None = None
         self.problem: str | None = None
         self._lease: lease.Lease | None = None
+        self._lease_ends = 0.0  # by a timer, which nobody can set
         self._good: dict[str, str] = {}  # path in the run -> SHA-256 that the store is known to hold
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None
         self._damaged: set[str] = set()
         self._doubted: set[str] = set()  # was put, and not read back
         self._opened = False
+        self._put_bytes = 0
+        """Put since the history was last squashed, also by sessions before."""
+        self.note: str | None = None
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
         """Copy what is due; `final`: the last words too. The result has "step" and "time" of the newest checkpoint that
-        is verified there, "pending" (more is to be done) and "problem"."""
+        is verified there, "pending" (more is to be done), "problem", and "note", of what does no harm."""
         self._hold_lease()
         held = self._list()
         if not self._opened:
             self._recall(held)
+        held = self._squash(held)
         self._forget_lost(held)
         copied = self._copy_newest(held)
         if final or not copied or self.store.min_interval_s == 0:
             self._rest(final)
-        return {"step": self.step, "time": self.time, "pending": self._latest != self.step, "problem": self.problem}
+        pending = self._latest != self.step
+        return {"step": self.step, "time": self.time, "pending": pending, "problem": self.problem, "note": self.note}
 
     def close(self) -> None:
         """Let go of the run."""
@@ -98,6 +107,36 @@ class Copier:
         if files or page or outdated:
             message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
             self._put(files, outdated, message, page)
+
+    def _squash(self, held: dict[str, int]) -> dict[str, int]:
+        """Squash the store's history once it outweighs what is there. What is there now: should anything be lost by it,
+        this pass puts it there again."""
+        if not self.store.keeps_history or self._put_bytes <= max(HISTORY * sum(held.values()), HISTORY_BYTES):
+            return held
+        try:
+            self._watch("looking for others at work", 0)
+            if not (why := self._in_the_way()):
+                self._watch("squashing the history", 0)
+                self.store.squash()
+        except (StoreError, UserError) as error:
+            why = one_line(error)
+        self.note = f"the history of {self.store.url} was not squashed, which does no harm: {why}" if why else None
+        self._put_bytes = self._put_bytes // 2 if why else 0  # it is tried again when half as much was put
+        return self._list()
+
+    def _in_the_way(self) -> str:
+        """What shares the history and is not ours to squash: files that are no run's, a run that is at work."""
+        whole = self.store.whole()
+        paths = whole.list()
+        folders = tuple(path.removesuffix(lease.FILE) for path in paths if path.endswith(f"/{lease.FILE}"))
+        for path in paths:
+            if not path.startswith(folders) and path.rpartition("/")[2] not in card.FILES:
+                return f"{path} is no run's"
+        for folder in folders:
+            _, found = lease.read(whole, folder.rstrip("/"))
+            if found is not None and found.owner != self.owner and found.expires > self._clock():
+                return f"{found.owner} is at work in {folder.rstrip('/')}"
+        return ""
 
     def _texts(self) -> Files:
         found: Files = {}
@@ -131,6 +170,7 @@ class Copier:
             return {}
         digest = hashlib.sha256(self._verified[self.step].raw or b"").hexdigest()
         value = {"version": 1, "step": self.step, "manifest_sha256": digest, "time": self._clock()}
+        value |= {"put_bytes": self._put_bytes} if self.store.keeps_history else {}
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, held: dict[str, int]) -> list[str]:
@@ -207,9 +247,10 @@ class Copier:
     def _hold_lease(self, size: int = 0) -> None:
         """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run
         has become another machine's."""
-        moving_s = size / USUAL_BYTES_PER_S
-        if self._lease is None or self._lease.expires - self._clock() < lease.TTL_S / 2 + moving_s:
+        moving_s, left_s = size / USUAL_BYTES_PER_S, self._lease_ends - time.monotonic()
+        if self._lease is None or min(left_s, self._lease.expires - self._clock()) < lease.TTL_S / 2 + moving_s:
             self._watch("renewing the lease", 0)
+            self._lease_ends = time.monotonic() + lease.TTL_S + moving_s
             self._lease = lease.renew(self.store, self.name, self.owner, lease.TTL_S + moving_s, self._clock)
 
     def _recall(self, held: dict[str, int]) -> None:
@@ -219,6 +260,7 @@ class Copier:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
             self.time, latest = float(value["time"]), int(value["step"])
+            self._put_bytes = int(value.get("put_bytes", 0))
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(held).items():
             with contextlib.suppress(Refused, MissingFile):
@@ -257,6 +299,7 @@ class Copier:
         total = sum(map(size_of, files.values()))
         self._hold_lease(total)
         self._watch(f"writing {total:,} bytes", total)
+        self._put_bytes += total
         outdated = [f"{self.name}/{path}" for path in delete]
         self.store.put({**(page or {}), **inside}, outdated, f"{self.name}: {message}")
         for path, content in files.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import os
 import re
 import time
@@ -40,7 +41,7 @@ _T = TypeVar("_T")
 class HubStore(Store):
     """Files of one model repository, below an optional prefix."""
 
-    has_page = True
+    has_page = keeps_history = True
 
     def __init__(self, url: str, write: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         match = _URL.fullmatch(url)
@@ -90,6 +91,15 @@ class HubStore(Store):
                 continue
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
+    def whole(self) -> HubStore:
+        """The repository, without a prefix."""
+        whole = copy.copy(self)
+        whole._prefix = ""
+        return whole
+
+    def squash(self) -> None:
+        self._attempt(lambda: self._api.super_squash_history(self.repo, commit_message="squash the history"), ())
+
     def _make_sure(self) -> None:
         """Token, role, repository: everything a first commit needs."""
         if self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "") == "read":
@@ -132,11 +142,11 @@ class HubStore(Store):
     def _full(self, path: str) -> str:
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
-    def _attempt(self, call: Callable[[], _T]) -> _T:
+    def _attempt(self, call: Callable[[], _T], pauses: Sequence[float] = PAUSES_S) -> _T:
         """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
         mark = _ours.set(True)
         try:
-            for pause in (*PAUSES_S, None):
+            for pause in (*pauses, None):
                 try:
                     return call()
                 except (StoreError, Refused) as error:

@@ -103,7 +103,8 @@ def _in_kernel() -> bool:
 @dataclass
 class Sync:
     """The loop. `should_drain` tells that training is over: copy what is there and return. `restart(before)` begins
-    anew after a hang, and does not come back; the new loop is given `before`."""
+    anew after a hang, and does not come back; the new loop is given `before`. `clock` is what it says, `timer` what it
+    waits by: a clock may be set while it runs."""
 
     run_dir: Path
     url: str
@@ -111,6 +112,7 @@ class Sync:
     copier: Watched
     should_drain: Callable[[], bool]
     clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     tick_s: float = TICK_S
     restart: Callable[[dict[str, Any]], object] = lambda before: None
@@ -121,11 +123,12 @@ class Sync:
             **{"url": self.url, "step": None, "time": None, "state": "behind", "error": None},
             **{"owner": self.owner, "failures": 0, "pid": os.getpid(), "updated": self.clock()},
         }
-        self._next_pass, self._last_pass, self._pending = 0.0, float("-inf"), True
+        self._next_pass, self._last_pass, self._pending = float("-inf"), float("-inf"), True
+        self._written = float("-inf")
         self._drain_since: float | None = None
         if self.before:
             self.state |= self.before["state"]
-            self._drain_since, self._next_pass = self.before["drain_since"], self.clock() + self._pause_s()
+            self._drain_since, self._next_pass = self.before["drain_since"], self.timer() + self._pause_s()
 
     def run(self) -> int:
         """Until training is over and all copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
@@ -133,11 +136,11 @@ class Sync:
         lost = False
         while True:
             if self._drain_since is None and self.should_drain():
-                self._drain_since, self._next_pass = self.clock(), 0.0  # no more time to be patient
+                self._drain_since, self._next_pass = self.timer(), float("-inf")  # no more time to be patient
             draining = self._drain_since is not None
             if lost and draining:
                 return 3
-            if not lost and self.clock() >= self._next_pass and (draining or self._is_due()):
+            if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
                 try:
                     self._note(self.copier.run_pass(final=draining))
                 except lease.LeaseHeld as error:  # copy nothing more, but keep saying so while training goes on
@@ -152,7 +155,7 @@ class Sync:
                         return self._let_go(0)
             if not self.run_dir.is_dir():  # this machine cannot go on with it: another may at once
                 return self._let_go(4)
-            if self._drain_since is not None and self.clock() - self._drain_since > ORPHAN_S:
+            if self._drain_since is not None and self.timer() - self._drain_since > ORPHAN_S:
                 return 4  # nobody is left to copy for
             self.beat()
             self.sleep(self.tick_s)
@@ -165,18 +168,18 @@ class Sync:
 
     def write(self) -> None:
         """.sync.json, whole; a full disk here is no reason to stop copying elsewhere."""
-        self.state["updated"] = self.clock()
+        self.state["updated"], self._written = self.clock(), self.timer()
         with contextlib.suppress(OSError):
             write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1), durable=False)
 
     def beat(self) -> None:
         """Show that this process is alive, if it is time to."""
-        if self.clock() - self.state["updated"] >= HEARTBEAT_S:
+        if self.timer() - self._written >= HEARTBEAT_S:
             self.write()
 
     def _is_due(self) -> bool:
         newest = newest_step(self.run_dir)
-        since = self.clock() - self._last_pass
+        since = self.timer() - self._last_pass
         if newest is not None and newest != self.state["step"] and self.state["state"] == "ok":
             self.state["state"] = "behind"
             self.write()
@@ -184,16 +187,16 @@ class Sync:
         return since >= REFRESH_S or (wanted and since >= self.copier.interval_s)
 
     def _note(self, result: dict[str, Any]) -> None:
-        self._last_pass, self._pending = self.clock(), bool(result["pending"])
+        self._last_pass, self._pending = self.timer(), bool(result["pending"])
         arrived = newest_step(self.run_dir) in (None, result["step"]) or result["problem"]
-        told = {"step": result["step"], "time": result["time"], "error": result["problem"]}
+        told = {"step": result["step"], "time": result["time"], "error": result["problem"] or result["note"]}
         self.state |= {**told, "state": "ok" if arrived else "behind", "failures": 0}
         self.write()
 
     def _fail(self, error: Exception) -> None:
         self.state["failures"] += 1
-        self._last_pass, self._pending = self.clock(), True
-        self._next_pass = self.clock() + max(self._pause_s(), getattr(error, "retry_after_s", 0.0))
+        self._last_pass, self._pending = self.timer(), True
+        self._next_pass = self.timer() + max(self._pause_s(), getattr(error, "retry_after_s", 0.0))
         self.state.update(state="failing", error=one_line(error))
         self.write()
 

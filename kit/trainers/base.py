@@ -246,6 +246,15 @@ class TensorTrainer(BaseAlgorithm):
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
+    def begin_with(self, state: State) -> None:
+        """Take over the policy of another trainer's `state`, what its normaliser knows and, where they are the same
+        ones, its optimizers. Raises `UserError` if the policy does not fit."""
+        if bool(state.get("normalizer")) != (self.normalizer is not None):
+            raise UserError("of the two only one normalises what it sees; give both the same overrides normalize")
+        self.load_policy(state)
+        if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
+            self.parts()["optimizer"].load_state(state["optimizer"])
+
     # -- SB3's zip -------------------------------------------------------------------------------------------------
 
     def _excluded_save_params(self) -> list[str]:

@@ -22,7 +22,7 @@ from kit.trainers.base import TensorTrainer
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 from kit.trainers.on_policy import READ_EVERY, LazyInfos
 from kit.trainers.replay import Replay, Transitions
-from kit.trainers.saving import Counters, Part, Values
+from kit.trainers.saving import Counters, Part, State, Values
 
 
 class SAC(TensorTrainer, sb3.SAC):
@@ -242,6 +242,12 @@ class SAC(TensorTrainer, sb3.SAC):
     def forget_replay(self) -> None:
         """Go on without the data that could not be put back; after `load_state`."""
         self.replay_buffer.forget()
+
+    def begin_with(self, state: State) -> None:
+        super().begin_with(state)
+        learnt = state.get("trainer", {}).get("log_ent_coef")
+        if self.log_ent_coef is not None and learnt is not None:
+            self.log_ent_coef.data.copy_(learnt)
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "trainer": _OffPolicyCounters(self)}

@@ -53,10 +53,13 @@ class Weights:
         return {name: value for name, value in _copies(self.policy).items() if name not in frozen}
 
     def load_state(self, state: Values) -> None:
-        lacking, unknown = self.policy.load_state_dict(state, strict=False)
-        if unknown or set(lacking) - frozen_names(self.policy):
-            names = ", ".join([*unknown, *lacking][:3])
+        mine = self.policy.state_dict()
+        unknown = [name for name, value in state.items() if name not in mine or mine[name].shape != value.shape]
+        lacking = mine.keys() - state.keys() - frozen_names(self.policy)
+        if unknown or lacking:
+            names = ", ".join([*unknown, *sorted(lacking)][:3])
             raise UserError(f"the policy does not fit: {names} differ; name its env and net.")
+        self.policy.load_state_dict({**mine, **state})
 
 
 class FrozenWeights(Weights):

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from kit.config import seconds
 from kit.errors import need
-from kit.runs import metrics
 from kit.runs.api import resume
+from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import films, style
 from kit.ui.chart import chart
@@ -101,6 +101,7 @@ class Dashboard:
     def _watch(self, run: Run) -> None:
         """Redraw until the run's process has ended; one that is done gets a last video."""
         filming, rows, drawn = films.Filming(run), run.path / "metrics.jsonl", -1
+        kin = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
             self._changed()
             working = True
@@ -108,12 +109,12 @@ class Dashboard:
                 now = run.status()
                 working = run.is_working(now)
                 left = session_left_s(run, now) if working else None
-                self._head.value = style.wrap(style.head(run.name, now | {"session_left_s": left}))
+                self._head.value = style.wrap(style.head(run.name, now | kin | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
                 size = rows.stat().st_size if rows.exists() else 0
                 if size != drawn:
                     drawn = size
-                    self._curves.value = charts(metrics.read(run.path), now["total_steps"])
+                    self._curves.value = charts(run.rows(), now["total_steps"])
                 filming.poll(now)
                 self._play(run)
                 if working:

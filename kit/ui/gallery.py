@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import envs
 from kit.errors import UserError
-from kit.runs.api import local_runs
+from kit.runs.finding import local_runs
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.ui.films import EPISODES, Film, players

@@ -11,7 +11,8 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
-from kit.runs.api import launch, local_runs
+from kit.runs.api import launch
+from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.dashboard import Dashboard
@@ -142,7 +143,8 @@ class Estimator:
                 if question is not self._question:  # cancelled just now
                     process.kill()
                 known = speed.answer(process, resolved)
-            takes = advice.estimate(resolved, known)
-            say(f"{takes[0].upper()}{takes[1:]}, with {resolved.n_envs} worlds on {resolved.device}.", True)
+            takes, keeps = advice.estimate(resolved, known), advice.keeping(resolved)
+            worlds = f"with {resolved.n_envs} worlds on {resolved.device}"
+            say(f"{takes[0].upper()}{takes[1:]}, {worlds}; {keeps}.", True)
         except Exception as error:
             say(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kit.errors import need
-from kit.runs import metrics
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import short
@@ -19,7 +18,7 @@ WHEEL = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "
 
 def learning_curve(run: Run) -> Any:
     """A matplotlib figure of success rate (where the task has one) and mean return over environment steps."""
-    curves = Curve.of(metrics.read(run.path))
+    curves = Curve.of(run.rows())
     figure, axes = _figure(curves)
     for axis, curve in zip(axes, curves, strict=True):
         axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training (with exploration)")
@@ -32,7 +31,7 @@ def learning_curve(run: Run) -> Any:
 
 def compare(runs: Iterable[Run]) -> Any:
     """A matplotlib figure of several runs: their evaluations, or their training where there are none."""
-    learned = [(run.name, Curve.of(rows)) for run in runs if (rows := metrics.read(run.path))]
+    learned = [(run.name, Curve.of(rows)) for run in runs if (rows := run.rows())]
     figure, axes = _figure(max((curves for _, curves in learned), key=len, default=Curve.of([])))
     for (name, curves), colour in zip(learned, itertools.cycle(WHEEL), strict=False):
         for axis, curve in zip(axes[-len(curves) :], curves, strict=True):  # the last is the mean return, of every run

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kit.runs.api import RunList, list_runs, resume
+from kit.runs.api import resume
+from kit.runs.finding import RunList, list_runs
 from kit.runs.run import Run
 from kit.runs.status import WORKING
 from kit.ui import style

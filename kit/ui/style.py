@@ -124,6 +124,12 @@ def notes(now: dict[str, Any]) -> str:
     elif card is not None:
         shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())
         lines.append(f"The GPU was busy {shares}; {card.memory_bytes / 1e9:.1f} GB of its memory are in use.")
+    if now.get("parent"):
+        name, step = now["parent"]
+        of = "" if step is None else f" of step {step:,}"
+        lines.append(f"Began with the policy{of} of {html.escape(name)}.")
+    if now.get("branches"):
+        lines.append(f"Branches: {html.escape(', '.join(now['branches']))}.")
     if now.get("plan"):
         lines.append(f"{html.escape(now['plan'])}.")
     if saved:
@@ -151,7 +157,8 @@ def _arrival(store: dict[str, Any]) -> str:
         return f"<span class='kit-bad'>{trouble}</span> {arrived}"
     if not arrived:
         return f"Copying to {where}."
-    return f"<span class='kit-good'>{arrived}</span>" if state == "ok" else f"{arrived} Copying newer steps."
+    remark = f" {html.escape(str(store['error']))}" if store.get("error") else ""
+    return f"<span class='kit-good'>{arrived}</span>{remark}" if state == "ok" else f"{arrived} Copying newer steps."
 
 
 def note(sentence: str, bad: bool = False) -> str:

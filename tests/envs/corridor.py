@@ -37,8 +37,7 @@ class Corridor(Task):
         self.place = torch.zeros(n, dtype=torch.int64, device=device)
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        options = {"generator": generator, "device": self.device}
-        start = (self.draw(torch.rand, (self.n,), **options) * (self.length - 1)).long()
+        start = (torch.rand(self.n, generator=generator, device=self.device) * (self.length - 1)).long()
         self.place.copy_(torch.where(mask, start, self.place))
 
     def advance(self, action: torch.Tensor) -> None:

@@ -9,10 +9,11 @@ import torch
 from kit.format import checkpoint
 from kit.format.checkpoint import Damaged
 from kit.format.manifest import Refused, digest, read_manifest
+from kit.format.retention import KEEP_LAST
 from kit.format.segments import Segment
 from kit.runs.fingerprint import fingerprint
 from kit.runs.run import Run
-from kit.runs.writer import KEEP_LAST, Writer
+from kit.runs.writer import Writer
 
 PLAIN = {"policy": {"weight": torch.arange(6.0)}, "session": {"rows": 0}}
 FROZEN = {"encoder.weight": torch.arange(1000.0), "encoder.bias": torch.ones(3, dtype=torch.float16)}

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from kit.config import RunConfig
 from kit.measure.auto import resolve
 from kit.runs import directory
 from kit.runs.run import Run
+from kit.runs.session import Session
 
 SMALL = {
     "PPO": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
@@ -56,10 +59,9 @@ class Forked:
             log = os.open(self.run.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            torch.set_num_threads(1)  # the parent's pool of OpenMP threads, if it has one, does not survive a fork
             sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # and past pytest's own capture
-            from kit.runs.session import Session
-
-            code = Session(self.run.path)()
+            code = self._session()()
         except SystemExit as stop:
             code = int(stop.code or 0)
         except BaseException:
@@ -68,6 +70,12 @@ class Forked:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def _session(self) -> Session:
+        return Session(self.run.path)
+
+    def is_over(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
@@ -81,7 +89,7 @@ class Forked:
         """Wait for `condition`; False if the process ended first."""
         end = time.monotonic() + timeout
         while not condition():
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if self.is_over():
                 return False
             if time.monotonic() > end:
                 raise TimeoutError(self.run.log())

@@ -119,8 +119,8 @@ def small_disk(tmp_path):
 def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypatch):
     """Training goes on, says so, and the checkpoint that fitted stays."""
     monkeypatch.setattr(training, "PATIENCE_S", 1.0)
-    big = {"policy_kwargs": {"net_arch": [128, 128]}}  # about 0.9 MB a checkpoint
-    run = create(small_disk(1500), "run", total_steps=640, checkpoint_every=32, overrides=big)
+    big = {"policy_kwargs": {"net_arch": [128, 128]}}  # 0.52 MB a checkpoint
+    run = create(small_disk(850), "run", total_steps=640, checkpoint_every=32, overrides=big)
     session = Forked(run)
     session.until(lambda: "could not be written" in run.status()["message"])
     assert session.wait() == 75 and run.status()["state"] == "interrupted"
@@ -128,6 +128,22 @@ def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypa
     assert "trained to the end, but it could not be written (No space left" in message
     assert "resume goes on from step" in message
     assert run.latest() is not None and run.latest().read()
+
+
+def test_on_a_disk_with_room_for_two_and_a_half_checkpoints_older_ones_make_room(small_disk):
+    """By age three would stay, and none would fit beside them."""
+    big = {"policy_kwargs": {"net_arch": [128, 128]}}  # 0.52 MB a checkpoint
+    run = create(small_disk(1350), "run", total_steps=640, checkpoint_every=32, overrides=big)
+    assert Forked(run).wait() == 0
+    assert "could not be written" not in run.log() and "cannot be saved" not in run.log()
+    assert run.latest().step == 640 and len(run.checkpoints()) == 2
+
+
+def test_a_budget_below_one_checkpoint_is_said_and_the_newest_stays(tmp_path):
+    run = create(tmp_path, "run", total_steps=640, checkpoint_every=64, disk_budget="0.01MB")
+    assert complete(run) == 0
+    assert "more than disk_budget=0.01MB: only the newest is kept" in run.log()
+    assert [found.step for found in run.checkpoints()] == [640] and run.latest().step == 640
 
 
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])

@@ -8,7 +8,6 @@ import torch
 from kit.envs import registry
 from kit.errors import Overflow, UserError
 from kit.machine import gpu, memory
-from kit.runs import metrics
 from kit.runs.session import Session
 from kit.sim.kernels import recording
 from tests.envs.slide import Slide
@@ -99,7 +98,7 @@ def test_too_many_worlds_from_the_start(tmp_path, algo):
     assert config.n_envs == 75  # 300, 150, 75
     assert config.overrides.get("batch_size", 16) == 16  # 75 × 16 steps: 16 still divides
     assert run.status()["step"] >= 6000
-    assert [row["run/n_envs"] for row in metrics.read(run.path) if "run/n_envs" in row] == [75]
+    assert [row["run/n_envs"] for row in run.rows() if "run/n_envs" in row] == [75]
 
 
 def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, capsys):
@@ -109,7 +108,7 @@ def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, ca
     assert Session(run.path, lambda now: messages.add(now["message"]))() == 0
     config = type(run)(run.path).config
     assert (config.n_envs, config.overrides["batch_size"]) == (75, 450)  # divides 75 × 12 = 900
-    rows = metrics.read(run.path)
+    rows = run.rows()
     before = [row["step"] for row in rows if "rollout/ep_rew_mean" in row and row["step"] <= 3 * 12 * 150]
     assert before, "what was trained with 150 worlds is kept"
     [shrunk] = [row for row in rows if "run/n_envs" in row]
@@ -128,7 +127,7 @@ def test_a_resume_goes_on_with_the_smaller_number(tmp_path):
 
     again = resume(run.path, total_steps=14_000)
     assert again.status()["step"] >= 14_000 and again.config.n_envs == 75
-    assert [row["run/n_envs"] for row in metrics.read(run.path) if "run/n_envs" in row] == [75], "said once"
+    assert [row["run/n_envs"] for row in run.rows() if "run/n_envs" in row] == [75], "said once"
 
 
 def test_there_is_an_end_to_halving(tmp_path, monkeypatch):
@@ -161,7 +160,7 @@ def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     run = create(tmp_path, "run", algo)
     seen = []
     assert Session(run.path, lambda now: seen.append(now["gpu"]))() == 0
-    rows = [row for row in metrics.read(run.path) if "gpu/update_busy" in row]
+    rows = [row for row in run.rows() if "gpu/update_busy" in row]
     assert rows and all(row["gpu/update_busy"] == 80.0 and row["gpu/memory_gb"] == 1.0 for row in rows)
     assert {row["gpu/rollout_busy"] for row in rows if "gpu/rollout_busy" in row} == {5.0}
     assert run.status()["gpu"] is None, "the run has ended"

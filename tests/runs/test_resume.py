@@ -9,7 +9,6 @@ import time
 import pytest
 
 from kit.format import checkpoint
-from kit.runs import metrics
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import Forked, complete, create
 
@@ -22,7 +21,7 @@ VARIANTS = {
 
 
 def rows(run):
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics.read(run.path)]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
 
 
 def assert_same_end(run, uncut):
@@ -212,12 +211,12 @@ def cut_sac(tmp_path):
 
 def test_a_flipped_bit_in_shared_replay_loses_the_replay_and_nothing_else(tmp_path):
     run = cut_sac(tmp_path)
-    newest, rows = run.checkpoints()[-1], len(metrics.read(run.path))
+    newest, rows = run.checkpoints()[-1], len(run.rows())
     flip(newest.replay()[0])
     assert complete(run) == 0, run.log()
     lost = "its replay data is damaged and will fill again before learning goes on"
     assert f"resumed from step {newest.step:,}; {lost}" in run.log()
-    assert run.status()["state"] == "finished" and len(metrics.read(run.path)) > rows, "its history stays"
+    assert run.status()["state"] == "finished" and len(run.rows()) > rows, "its history stays"
     trainer = run.checkpoints()[-1].read()["trainer"]
     assert trainer["replay_first"] == newest.step // 2 and trainer["replay_written"] == 2000
     assert not list((run.path / "checkpoints").glob(".damaged-*")), "nothing was set aside"

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from kit.format import checkpoint
+from kit.format.retention import KEEP_LAST
 from kit.format.segments import Segment
-from kit.runs.writer import KEEP_LAST, Writer
+from kit.runs.writer import Writer
 
 STATE = {"policy": {"weight": torch.zeros(4)}}
 
@@ -75,6 +76,49 @@ def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
     assert len(sizes) == 1
     for c in checkpoint.committed(tmp_path / "checkpoints"):
         c.verify()
+
+
+def test_room_is_made_before_it_is_needed(tmp_path, monkeypatch):
+    """A checkpoint an hour, each with 10 kB of new replay data and the three segments before: 14 of them would take
+    140 kB and more. At every write there is less than the budget on the disk, what is being written included."""
+    budget, taken = 80_000, []
+    writer = Writer(tmp_path, None, lambda written: None, budget=budget)
+    rows, hour = torch.zeros(14 * 2500, 1), 3600 * (time.time() // 3600)
+    real = checkpoint.write
+
+    def write(*args):
+        written = real(*args)
+        taken.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
+        return written
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    for step in range(14):
+        save(writer, step, Segment(2500 * step, {"rewards": rows[2500 * step : 2500 * (step + 1)]}), 2500 * (step - 3))
+        os.utime(tmp_path / f"checkpoints/step_{step:09d}", (0, hour - 3600 * (13 - step)))
+    assert max(taken) < budget and min(taken[7:]) > budget - 15_000, "and what there is room for stays"
+    kept = steps(tmp_path)
+    assert kept == list(range(kept[0], 14)) and 3 <= len(kept) <= 5
+    for c in checkpoint.committed(tmp_path / "checkpoints"):
+        c.verify()
+
+
+def test_a_disk_that_refused_has_no_room_whatever_it_says(tmp_path, monkeypatch):
+    """As with a quota: there is free space for all but this user."""
+    writer = Writer(tmp_path, None, lambda written: None)
+    for step in range(3):
+        save(writer, step)
+    real = checkpoint.write
+
+    def refused(*args):
+        if len(steps(tmp_path)) > 1:
+            raise OSError(122, "Disk quota exceeded")
+        return real(*args)
+
+    monkeypatch.setattr(checkpoint, "write", refused)
+    save(writer, 3)
+    assert writer.error is not None and steps(tmp_path) == [0, 1, 2]
+    save(writer, 4)
+    assert writer.error is None and steps(tmp_path) == [2, 4]
 
 
 def test_many_new_rows_go_to_several_files_so_that_writing_takes_little_memory(tmp_path, monkeypatch):

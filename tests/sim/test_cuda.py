@@ -11,7 +11,6 @@ import torch
 
 from kit.envs import make_vec
 from kit.errors import Overflow
-from kit.runs import metrics
 from kit.runs.session import Session
 from kit.sim.kernels import beside_torch, mjw
 from kit.sim.warp import _CHECK_EVERY, WarpSim
@@ -166,7 +165,7 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
 def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
     run = create(tmp_path, "run", algo, env="Ant", n_envs=32, device=DEVICE, total_steps=2048, eval_every=1024)
     assert Session(run.path)() == 0, run.log()
-    rows = metrics.read(run.path)
+    rows = run.rows()
     assert any("eval/mean_return" in row for row in rows) and any("train/n_updates" in row for row in rows)
     from kit import resume
 

@@ -85,13 +85,6 @@ def test_each_world_may_have_its_own_colours(ball):
     assert torch.equal(again[0], first) and torch.equal(again[1], first)
 
 
-def test_more_samples_smooth_the_edges(ball):
-    world = seen_at(ball, (2, 0, 0))[0]
-    shades = [len(np.unique(Renderer(ball, 1, ("eye",), 20, 20, samples=s).render(poses(world)).numpy()[..., 2]))
-              for s in (1, 3)]  # fmt: skip
-    assert shades[1] > shades[0]
-
-
 def test_bad_requests_are_refused_in_a_sentence(ball):
     with pytest.raises(UserError, match=r"no camera 'eyes'; its cameras: eye\."):
         Renderer(ball, 1, ("eyes",), 8, 8)

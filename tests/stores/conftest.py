@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 
+from tests.stores import live  # before what follows: it remembers what the user wants
+
 os.environ["HF_HUB_DISABLE_XET"] = "1"  # read by the client when it is imported; xet would go round a plain server
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
+import contextlib
 import logging
+import secrets
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +27,24 @@ from tests.stores.fabricate import make_run
 from tests.stores.hub_server import WRITE_TOKEN, HubServer
 
 BUCKET = "robots"
-KINDS = ("directory", "hub", "s3", "memory")
+LIVE = tuple(pytest.param(f"live-{kind}", marks=pytest.mark.live) for kind in live.SCRATCH)
+SHARED = ("directory", "hub", "s3", *LIVE)
+"""What several machines can write to; the last are the real services, with `pytest -m live`."""
+KINDS = (*SHARED, "memory")
 
 
 @pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for the disk in this process. Child processes do wait, and strace makes that fail where it matters."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    if not request.node.get_closest_marker("live"):
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Callable[[str], str]]:
+    """scratch(kind): the URL of a private place of the real Hub, S3 or Drive, which is removed in the end."""
+    with contextlib.ExitStack() as places:
+        yield cache(lambda kind: places.enter_context(live.SCRATCH[kind]()))
 
 
 @pytest.fixture
@@ -92,6 +108,10 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store. Parametrise with `indirect=True` over KINDS, or get a directory."""
     kind = getattr(request, "param", "directory")
+    if kind.startswith("live-"):
+        if kind == "live-hub":
+            _as_users_have_it(request.getfixturevalue("monkeypatch"))
+        return f"{request.getfixturevalue('scratch')(kind.removeprefix('live-'))}/{secrets.token_hex(4)}"
     if kind == "hub":
         request.getfixturevalue("hub")
         return "hf://me/runs"
@@ -101,6 +121,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         pytest.importorskip("fsspec")
         return f"memory://{tmp_path.name}/{abs(hash(request.node.nodeid))}"
     return str(tmp_path / "store")
+
+
+def _as_users_have_it(patch: pytest.MonkeyPatch) -> None:
+    """With xet, if the user has not switched it off; commits a little quicker than in earnest."""
+    patch.setenv("KIT_HUB_INTERVAL_S", "3")
+    if live.XET is None:
+        patch.delenv("HF_HUB_DISABLE_XET")
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
 
 
 @pytest.fixture

@@ -30,16 +30,24 @@ LARGE = 10_000
 
 @dataclass
 class Repo:
-    """One repository: the files of its head, and in `log` (message, paths added, paths removed) per commit."""
+    """One repository: the files of its head, and in `log` (message, paths added, paths removed) per commit. Whatever a
+    commit ever held is `kept`, until the history is squashed."""
 
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     large: set[str] = field(default_factory=set)
     log: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
+    kept: set[bytes] = field(default_factory=set)
+    squashed: int = 0
 
     @property
     def head(self) -> str:
-        return hashlib.sha1(f"{id(self)}/{len(self.log)}".encode()).hexdigest()
+        return hashlib.sha1(f"{id(self)}/{self.squashed}/{len(self.log)}".encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all versions of all files."""
+        return sum(map(len, self.kept))
 
 
 @dataclass
@@ -81,7 +89,7 @@ class HubServer:
         self._server.server_close()
 
     def fault(self, what: str, fault: Fault) -> None:
-        """`what`: whoami, create, info, tree, preupload, batch, upload, commit, resolve."""
+        """`what`: whoami, create, info, tree, preupload, batch, upload, commit, resolve, squash."""
         with self.lock:
             self._faults[what].append(fault)
 
@@ -115,9 +123,11 @@ class _Stop(Exception):
 ROUTES = [
     ("GET", r"/api/whoami-v2", "whoami"),
     ("POST", r"/api/repos/create", "create"),
+    ("DELETE", r"/api/repos/delete", "delete"),
     ("POST", r"/api/validate-yaml", "validate"),
     ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/[^/]+", "preupload"),
     ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/[^/]+", "commit"),
+    ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/super-squash/main", "squash"),
     ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/[^/]+(?:/(?P<path>.+))?", "tree"),
     ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/[^/]+)?", "info"),
     ("POST", r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", "batch"),
@@ -146,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_POST = do_PUT = do_GET
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -234,6 +244,13 @@ class _Handler(BaseHTTPRequestHandler):
             private = given.get("visibility") == "private" or given.get("private") is True
             self.hub.repos[repo] = Repo(private and not self.hub.make_public)
         return {"url": url, "name": repo}, {}
+
+    def _delete(self, body: bytes) -> Any:
+        given = json.loads(body)
+        repo = f"{given.get('organization') or 'me'}/{given['name']}"
+        self._find(repo, write=True)
+        del self.hub.repos[repo]
+        return b"", {}
 
     def _info(self, body: bytes, repo: str) -> Any:
         found = self._find(repo)
@@ -337,7 +354,15 @@ class _Handler(BaseHTTPRequestHandler):
                 removed.append(path)
         found.files, found.large = files, large
         found.log.append((header["summary"], added, removed))
+        found.kept |= set(files.values())
         return {"commitUrl": f"{self.hub.endpoint}/{repo}/commit/{found.head}", "commitOid": found.head}, {}
+
+    def _squash(self, body: bytes, repo: str) -> Any:
+        """One commit with the files of the head, and a head that is no descendant of the one before."""
+        found = self._find(repo, write=True)
+        found.log = [(json.loads(body)["message"], sorted(found.files), [])]
+        found.squashed, found.kept = found.squashed + 1, set(found.files.values())
+        return b"", {}
 
 
 def _blob(data: bytes) -> str:

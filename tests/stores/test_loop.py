@@ -34,7 +34,7 @@ class FakeCopier:
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(answer, Exception):
             raise answer
-        return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None}
+        return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None, "note": None}
 
     def close(self) -> None:
         self.released = True
@@ -56,14 +56,16 @@ class Machine:
         self.states: list[str] = []
         self.run = run
         tick_s = max(0.25, over / 1000)
-        self.sync = Sync(run, "s3://b/p", "me", copier, lambda: self.now >= over, lambda: self.now, self.sleep, tick_s,
-                         **options)  # fmt: skip
+        self.moved = 0.0
+        self.sync = Sync(run, "s3://b/p", "me", copier, lambda: self.now >= over, lambda: self.now + self.moved,
+                         lambda: self.now, self.sleep, tick_s, **options)  # fmt: skip
         self.code = self.sync.run()
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         for when in [t for t in self.at if t <= self.now]:
-            self.at.pop(when)()
+            moved = self.at.pop(when)()
+            self.moved = moved if isinstance(moved, float) else self.moved
         state = read_state(self.run)
         if not self.states or self.states[-1] != state["state"]:
             self.states.append(state["state"])
@@ -131,6 +133,18 @@ def test_a_quiet_run_is_looked_after(run: Path) -> None:
     copier = FakeCopier(200)
     Machine(run, copier, over=4 * REFRESH_S)
     assert 4 <= len(copier.passes) <= 6
+
+
+@pytest.mark.parametrize("moved_s", [-30 * 86400.0, -3600.0, 30 * 86400.0])
+def test_a_clock_that_is_set_changes_nothing(run: Path, moved_s: float) -> None:
+    """Set by a month just after a failure: the next try comes as soon, training is not given up, and it is seen to
+    live."""
+    copier, heard = FakeCopier(StoreError("it is on fire"), 200, 300), list[float]()
+    at: dict[float, Callable[[], object]] = {1.0: lambda: moved_s, 30.0: lambda: add_checkpoint(run, 300)}
+    machine = Machine(run, copier, over=60, at=at | {20.0: lambda: heard.append(read_state(run)["updated"])})
+    assert [final for _, final in copier.passes] == [False, False, False, True]
+    assert copier.passes[1][0] < 4 and copier.passes[2][0] < 32 and machine.code == 0
+    assert 0 <= 20 + moved_s - heard[0] < 6
 
 
 def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:

@@ -8,16 +8,17 @@ import time
 import pytest
 
 from kit.errors import UserError
-from kit.runs.api import _locate, list_runs
+from kit.runs.finding import list_runs, locate
 from kit.runs.fingerprint import fingerprint
 from kit.stores import lease, open_store
 from tests.runs.crash import Forked, complete, create
+from tests.stores.conftest import SHARED
 
 STEPS = {"PPO": 4000, "A2C": 4000, "SAC": 1200}
 """Enough that none is done before the first checkpoint has been seen."""
 
 
-@pytest.mark.parametrize("store_url", ["directory", "hub", "s3"], indirect=True)
+@pytest.mark.parametrize("store_url", SHARED, indirect=True)
 def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_path, store_url, waiter):
     algo = {"h": "A2C", "s": "SAC"}.get(store_url[0], "PPO")
     uncut = create(tmp_path / "here", "uncut", algo, total_steps=STEPS[algo])
@@ -35,7 +36,7 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
     shutil.rmtree(run.path)
 
     # as `kit resume --store URL` on an empty machine does
-    there, moved = _locate(None, str(tmp_path / "there"), store_url)
+    there, moved = locate(None, str(tmp_path / "there"), store_url)
     assert there.latest().step == last.step and moved["store"] == store_url
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)
@@ -57,7 +58,7 @@ def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
     run = create(tmp_path / "here", "run", store=store, total_steps=10**9, checkpoint_every=100)
     session = Forked(run)
     assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
-    there, _ = _locate(store, str(tmp_path / "there"), None)
+    there, _ = locate(store, str(tmp_path / "there"), None)
     second = Forked(there)
     assert second.wait() != 0
     said = there.status()["message"]

@@ -13,14 +13,14 @@ import pytest
 
 from kit.errors import UserError
 from kit.stores import SyncHandle, lease, open_store, pull, start_sync
-from tests.stores.conftest import KINDS
+from tests.stores.conftest import SHARED
 from tests.stores.fabricate import add_checkpoint, content, make_run, read_state, set_status
 from tests.stores.hub_server import Fault, HubServer
 
 Wait = Callable[..., None]
 
 
-@pytest.mark.parametrize("store_url", [kind for kind in KINDS if kind != "memory"], indirect=True)
+@pytest.mark.parametrize("store_url", SHARED, indirect=True)
 def test_the_local_folder_is_deleted_and_comes_back_identical(
     store_url: str, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:

@@ -44,7 +44,7 @@ def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
         wait_for(lambda: not board.stop_button.disabled)
         begun = time.perf_counter()
         board.pause_button.click()
-        assert time.perf_counter() - begun < 0.1
+        assert time.perf_counter() - begun < 10, "the answer, which nobody gives here, would be waited for 30 s"
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["pause"]
         set_status(run.path, state="paused")

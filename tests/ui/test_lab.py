@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.runs.api import local_runs
+from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from tests.ui.fabricate import wait_for
 from tests.ui.lab import Lab, Notebook

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
-from kit.runs.api import StoredRuns, local_runs
+from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.ui import films, gallery, plots, result, resume, style
 from kit.ui.resume import ResumePanel

@@ -1,0 +1,131 @@
+"""Which runs there are, and which one is meant: a folder, a name in `runs_dir`, a store's URL, or the latest."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import UserError
+from kit.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class StoredRuns(list[dict[str, Any]]):
+    """What a store says of its runs, the most recently updated first."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return list(self)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self)
+
+
+class RunList(list[Run]):
+    """Runs, the most recently updated first."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One {"name", "state", "step", "total_steps", "success_rate", "updated"} per run."""
+        keys = ("state", "step", "total_steps", "success_rate", "updated")
+        return [{"name": run.name, **{key: now[key] for key in keys}} for run in self for now in [run.status()]]
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self.to_dicts())
+
+
+def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
+    """The runs in a folder (none if there is no such folder) or in a store."""
+    if _is_url(where):
+        from kit import stores
+
+        return StoredRuns(stores.list_runs(stores.open_store(where)))
+    return local_runs(where)
+
+
+def local_runs(where: str | Path = "runs") -> RunList:
+    """The runs in a folder; none if there is no such folder."""
+    folder = Path(where).expanduser()
+    found = RunList()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.startswith(".") and (path / "config.yaml").is_file():
+            try:
+                found.append(Run(path))
+            except UserError as error:
+                warnings.warn(f"{path} is left out: {error}", stacklevel=2)
+    found.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
+    return found
+
+
+def is_branch(run: Run, of: Run) -> bool:
+    """Whether `run` began with the policy of `of`."""
+    return run.parent is not None and run.parent[0] == of.name
+
+
+def family(runs: RunList) -> RunList:
+    """`runs` with each branch right behind the run that it began with, or that one's earlier branches."""
+    names = {run.name for run in runs}
+    roots = [run for run in runs if run.parent is None or run.parent[0] not in names]
+
+    def below(run: Run) -> Iterator[Run]:
+        yield run
+        for branch in runs:
+            if is_branch(branch, run):
+                yield from below(branch)
+
+    return RunList(run for root in roots for run in below(root))
+
+
+def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
+    """The most recently updated run that is neither finished nor at work. Raises `UserError` if there is none."""
+    for run in local_runs(runs_dir):
+        if run.status()["state"] in ("interrupted", "failed"):
+            return run
+    raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
+
+
+def locate(
+    path_or_url: str | Path | None, runs_dir: str, store: str | None = None, max_gb: float = 8.0
+) -> tuple[Run, dict[str, Any]]:
+    """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
+    if path_or_url is None:
+        try:
+            return latest_unfinished(runs_dir), {}
+        except UserError:
+            if store is None:
+                raise
+            path_or_url = store
+    if _is_url(path_or_url):
+        return _fetch(str(path_or_url), runs_dir, max_gb)
+    path = Path(path_or_url).expanduser()
+    inside = Path(runs_dir).expanduser() / path_or_url
+    return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
+
+
+def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:
+    from kit.stores import open_store, pull
+
+    if not 0 < max_gb < 2**20:
+        raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
+    run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
+    if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
+        return run, {"runs_dir": runs_dir, "store": None}
+    return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
+
+
+def _is_url(where: str | Path) -> bool:
+    """Whether it names a store, or a run in one: a URL, or a folder that the copier has written to."""
+    if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
+        return True
+    path = Path(where).expanduser()
+    try:
+        return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
+    except OSError:
+        return False  # whoever opens it says why it cannot be read

@@ -1,0 +1,27 @@
+"""What could not be tested here is said in the last lines, with how to get it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+REMEDIES = {
+    "strace": "system calls that fail: apt-get install strace",
+    "chromium": "notebooks in a browser: apt-get install chromium",
+    "no model of": "legged robots: set MENAGERIE_ROOT to a copy of mujoco_menagerie, or connect to the internet once",
+    "the model of": "legged robots: set MENAGERIE_ROOT to a copy of mujoco_menagerie, or connect to the internet once",
+    "could not import": "an optional package: pip install -e '.[test]'",
+    "needs root": "full disks and dead mounts: run as root",
+    "CUDA GPU": "the simulator on CUDA: a machine with an NVIDIA card",
+}
+"""By what the reason of a skipped test says: what is not tested without it, and how to get it."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lacking: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        lacking[next((remedy for word, remedy in REMEDIES.items() if word in reason), reason)] += 1
+    for remedy, count in lacking.most_common():
+        terminalreporter.write_line(f"not tested here, {count} test{'s' * (count > 1)}: {remedy}", yellow=True)

@@ -1,0 +1,108 @@
+"""Several runs at once: which, called what, side by side, through a kill and beside one that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit.errors import UserError
+from kit.runs.batch import _planned, _slots
+from kit.runs.fingerprint import fingerprint
+from kit.runs.session import Session
+from tests.runs.crash import SMALL, create
+
+JOBS = """
+env: Reach
+n_envs: 2
+threads: 1
+total_steps: 960
+eval_every: 0
+checkpoint_every: 320
+jobs:
+  - {algo: PPO, overrides: {n_steps: 16, batch_size: 16, n_epochs: 2, policy_kwargs: {net_arch: [16, 16]}}, seed: 7}
+  - {env: "breaks:Breaks", algo: A2C, total_steps: 400}
+  - {algo: A2C, total_steps: 64}
+"""
+BREAKS = """
+from tests.envs.corridor import Corridor
+
+class Breaks(Corridor):
+    def advance(self, action):
+        raise RuntimeError("the floor gave way")
+"""
+
+
+def test_every_job_has_a_name_that_it_keeps() -> None:
+    jobs = [{"algo": "PPO"}, {"algo": "PPO", "overrides": {"gamma": 0.9}}, {"algo": "A2C", "run_name": "mine"}]
+    names = [job.config.run_name for job in _planned(jobs, 2, "night")]
+    assert names == [
+        *("night-reach-ppo-s0", "night-reach-ppo-s1", "night-reach-ppo-s0-2", "night-reach-ppo-s1-2"),
+        *("mine-s0", "mine-s1"),
+    ]
+    assert [job.config.seed for job in _planned([{}], [3, 5], "b")] == [3, 5]
+    assert [job.config.run_name for job in _planned([{"run_name": "mine"}], None, "b")] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: kit.batch([{"algo": "PPO"}, {"algo": "SAC", "env": "CartPole-v1"}], name="b"),
+            "job b-cartpole-v1-sac-s0",
+        ),
+        (lambda: kit.batch([{"total_step": 5}]), "did you mean total_steps"),
+        (lambda: kit.batch([{}], seeds=0), "seeds="),
+        (lambda: kit.batch([{}], at_once=10_000), "at_once=10000"),
+        (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
+        (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
+    ],
+    ids=["one that cannot be trained", "no such field", "no seeds", "too many at once", "no such run", "no such file"],
+)
+def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_path, monkeypatch, call, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as refused:
+        call()
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
+    jobs = _planned([{}], 8, "b")
+    monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
+    monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
+    assert _slots(jobs, None) == 3 and _slots(jobs, 2) == 2
+    with pytest.raises(UserError, match=r"at_once=4 needs about 4 GB of memory and 3\.5 GB are free"):
+        _slots(jobs, 4)
+
+
+def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.yaml").write_text(JOBS)
+    Path("breaks.py").write_text(BREAKS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "jobs.yaml"], env=environment)
+    first = Path("runs/jobs-reach-ppo-s7")
+    end = time.monotonic() + 60
+    while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run = kit.Run(first)
+    if run.is_working():  # its process outlives the batch: it is killed too
+        os.kill(run.status()["process"]["pid"], signal.SIGKILL)
+    told: list[list[str]] = []
+    found = kit.batch("jobs.yaml", on_progress=lambda now: told.append([row["state"] for row in now]))
+    assert [row["state"] for row in found] == ["finished", "failed", "finished"], found
+    assert "the floor gave way" in found[1]["message"]
+    assert told[-1] == [row["state"] for row in found]
+    quiet = create(tmp_path / "quiet", run.name, overrides=SMALL["PPO"], total_steps=960, seed=7, checkpoint_every=320)
+    assert Session(quiet.path)() == 0
+    assert fingerprint(kit.Run(first)) == fingerprint(quiet)
+    with pytest.raises(UserError, match="exists with seed=7, not 8"):
+        kit.batch([{"run_name": "jobs-reach-ppo-s7", "seed": 8}])

@@ -1,0 +1,101 @@
+"""A run that begins with another's policy: what comes along, what does not, and who descends from whom."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kit
+from kit.errors import UserError
+from kit.runs.finding import family, local_runs
+from kit.runs.session import Session
+from tests.runs.crash import create
+
+
+@pytest.fixture(scope="module")
+def parents(tmp_path_factory):
+    """A finished run of PPO with a normaliser, and one of SAC, in one folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = {
+        "PPO": create(folder, "ppo", overrides={"normalize": True}, total_steps=320, seed=3),
+        "SAC": create(folder, "sac", "SAC", total_steps=200, seed=3),
+    }
+    for run in runs.values():
+        assert Session(run.path)() == 0
+    return runs
+
+
+def begun(run: kit.Run) -> dict:
+    return run.find(0).read()
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(
+        torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items()
+    )
+
+
+@pytest.mark.parametrize("algo", ["PPO", "SAC"])
+def test_policy_statistics_and_optimizer_come_along_and_counters_do_not(parents, algo: str) -> None:
+    parent = parents[algo]
+    run = kit.train(
+        start_from=f"{parent.path}@latest", run_name=f"child-{algo}", total_steps=64, overrides={"gamma": 0.9}
+    )
+    assert run.status()["state"] == "finished"
+    before, after = parent.latest().read(), begun(run)
+    for part in ("policy", "optimizer"):
+        assert same(before[part], after[part]), part
+    assert after["trainer"]["num_timesteps"] == 0 and before["trainer"]["num_timesteps"] > 0
+    assert run.config.overrides == {**parent.config.overrides, "gamma": 0.9}
+    assert (run.config.n_envs, run.config.seed, run.config.env) == (2, 3, "Reach")
+    assert run.parent == (parent.name, parent.latest().step)
+    if algo == "PPO":  # the child has seen a first observation of its own
+        assert after["normalizer"]["obs.count"] == before["normalizer"]["obs.count"]
+        assert same(
+            {k: v for k, v in before["normalizer"].items() if k != "returns"},
+            {k: v for k, v in after["normalizer"].items() if k != "returns"},
+        )
+    else:
+        assert torch.equal(before["trainer"]["log_ent_coef"], after["trainer"]["log_ent_coef"])
+        assert after["trainer"]["replay_written"] == 0
+
+
+def test_another_algorithm_takes_the_policy_alone(parents) -> None:
+    run = kit.train(start_from=parents["PPO"].path, algo="A2C", run_name="a2c", total_steps=32)
+    before, after = parents["PPO"].latest().read(), begun(run)
+    assert same(before["policy"], after["policy"]) and not any("exp_avg" in name for name in after["optimizer"])
+    assert "n_epochs" not in run.config.overrides and run.config.overrides["normalize"] is True
+
+
+def test_the_family_is_told(parents, tmp_path) -> None:
+    first = create(tmp_path, "first", total_steps=64)
+    assert Session(first.path)() == 0
+    second = kit.train(start_from=f"{first.path}@64", run_name="second")
+    third = kit.train(start_from=second.path, run_name="third")
+    other = create(tmp_path, "other")
+    lines = [(run.name, run.parent) for run in family(local_runs(tmp_path))]
+    names = [name for name, _ in lines]
+    assert names.index("first") + 1 == names.index("second") == names.index("third") - 1 and other.name in names
+    assert third.parent == ("second", 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env": "Ant"}, "does not fit env='Ant'"),
+        ({"algo": "SAC"}, "does not fit env='Reach' with SAC"),
+        ({"overrides": {"policy_kwargs": {"net_arch": [32]}}}, "does not fit"),
+        ({"overrides": {"normalize": False}}, "normalize"),
+    ],
+    ids=["another robot", "another kind of policy", "another network", "unlike normalised"],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_created(parents, tmp_path, changes: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as refused:
+        kit.train(start_from=parents["PPO"].path, runs_dir=str(tmp_path), run_name="child", **changes)
+    assert "\n" not in str(refused.value) and not [p for p in tmp_path.iterdir() if p.name != "worker.log"]
+
+
+def test_a_branch_trains_in_a_process_of_its_own(parents) -> None:
+    run = kit.branch(parents["PPO"], "latest", run_name="branch", total_steps=64)
+    assert run.wait(60)["state"] == "finished", run.log()
+    assert same(begun(run)["policy"], parents["PPO"].latest().read()["policy"])

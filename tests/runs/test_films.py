@@ -1,0 +1,63 @@
+"""Films are encoded while they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from kit.runs.rollouts import _timing, record
+from kit.runs.run import Run
+from tests.runs.crash import create
+
+SIZE, EPISODES = 448, 10
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    pytest.importorskip("mediapy")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield create(tmp_path, "run", env="tests.envs.corridor:Corridor", env_options={"length": 36})
+    torch.set_num_threads(threads)
+
+
+def test_a_film_takes_the_memory_of_a_few_frames_however_long_it_is(run: Run) -> None:
+    """More than a hundred frames of 0.6 MB; from the 20th on hardly anything is added."""
+    taken: list[int] = []
+    this = psutil.Process()
+    path = record(run, 0, episodes=EPISODES, size=SIZE, on_frame=lambda *_: taken.append(this.memory_info().rss))
+    assert len(taken) > 100 and path.stat().st_size > 5_000 and run.videos == [path]
+    assert max(taken[20:]) - taken[20] < 20 * SIZE * SIZE * 3
+
+
+def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
+    def stop(done: int, at_most: int) -> None:
+        assert at_most == 12 * EPISODES and run.videos == []
+        if done == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record(run, step=0, episodes=EPISODES, size=64, on_frame=stop)
+    assert list((run.path / "videos").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("control_dt_s", "episode_steps", "film_speed", "stride", "fps", "frames"),
+    [
+        (0.05, 100, 1, 1, 20, 100),
+        (0.05, 1000, 1, 1, 20, 200),
+        (0.02, 1000, 1, 2, 25, 250),
+        (0.25, 1200, 30, 5, 24, 240),
+    ],
+    ids=["a short one whole", "ten seconds of a long one", "every second step at 50 Hz", "five minutes in ten seconds"],
+)
+def test_a_film_shows_ten_seconds_of_an_episode_at_most(
+    control_dt_s: float, episode_steps: int, film_speed: float, stride: int, fps: float, frames: int
+) -> None:
+    env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, film_speed=film_speed)
+    assert _timing(env) == (stride, pytest.approx(fps), frames)
