@@ -1,5 +1,5 @@
-"""What memory is good for: a pole on a cart, balanced by policies that see where both are and not how fast they move. By
-hand:
+"""What memory is good for: a pole on a cart, balanced by policies that see where both are and not how fast they move.
+By hand:
 
     python tests/bench/remember.py runs/remember
 
