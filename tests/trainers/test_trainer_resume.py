@@ -112,6 +112,10 @@ def test_memory_belongs_to_the_state() -> None:
         model.learn(128)
         ends.append(equal(model.state(), whole.state()))
     assert ends == [True, False]
+    whole.should_stop = lambda: True
+    with pytest.raises(Interrupted):
+        whole.learn(64)  # from the beginning
+    assert not any(memory.any() for memory in whole.state()["memory"].values())
     more = trainer("RecurrentPPO", FakeEnv(6))
     assert not more.load_state(state)
     assert all(len(memory) == 6 and not memory.any() for memory in more.state()["memory"].values())
