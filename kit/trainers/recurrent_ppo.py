@@ -62,7 +62,8 @@ class Sequences(NamedTuple):
 
 
 def sequences(begun: torch.Tensor) -> Sequences:
-    """Of a batch whose rows are `begun` (N,) bool where a sequence begins, the first row anyway."""
+    """Of a batch whose rows are `begun` (N,) bool where a sequence begins, the first row anyway. Asks the device how
+    many there are and how long the longest is."""
     number = torch.arange(len(begun), device=begun.device)
     first = torch.cat([number[:1], 1 + begun[1:].nonzero().flatten()])
     which = torch.bucketize(number, first, right=True) - 1

@@ -217,11 +217,11 @@ class Recall(FakeEnv):
 
 
 def test_what_was_seen_once_is_remembered() -> None:
-    settings = {"n_steps": 40, "batch_size": 320, "n_epochs": 10, "learning_rate": 0.01, "gamma": 0.9}
+    settings = {"n_steps": 20, "batch_size": 320, "n_epochs": 10, "learning_rate": 0.01, "gamma": 0.9}
     rates = {}
     for algo in ("PPO", "RecurrentPPO"):
         model = trainer(algo, Recall(), **settings)
-        model.learn(12_000)
+        model.learn(6400)
         rates[algo] = float(np.mean(model.ep_success_buffer))
     assert rates["RecurrentPPO"] > 0.9
     assert rates["PPO"] < 0.65, "nobody can know"
