@@ -78,8 +78,9 @@ def keeping(config: RunConfig) -> str:
     folder = Path(config.runs_dir).expanduser().absolute()
     free = shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
     budget = byte_count("disk_budget", config.disk_budget)
-    of = f"of the {free / 1e9:,.3g} GB that are free" if budget <= free else f"but only {free / 1e9:,.3g} GB are free"
-    return f"checkpoints take at most {config.disk_budget} {of}"
+    there = f"{free / 1e9:,.3g} GB"
+    of = f" of the {there} that are free" if budget <= free else f", but only {there} are free"
+    return f"checkpoints take at most {config.disk_budget}{of}"
 
 
 def _preset(machine: Machine) -> str:

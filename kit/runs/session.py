@@ -187,7 +187,9 @@ class Session:
         if (store or "").startswith("hf://"):
             self._film()
         if not self._drain(step, FINISHED_DRAIN_S):
-            self._say(f"done, but step {step:,} has not arrived in {store} yet; it is still being tried")
+            given_up = self._sync is not None and self._sync.is_done()
+            goes_on = "`kit resume` tries it again" if given_up else "it is still being tried"
+            self._say(f"done, but step {step:,} has not arrived in {store} yet; {goes_on}")
         return DONE
 
     def _last_figures(self) -> None:

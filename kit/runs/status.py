@@ -98,5 +98,6 @@ def read(run_path: Path) -> dict[str, Any]:
     status["store"] = read_json(run_path / ".sync.json") or status["store"]
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
-        status["message"] = status["message"] or "the process was killed; resume goes on from the last checkpoint"
+        last = f" (its last words: {status['message']})" if status["message"] else ""
+        status["message"] = f"the process was killed; resume goes on from the last checkpoint{last}"
     return status

@@ -92,7 +92,8 @@ class Copier:
                 return False
             with contextlib.suppress(FileNotFoundError), self._pinned(newest) as sources:
                 files = {**self._texts(), **self._pointer(), **sources}
-                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}")
+                digests = {path: entry["sha256"] for path, entry in newest.files().items()}
+                self._put(files, self._outdated(held), f"checkpoint at step {newest.step:,}", digests=digests)
                 self._verified[newest.step] = newest
                 self.step, self.time = newest.step, self._clock()
                 return True
@@ -290,8 +291,16 @@ class Copier:
         self._watch("listing", 0)
         return {path.removeprefix(f"{self.name}/"): size for path, size in self.store.list(self.name).items()}
 
-    def _put(self, files: Files, delete: Sequence[str], message: str, page: Files | None = None) -> None:
-        """Put, read back, compare. `page` lies beside the run."""
+    def _put(
+        self,
+        files: Files,
+        delete: Sequence[str],
+        message: str,
+        page: Files | None = None,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put, read back, compare: with the manifest's `digests` where it names the file, since a local one may have
+        changed while it was read. `page` lies beside the run."""
         for path in files:
             self._good.pop(path, None)
             self._doubted.add(path)
@@ -305,7 +314,7 @@ class Copier:
         for path, content in files.items():
             size = size_of(content)
             self._watch(f"reading back {path}", size)
-            digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)
+            digest = (digests or {}).get(path) or _digest(content)
             try:
                 if self.store.get(f"{self.name}/{path}", None, size) != digest:
                     raise StoreError(f"{path} read back from {self.store.url} is not what was written")
@@ -319,6 +328,10 @@ class Copier:
                 self._verified.pop(_step(path), None)
         if self.step is not None and LATEST in files:
             self._latest = self.step
+
+
+def _digest(content: Path | bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256(content)
 
 
 def _step(path: str) -> int:

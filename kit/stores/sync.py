@@ -23,15 +23,22 @@ from kit.stores.loop import FIRST_PAUSE_S, LONGEST_PAUSE_S, STATE, newest_step
 from kit.stores.redact import one_line
 from kit.stores.urls import OPEN_S, open_store
 
+ENDED = (0, 3, 4)
+"""Exit codes with which a copier leaves by itself, see `kit.stores.loop.Sync.run`."""
+LAST_TRIES = 3
+"""How often one that dies after `stop` is started again."""
+
 
 class SyncHandle:
-    """A copier in the background that is kept alive until `stop`."""
+    """A copier in the background that is kept alive until `stop`, and after it until it has copied what there is."""
 
     def __init__(self, run_dir: Path, url: str, owner: str) -> None:
         self.run_dir, self.url, self.owner = run_dir, url, owner
         self._stopping = threading.Event()
+        self._tries = LAST_TRIES
         self._process = self._start()
-        threading.Thread(target=self._keep_alive, name="store-guard", daemon=True).start()
+        self._guard = threading.Thread(target=self._keep_alive, name="store-guard", daemon=True)
+        self._guard.start()
 
     def state(self) -> dict[str, Any]:
         """What .sync.json says now."""
@@ -40,7 +47,7 @@ class SyncHandle:
 
     def is_done(self) -> bool:
         """Whether it has ended after `stop`: everything, the last figures and the run's page included, has arrived."""
-        return self._process.poll() is not None
+        return not self._guard.is_alive()
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
         """Ask it to copy what is committed and end, wait at most `drain_s` seconds and return the state then. What has
@@ -49,8 +56,7 @@ class SyncHandle:
         with contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, drain_s))
+        self._guard.join(max(0.0, drain_s))
         return self.state()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -62,13 +68,14 @@ class SyncHandle:
         pause = FIRST_PAUSE_S
         while True:
             code = self._process.wait()
-            if self._stopping.is_set():
-                return
+            if self._stopping.is_set():  # and it was not killed: its work is done, or can be done no more
+                self._tries -= 1
+                if code in ENDED or self._tries < 0:
+                    return
             said = {"state": "failing", "error": f"the copier ended (exit code {code}); starting it again"}
             with contextlib.suppress(OSError):
                 write_atomic(self.run_dir / STATE, json.dumps({**self.state(), **said}, indent=1), durable=False)
-            if self._stopping.wait(pause):
-                return
+            self._stopping.wait(pause)
             pause = min(LONGEST_PAUSE_S, 2 * pause)
             self._process = self._start()
             if self._stopping.is_set() and self._process.stdin:  # `stop` closed the pipe of the one before

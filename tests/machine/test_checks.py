@@ -109,7 +109,8 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("free", "state"), [(10 * 2**20, "fail"), (2**30, "warn")])
 def test_little_disk(free: int, state: str) -> None:
-    assert only(checks.check_room(machine(disk_free_bytes=free))).state == state
+    check = only(checks.check_room(machine(disk_free_bytes=free)))
+    assert check.state == state and "a run's checkpoints take at most 10GB (disk_budget)" in check.message
 
 
 def test_little_memory() -> None:

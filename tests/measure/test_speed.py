@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from kit.config import RunConfig
@@ -71,6 +75,15 @@ def test_sentences() -> None:
         "     1,500  training, end to end",
         "The env has 0.75 of bare physics. Networks take 50% of the time of training.",
     ]
+
+
+def test_what_checkpoints_may_take_is_said_in_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a folder that will only be made."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=71.4e9 if folder == tmp_path else 0))
+    config = RunConfig(runs_dir=str(tmp_path / "not" / "yet"), disk_budget="10GB")
+    assert advice.keeping(config) == "checkpoints take at most 10GB of the 71.4 GB that are free"
+    much = config.replace(disk_budget="1TB")
+    assert advice.keeping(much) == "checkpoints take at most 1TB, but only 71.4 GB are free"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ class Forked:
         return Session(self.run.path)
 
     def is_over(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # and was waited for
+            return True
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)

@@ -153,6 +153,7 @@ def started() -> Iterator[Callable[..., SyncHandle]]:
 
     yield start
     for handle in handles:
+        handle._tries = 0
         handle._stopping.set()
         if handle._process.poll() is None:
             handle._process.kill()

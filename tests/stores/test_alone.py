@@ -24,6 +24,7 @@ def test_two_copiers_of_one_run_become_one(
     """A session that follows another at once replaces the copier the other left behind."""
     first = started(run, str(tmp_path / "store"))
     waiter(lambda: first.state().get("pid") == first._process.pid)
+    first._tries = 0  # as if its session had been killed
     first._stopping.set()
     second = started(run, str(tmp_path / "store"))
     waiter(lambda: second.state().get("pid") == second._process.pid)

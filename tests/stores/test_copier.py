@@ -274,6 +274,29 @@ def test_a_checkpoint_damaged_on_this_machine_is_not_copied(run: Path, store: St
     assert copier.run_pass()["step"] == 300
 
 
+def test_a_bit_that_flips_on_this_machine_while_it_is_copied(run: Path, liar: Liar) -> None:
+    """After it was compared with its manifest and before it was read again: the pointer does not move to it."""
+    policy = run / "checkpoints/step_000000200/policy.safetensors"
+    put = liar.put
+
+    def flip(files: Mapping[str, Path | bytes], delete: Sequence[str] = (), message: str = "") -> None:
+        if any("step_000000200/policy" in path for path in files):
+            data = bytearray(policy.read_bytes())
+            data[-1] ^= 1
+            with policy.open("r+b") as file:  # in place: what is being copied is the same file by another name
+                file.write(data)
+        put(files, delete, message)
+
+    liar.put = flip  # type: ignore[method-assign]
+    copier = Copier(run, liar, "me-1")
+    with pytest.raises(StoreError, match=r"policy.safetensors read back from .* is not what was written"):
+        copier.run_pass()
+    liar.put = put  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match=r"policy.safetensors on this machine is damaged"):
+        copier.run_pass()
+    assert copier.run_pass()["step"] == 100 and latest(liar) == 100
+
+
 def test_training_may_retire_what_is_being_copied(run: Path, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
     put = DirectoryStore.put
 

@@ -77,6 +77,24 @@ def test_a_killed_copier_is_started_again(
     assert handle._process.pid != first
 
 
+def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    """Whether it dies just before it is asked to end, or just after."""
+    handle = started(run, str(tmp_path / "store"))
+    waiter(lambda: handle.state()["step"] == 200)
+    add_checkpoint(run, 300)
+    handle._process.kill()
+    assert handle.stop(20)["step"] == 300 and handle.is_done()
+    again = started(run, str(tmp_path / "store"))
+    waiter(lambda: again.state().get("pid") == again._process.pid)
+    add_checkpoint(run, 400)
+    again._process.send_signal(signal.SIGSTOP)
+    again.stop(0.0)
+    again._process.kill()
+    assert again.stop(20)["step"] == 400 and again.is_done()
+
+
 def test_the_hub_falls_silent_and_comes_back(
     run: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:

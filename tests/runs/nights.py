@@ -1,0 +1,500 @@
+"""Mixed nights: a small run, a random sequence of misfortunes, and what must hold after each night.
+
+    python -m tests.runs.nights --count 500 --seed 0        # prints a line a night, and the events of one that fails
+
+A night is drawn from its seed: which algorithm, whether there is a store, what happens and when. Sessions are forked
+from this process, which has imported everything, so that a night takes a few seconds. Misfortunes overlap: a run may be
+killed while its disk is full and its store away. What must hold:
+
+    - the run ends, with the fingerprint and the rows of metrics of the same run on a quiet night
+    - what a status says is true: a checkpoint that is said to be safe is there, on this machine and in the store, and a
+      run is at work if and only if its status says so, but for ten seconds at most
+    - the store's pointer never goes back, and what comes back from the store has the same fingerprint
+    - a second machine is refused while the first is at work
+    - no process and no half-made file is left over
+
+The clock is moved for sessions and copiers alike: `sitecustomize` in tests/runs/moved_clock adds what CLOCK says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kit.errors import UserError
+from kit.runs import control, directory, metrics
+from kit.runs.api import _locate
+from kit.runs.fingerprint import fingerprint
+from kit.runs.run import Run
+from kit.runs.session import Session
+from kit.runs.status import WORKING, Status
+from tests.runs.crash import Forked, complete, create
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "PPO": {"total_steps": 1200, "checkpoint_every": 64},
+    "SAC": {"total_steps": 320, "checkpoint_every": 20},
+    "A2C": {"total_steps": 960, "checkpoint_every": 48},
+}
+"""A second of work each."""
+ENV = "tests.envs.slide:Slide"
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {},
+    {"eval_every": 400},
+    {"overrides": {"learning_rate": "lin_0.001"}},
+)
+DISK_KB = 12_000
+LIE_S = 10.0
+"""How long a status may be wrong."""
+END_S = 30.0
+"""How long a session may take to end that was asked to."""
+MAX_SESSIONS = 40
+JUMPS_S = (-30 * 86400.0, -3600.0, -60.0, 60.0, 3600.0, 30 * 86400.0)
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+class Born(Forked):
+    """As `kit.launch` starts a session: the run is seen to be at work at once, however long imports take."""
+
+    def __init__(self, run: Run, slow_s: float) -> None:
+        self._slow_s = slow_s
+        with directory.lock(run.path) as self._lock:
+            control.take(run.path)
+            Status.create(run.path, run.config.total_steps)
+            super().__init__(run)
+
+    def _session(self) -> Session:
+        time.sleep(self._slow_s)
+        return Session(self.run.path, lock=os.dup(self._lock.fileno()))
+
+
+class Night:
+    """One night. Call it; it raises `Broken`."""
+
+    def __init__(self, seed: int, folder: Path, quiet: Callable[..., tuple[str, str]], mount: bool = True) -> None:
+        self.seed, self.folder, self.draw = seed, folder, random.Random(seed)
+        self.disk, self.mount, self.home = folder / "disk", folder / "mnt", folder / "elsewhere"
+        for place in (self.disk, self.mount):
+            place.mkdir(parents=True)
+        if mount:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_KB}k", "tmpfs", str(self.disk)], check=True)
+        algo, extra = self.draw.choice([*VARIANTS]), self.draw.randrange(len(EXTRAS))
+        self.fields = {"algo": algo, "env": ENV, **VARIANTS[algo], **EXTRAS[extra]}
+        self.expected = quiet(algo, extra)
+        self.store = str(self.mount / "store") if self.draw.random() < 0.7 else None
+        self.run = create(self.disk, "run", store=self.store, **self.fields)
+        self.events: list[str] = []
+        self.met: Counter[str] = Counter()
+        self.session: Forked | None = None
+        self.begun = time.monotonic()
+        self._undo: list[tuple[float, Callable[[], object]]] = []  # what is to be set right again, and when
+        self._lie: tuple[str, float] | None = None
+        self._pointer = self._sessions = 0
+        self._slow_s = 0.0
+        self._paused = self._excused = False
+        self._mounted = mount
+
+    # -- the night -------------------------------------------------------------------------------------------------
+
+    def __call__(self) -> Counter[str]:
+        try:
+            kinds = [kind for kind in MISFORTUNES if self._possible(kind)]
+            for share in sorted(self.draw.random() for _ in range(self.draw.randint(2, 6))):
+                self._start()
+                if self.draw.random() < 0.7:
+                    self._wait(END_S, lambda share=share: self._is_at(share))
+                self._wait(self.draw.uniform(0.0, 0.3))
+                kind = self.draw.choice(kinds)
+                self._say(kind)
+                self.met[kind] += 1
+                MISFORTUNES[kind](self)
+                if self.run.status()["state"] == "finished":
+                    break
+            self._to_the_end()
+            self._check()
+            return self.met
+        finally:
+            self._clean()
+
+    def _is_at(self, share: float) -> bool:
+        """Whether a checkpoint of that share of the run is there, or none will come."""
+        newest = max((found.step for found in self.run.checkpoints()), default=0)
+        over = self.session is None or self.session.is_over()
+        return over or self._paused or newest >= share * self.fields["total_steps"]
+
+    def _possible(self, kind: str) -> bool:
+        """Clock and knocking exclude each other: a lease is a matter of time."""
+        if kind in ("store_away", "copier_killed", "copier_stopped", "knock") and self.store is None:
+            return False
+        if kind == "disk_full" and not self._mounted:
+            return False
+        return kind != ("clock" if self.seed % 2 else "knock")
+
+    def _start(self) -> None:
+        """A session, if none is at work."""
+        while self.session is None or self.session.is_over():
+            if self.session is not None:
+                self._ended()
+            if self.run.status()["state"] == "finished":
+                return
+            self._sessions += 1
+            if self._sessions > MAX_SESSIONS:
+                raise Broken("the run does not come to an end")
+            slow_s, self._slow_s = self._slow_s, 0.0
+            try:
+                self.session, self._paused = Born(self.run, slow_s), False
+                self._say("session")
+            except OSError as error:  # a disk that is full just now
+                self._say(f"no session: {error}")
+                self._wait(0.3)
+
+    def _ended(self) -> None:
+        assert self.session is not None
+        code, now = self.session.wait(), self.run.status()
+        self.session = None
+        self._say(f"ended {code}: {now['state']}, {now['message']}")
+        if now["state"] in WORKING:
+            raise Broken(f"the process is gone, and the status says {now['state']}")
+        if code == -signal.SIGKILL and now["state"] != "finished" and "the process was killed" not in now["message"]:
+            raise Broken(f"killed, it says: {now['message']}")
+        if code == 0 and now["state"] != "finished":
+            raise Broken(f"exit code 0 and {now['state']}")
+        if now["state"] == "failed":
+            words = ("No space left", "cannot be reached", "cannot be used", "is not there any more", "did not answer")
+            if not any(word in now["message"] for word in words):
+                raise Broken(f"failed: {now['message']}\n{self.run.log(30)}")
+            self._wait(0.3)
+
+    def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Look on; whether `until` came true in time."""
+        end = time.monotonic() + seconds
+        while not (came := until()) and time.monotonic() < end:
+            self._look()
+            time.sleep(0.05)
+        return came
+
+    def _end_soon(self) -> None:
+        """Of a session that was asked to end."""
+        session = self.session
+        if session is not None and not self._wait(END_S, session.is_over):
+            raise Broken(f"asked to end, it is still {self.run.status()['state']} after {END_S:.0f} s")
+
+    def _to_the_end(self) -> None:
+        for _ in range(MAX_SESSIONS):
+            self._start()
+            if self.session is None:
+                return
+            if self._paused:
+                self.run.unpause()
+                self._paused = False
+            if not self._wait(60.0, self.session.is_over):
+                raise Broken(f"it does not come to an end: {self.run.status()}\n{self.run.log(20)}")
+        raise Broken("the run does not come to an end")
+
+    # -- looking on ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Compare what is said with what is."""
+        for moment, undo in list(self._undo):
+            if time.monotonic() >= moment:
+                self._undo.remove((moment, undo))
+                undo()
+        now, over = self.run.status(), self.session is None or self.session.is_over()
+        said, lie = now["checkpoint"], ""
+        if over and now["state"] in WORKING:
+            lie = f"it says {now['state']}, and no process is at work"
+        if not over and now["state"] not in WORKING and now["phase"] != "copying to the store":
+            lie = f"it says {now['state']} ({now['phase']}), and a process is at work"
+        if self._lie is None or not lie:
+            self._lie = (lie, time.monotonic()) if lie else None
+        elif time.monotonic() - self._lie[1] > LIE_S:
+            raise Broken(f"for {LIE_S:.0f} s: {lie}")
+        steps = [found.step for found in self.run.checkpoints()]
+        if said is not None and (not steps or steps[-1] < said["step"]):
+            raise Broken(f"step {said['step']} was said to be safe; there is {steps}")
+        if self.store is not None and (kept := Path(self.store)).is_dir():
+            self._look_at(kept, now["store"])
+
+    def _look_at(self, kept: Path, said: dict[str, Any] | None) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it went away in this moment
+            there = [int(path.parent.name[5:]) for path in kept.glob("run/checkpoints/step_*/manifest.json")]
+            if said and said["step"] is not None and max(there, default=-1) < said["step"] and kept.is_dir():
+                raise Broken(f"step {said['step']} was said to be in the store; there is {there}")
+            if (pointer := kept / "run/latest.json").exists():
+                step = json.loads(pointer.read_text())["step"]
+                if step < self._pointer:
+                    raise Broken(f"the store's pointer went back from {self._pointer} to {step}")
+                self._pointer = step
+
+    # -- misfortunes -----------------------------------------------------------------------------------------------
+
+    def _signal(self, number: int) -> None:
+        if self.session is not None and not self.session.is_over():
+            self.session.kill(number)
+
+    def sigterm(self) -> None:
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        self._end_soon()
+
+    def sigkill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._end_soon()
+
+    def sighup(self) -> None:
+        self._signal(signal.SIGHUP)
+
+    def _copiers(self) -> list[psutil.Process]:
+        return [p for p in processes_of(self.folder) if "kit.stores" in p.cmdline()]
+
+    def copier_killed(self) -> None:
+        for process in self._copiers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def stopped(self) -> None:
+        if (session := self.session) is not None and not session.is_over():
+            session.kill(signal.SIGSTOP)
+            self._later(lambda: None if session.is_over() else session.kill(signal.SIGCONT))
+
+    def copier_stopped(self) -> None:
+        for process in self._copiers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+                self._later(lambda process=process: process.resume() if process.is_running() else None)
+
+    def disk_full(self) -> None:
+        ballast = self.disk / "ballast"
+        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        self._later(lambda: ballast.unlink(missing_ok=True))
+
+    def store_away(self) -> None:
+        away = self.folder / "unplugged"
+        if self.mount.exists():
+            self.mount.rename(away)
+            self._later(lambda: away.rename(self.mount))
+
+    def slow_start(self) -> None:
+        self._slow_s = self.draw.uniform(0.3, 2.0)
+        self.sigkill()
+
+    def clock(self) -> None:
+        move_clock(self.draw.choice(JUMPS_S))
+
+    def pause(self) -> None:
+        self.run.pause()
+        self._paused = True
+        heard = lambda: self.run.status()["state"] not in ("starting", "running")  # noqa: E731
+        if self._undo or self.draw.random() < 0.5:
+            return
+        if not self._wait(END_S, heard):
+            raise Broken(f"asked to pause, it is {self.run.status()['state']} after {END_S:.0f} s")
+        self.unpause()
+
+    def unpause(self) -> None:
+        self.run.unpause()
+        self._paused = False
+
+    def stop(self) -> None:
+        self.run.stop()
+        self._end_soon()
+
+    def checkpoint(self) -> None:
+        self.run.checkpoint()
+
+    def flip(self) -> None:
+        """A bit of a checkpoint that is not the newest, in a file of its own."""
+        for found in self.run.checkpoints()[:-1][-1:]:
+            with contextlib.suppress(OSError):
+                path = self.draw.choice(sorted(found.path.iterdir()))
+                with path.open("r+b") as file:
+                    at = self.draw.randrange(path.stat().st_size)
+                    file.seek(at)
+                    byte = file.read(1)[0] ^ (1 << self.draw.randrange(8))
+                    file.seek(at)
+                    file.write(bytes([byte]))
+
+    def knock(self) -> None:
+        """A second machine wants the run while the first is at work: it is refused. The first stands still meanwhile,
+        so that it does not come to its end."""
+        if self.session is None or self.session.is_over() or (self.run.status()["store"] or {}).get("step") is None:
+            return
+        if self.run.status()["state"] not in ("running", "paused"):
+            return
+        session = self.session
+        session.kill(signal.SIGSTOP)
+        try:
+            there, _ = _locate(f"{self.store}/run", str(self.home), None)
+            second = Forked(there)
+            if not second.until(lambda: there.status()["state"] == "failed", END_S) and second.wait() == 0:
+                raise Broken(f"a second machine was let in: {there.status()['message']}")
+            said = there.status()["message"]
+            if "belongs to" not in said and "cannot be" not in said:
+                raise Broken(f"a second machine was refused without saying why: {said!r}")
+        except UserError as error:  # the store is away
+            self._say(f"knocked: {error}")
+        finally:
+            session.kill(signal.SIGCONT)
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    def _later(self, undo: Callable[[], object]) -> None:
+        self._undo.append((time.monotonic() + self.draw.uniform(0.2, 1.5), undo))
+
+    # -- after it --------------------------------------------------------------------------------------------------
+
+    def _set_right(self) -> None:
+        for _, undo in self._undo:
+            undo()
+        self._undo.clear()
+        move_clock(0.0)
+
+    def _check(self) -> None:
+        self._set_right()
+        now = self.run.status()
+        if now["state"] != "finished":
+            raise Broken(f"it ended {now['state']}: {now['message']}")
+        if result_of(self.run) != self.expected:
+            lost = [line for line in self.run.log(1000).splitlines() if "damaged" in line]
+            if not lost:
+                raise Broken("it ended otherwise than on a quiet night")
+            self._say(f"lost, and said so: {lost}")
+        if not self._wait(END_S, lambda: not processes_of(self.folder)):
+            raise Broken(f"left over: {[p.cmdline() for p in processes_of(self.folder)]}, {now['store']}")
+        left = [p.name for p in self.run.path.rglob(".*") if p.name.startswith((".building", ".trash", ".sync-stage"))]
+        if left:
+            raise Broken(f"half-made: {left}")
+        if self.store is not None:
+            back, _ = _locate(f"{self.store}/run", str(self.home), None)
+            if fingerprint(back) != fingerprint(self.run):
+                raise Broken("what is in the store is another run")
+
+    def _clean(self) -> None:
+        if self.session is not None and not self.session.is_over():
+            self.session.kill(signal.SIGKILL)
+            self.session.wait()
+        self._set_right()
+        for process in processes_of(self.folder):
+            process.kill()
+        if self._mounted:
+            subprocess.run(["umount", "-l", str(self.disk)], check=True)
+
+    def _say(self, event: str) -> None:
+        with contextlib.suppress(Exception):
+            now = self.run.status()
+            event = f"{event}  [{now['state']} {now['step']}, saved {(now['checkpoint'] or {}).get('step')}]"
+        self.events.append(f"{time.monotonic() - self.begun:6.2f}  {event}")
+
+
+MISFORTUNES: dict[str, Callable[[Night], None]] = {
+    name: getattr(Night, name)
+    for name in (
+        "sigterm", "sigkill", "sighup", "copier_killed", "stopped", "copier_stopped", "disk_full", "store_away",
+        "slow_start", "clock", "pause", "unpause", "stop", "checkpoint", "flip", "knock",
+    )
+}  # fmt: skip
+
+
+def result_of(run: Run) -> tuple[str, str]:
+    """Fingerprint, and rows of metrics without what depends on the hour."""
+    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics.read(run.path)]
+    return fingerprint(run), json.dumps(rows)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Those that were started for a run below `folder` and live."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def move_clock(offset_s: float) -> None:
+    if "CLOCK" in os.environ:
+        with Path(os.environ["CLOCK"]).open("r+b") as file:
+            file.write(struct.pack("d", offset_s))
+
+
+def spend(seeds: range, folder: Path, events: bool = False) -> tuple[int, Counter[str]]:
+    """So many nights; how many passed, and what was met. The folder of one that does not pass stays."""
+
+    def tell(line: str, night: Night) -> None:
+        took = f"{time.monotonic() - night.begun:.1f} s, {night.fields['algo']}: {dict(night.met)}"
+        print(
+            "\n  ".join([f"night {night.seed} {line}; {took}", *(night.events if events or "FAILED" in line else ())]),
+            flush=True,
+        )
+
+    results: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def quiet(algo: str, extra: int) -> tuple[str, str]:
+        if (algo, extra) not in results:
+            run = create(folder, f"quiet-{algo}-{extra}", algo=algo, env=ENV, **{**VARIANTS[algo], **EXTRAS[extra]})
+            assert complete(run) == 0, run.log()
+            results[algo, extra] = result_of(run)
+        return results[algo, extra]
+
+    passed, met = 0, Counter[str]()
+    for seed in seeds:
+        place = folder / f"night{seed}"
+        night = Night(seed, place, quiet, mount=os.getuid() == 0)
+        try:
+            met += night()
+        except Exception as error:
+            tell(f"FAILED ({type(error).__name__}): {error}", night)
+        else:
+            passed += 1
+            shutil.rmtree(place)
+            tell("passed", night)
+    return passed, met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--events", action="store_true", help="also of nights that pass")
+    parser.add_argument("--seed", type=int, default=0, help="of the first night")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="nights-"))
+    passed, met = spend(range(options.seed, options.seed + options.count), folder, options.events)
+    print(f"{passed} of {options.count} nights passed; met: {dict(met.most_common())}")
+    if passed == options.count:
+        shutil.rmtree(folder)
+    return passed < options.count
+
+
+def with_a_clock() -> None:
+    """Begin anew in an interpreter whose clock can be moved."""
+    handle, name = tempfile.mkstemp(prefix="clock-")
+    os.write(handle, struct.pack("d", 0.0))
+    path = os.pathsep.join([str(Path(__file__).parent / "moved_clock"), os.environ.get("PYTHONPATH", "")])
+    caps = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, **caps, "CLOCK": name, "PYTHONPATH": path}
+    os.execve(sys.executable, [sys.executable, "-m", "tests.runs.nights", *sys.argv[1:]], environment)
+
+
+if __name__ == "__main__":
+    if "CLOCK" not in os.environ:
+        with_a_clock()
+    sys.exit(main())
