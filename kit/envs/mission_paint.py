@@ -18,8 +18,8 @@ GOLD, GREEN = wp.constant(wp.vec3(0.93, 0.70, 0.13)), wp.constant(wp.vec3(0.18, 
 BLUE, TEAL = wp.constant(wp.vec3(0.10, 0.36, 0.75)), wp.constant(wp.vec3(0.0, 0.60, 0.66))
 RED, GREY = wp.constant(wp.vec3(0.82, 0.20, 0.16)), wp.constant(wp.vec3(0.6, 0.6, 0.6))
 HALF = wp.constant(0.5 * ARENA_M)
-JUMP = wp.constant(5.0)
-"""Metres; further in one command than anybody moves: a unit that was tagged."""
+JUMP = wp.constant(18.0)
+"""Metres; further in four commands than anybody moves: a unit that was tagged."""
 LEGEND = ((0, "GROUND"), (56, "AIR"), (94, "DEFENDER"))
 """Where each word of the legend begins in a picture 320 wide, and the word."""
 LEGEND_AT = wp.constant(wp.vec3(*(float(at) for at, _ in LEGEND)))

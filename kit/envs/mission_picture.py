@@ -67,7 +67,7 @@ class Picture:
         given = task.field[:, 1, 1]
         passed = given - self._given
         self._fade.copy_(torch.where(passed >= 0, FADE**passed, 0.0))  # where an episode has begun anew: none
-        self._before.masked_fill_((passed != 1).view(-1, 1, 1), 1e6)
+        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)  # films may leave out commands
         with beside_torch(task.device), compiling("the game's pictures"):
             wp.launch(paint, (task.n, self._height, self._width), [self._view])
         self._before.copy_(torch.cat([task.attackers[:, :, :2], task.defenders[:, :, :2]], 1))

@@ -228,3 +228,33 @@ def test_as_many_maps_as_wanted() -> None:
     gaps = (discs[:, :, None, :2] - discs[:, None, :, :2]).norm(dim=3) - discs[:, :, None, 2] - discs[:, None, :, 2]
     gaps[:, range(8), range(8)] = 6.0
     assert gaps.min() >= 6.0 - 1e-3 and discs[:, :, 2].min() >= 6 and discs[:, :, 2].max() <= 14
+
+
+def test_the_picture_shows_the_zone_a_defender_a_trail_and_what_is_held() -> None:
+    """200 m are 291 pixels of a picture 320 high, whose map is 293 high and centred; the zone is at (0, 0)."""
+    env = game()
+    guard(env, 50.0, 0.0)
+    place(env, 2, -60.0, 40.0)
+    first = env.render(height=320, width=320)
+    assert first.shape == (1, 1, 320, 320, 3) and first.dtype == torch.uint8
+
+    def colour(picture: torch.Tensor, x: float, y: float) -> list[int]:
+        scale = 291 / 200
+        return picture[0, 0, int(146.5 - y * scale), int(160 + x * scale)].tolist()
+
+    red, green, blue = colour(first, 50.0, 0.0)
+    assert red > 180 and green < 80, "a defender"
+    assert colour(first, 50.0, 20.0)[1] < colour(first, 50.0, -20.0)[1], "it looks to the north: there it is reddish"
+    red, green, blue = colour(first, 0.0, 0.0)
+    assert red > 200 and blue < green < red, "a golden zone"
+    assert colour(first, -60.0, 36.0)[0] > 200 > 60 > colour(first, -60.0, 40.0)[0], "a teal diamond on paper"
+    for _ in range(4):
+        step(env, STAND, STAND, NORTH, STAND)
+        picture = env.render(height=320, width=320)
+    assert colour(picture, -60.0, 40.0)[0] < 150, "its trail"
+    place(env, 0, 0.0, 0.0)
+    place(env, 2, 0.0, 5.0)
+    step(env, *[STAND] * 4, times=60)
+    red, green, blue = colour(env.render(height=320, width=320), 15.0, 0.0)
+    assert green > red and green > blue, "a quarter of the ring and more: 15 s of 20 are held"
+    assert env.render(("map", "map"), height=64, width=48).shape == (1, 2, 64, 48, 3)
