@@ -49,7 +49,7 @@ class Mission(Task):
     episode_steps = COMMANDS
     control_dt_s = 1 / COMMAND_HZ
     staggered = True
-    film_speed = 5.0
+    film_speed = 15.0
     score = "win_rate"
     cameras = ("map",)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")

@@ -61,13 +61,13 @@ class Rules:
     hover_share: float = number(0.5, 0.0, 1.0)
     """Of a second of endurance, for a second of standing in the air."""
 
-    tag_m: float = number(6.0, 1.0, 20.0)
+    tag_m: float = number(5.0, 1.0, 20.0)
     """Range in which a defender tags."""
     tag_cone_deg: float = number(40.0, 5.0, 180.0)
     """To either side of where it looks."""
     busy_s: float = number(5.0, 0.0, 60.0)
     """After a tag it stands still."""
-    defender_sight_m: float = number(35.0, 0.0, 300.0)
+    defender_sight_m: float = number(30.0, 0.0, 300.0)
     """So far a defender sees attackers; those on the ground where no obstacle is between."""
     defender_cone_deg: float = number(60.0, 5.0, 180.0)
     """To either side of where it looks."""
@@ -76,9 +76,9 @@ class Rules:
     patrol_m: float = number(28.0, 5.0, 90.0)
     """Radius of the stock defenders' round about the zone."""
     patrol_mps: float = number(3.0, 0.5, 8.0)
-    chase_mps: float = number(5.0, 0.5, 8.0)
+    chase_mps: float = number(4.5, 0.5, 8.0)
     """Also the speed of defenders that a policy steers."""
-    leash_m: float = number(45.0, 5.0, 300.0)
+    leash_m: float = number(40.0, 5.0, 300.0)
     """Stock defenders chase whom they see within this distance of the zone's middle."""
     memory_s: float = number(3.0, 0.0, 60.0)
     """So long they go on to where they last saw somebody."""
@@ -88,9 +88,10 @@ class Rules:
     progress: float = number(0.05, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
     keeps what it was paid."""
-    holding: float = number(0.05, 0.0, 100.0)
-    """Paid for every second of every attacker in the zone, also of one who is alone and holds nothing."""
-    capture: float = number(20.0, 0.0, 100.0)
+    holding: float = number(0.03, 0.0, 100.0)
+    """Paid for every second of one attacker in the zone, who may hold nothing yet; for two there four times as much, for
+    three nine times."""
+    capture: float = number(30.0, 0.0, 100.0)
     """Paid when it has been held long enough, which ends the episode: more than one could earn by standing there."""
     losses: float = number(0.03, 0.0, 100.0)
     """Taken for every unit that is tagged or whose endurance is used up."""
@@ -124,7 +125,10 @@ class Rules:
 
 
 LEVELS: dict[str, dict[str, float]] = {
-    "easy": {"chase_mps": 4.5, "defender_sight_m": 25.0, "leash_m": 35.0},
+    "easy": {"chase_mps": 4.0, "defender_sight_m": 25.0, "leash_m": 35.0, "tag_m": 4.0},
     "standard": {},
-    "hard": {"chase_mps": 5.5, "defender_sight_m": 50.0, "defender_cone_deg": 80.0, "leash_m": 60.0, "threat": 1.0},
-}
+    "hard": {
+        "chase_mps": 5.5, "defender_sight_m": 45.0, "defender_cone_deg": 75.0, "leash_m": 60.0, "tag_m": 6.0,
+        "threat": 1.0,
+    },
+}  # fmt: skip

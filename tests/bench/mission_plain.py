@@ -165,7 +165,7 @@ class PlainMission(gymnasium.Env):
                     self.lose(i)
                     d["busy"] = self.busy
         holders = sum(not out and self.to_zone(x, y) <= r.zone_m for x, y, out, _ in self.attackers)
-        self.there += holders
+        self.there += holders**2
         self.held = self.held + 1 if holders >= r.hold_units else max(self.held - 1, 0)
 
     def lose(self, i: int) -> None:

@@ -66,10 +66,10 @@ def test_a_command_is_five_steps_in_one_of_eight_directions() -> None:
 
 @pytest.mark.parametrize(
     ("angle_deg", "distance_m", "tagged"),
-    [(0, 5.9, True), (0, 6.1, False), (39, 5.9, True), (41, 5.9, False), (180, 3.0, False)],
+    [(0, 4.9, True), (0, 5.1, False), (39, 4.9, True), (41, 4.9, False), (180, 3.0, False)],
 )
 def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged: bool) -> None:
-    """6 m, 40° to either side of where it looks."""
+    """5 m, 40° to either side of where it looks."""
     env = game()
     guard(env, 0.0, 60.0)
     angle = np.radians(90 - angle_deg)
@@ -104,16 +104,16 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     place(env, 2, -14.9, 0.0)
     _, reward, *_, info = step(env, *[STAND] * 4, times=40)
     assert env.task.field[0, 1, 0] == 200
-    assert info["reward/holding"].item() == pytest.approx(2 * 0.05 / 4) == reward.item()
+    assert info["reward/holding"].item() == pytest.approx(4 * 0.03 / 4) == reward.item()
     place(env, 2, 50.0, 0.0)
     _, _, _, _, info = step(env, *[STAND] * 4, times=4)
-    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.05 / 4), "for the one"
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.03 / 4), "for the one"
     place(env, 2, 0.0, 0.0)
     _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
     assert not terminated.item()
     _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
     assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
-    assert info["reward/capture"].item() == 20 and reward.item() == pytest.approx(20 + 2 * 0.05 / 4)
+    assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + 4 * 0.03 / 4)
 
 
 def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged() -> None:
