@@ -32,9 +32,9 @@ class Mission(Task):
     tensors that Warp kernels change in place. What is seen, x to the east and y to the north of the zone's middle:
 
         attackers (42)                                       defenders (40)
-        4 × 3  x, y (100 m), time until it is back            3 × 5  x, y (100 m), where it looks, time busy
-        2      endurance left of those that fly               4 × 3  an attacker is seen, and where (100 m), else zeros
-        3 × 6  a defender is seen (1), x, y (100 m), where    3 × 3  each one's nearest obstacle: x, y (50 m), radius
+        4 × 3  x, y (30 m), time until it is back             3 × 5  x, y (30 m), where it looks, time busy
+        2      endurance left of those that fly               4 × 3  an attacker is seen, and where (30 m), else zeros
+        3 × 6  a defender is seen (1), x, y (30 m), where     3 × 3  each one's nearest obstacle: x, y (50 m), radius
                it looks, time busy; else six zeros                   (10 m)
         2 × 3  each ground unit's nearest obstacle: x, y      2      the zone in the arena (100 m)
                (50 m), radius (10 m)                          2      time held, time passed
@@ -159,7 +159,7 @@ class Mission(Task):
         """A team without a plan: commands (n, 4) that lead each unit straight to the zone, for what is seen (n, 42)."""
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         way = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
-        return torch.where(to_zone.norm(dim=2) < 0.05, 0, way)
+        return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, way)
 
 
 def fingerprint(team: str | Team) -> torch.Tensor:

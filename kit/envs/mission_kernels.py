@@ -26,6 +26,8 @@ Three, Four, Discs = (wp.types.matrix(shape=(rows, 4), dtype=float) for rows in 
 HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
+NEAR = wp.constant(1.0 / 30.0)
+"""Places near the zone must differ by much: a tag is a matter of five metres."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -231,8 +233,8 @@ def look(
     zone = place(f)
     for i in range(4):
         a = attackers[i]
-        s.obs[w, 3 * i] = (a[0] - zone[0]) * 0.01
-        s.obs[w, 3 * i + 1] = (a[1] - zone[1]) * 0.01
+        s.obs[w, 3 * i] = (a[0] - zone[0]) * NEAR
+        s.obs[w, 3 * i + 1] = (a[1] - zone[1]) * NEAR
         s.obs[w, 3 * i + 2] = a[2] / c.out
         if i < 2:
             disc = nearest(discs, place(a))
@@ -252,8 +254,8 @@ def look(
                 seen = seen_by_attacker(c, discs, attackers[3 - k], d, 3 - k < 2)
         known = wp.where(seen, 1.0, 0.0)
         s.obs[w, 14 + 6 * j] = known
-        s.obs[w, 15 + 6 * j] = known * (d[0] - zone[0]) * 0.01
-        s.obs[w, 16 + 6 * j] = known * (d[1] - zone[1]) * 0.01
+        s.obs[w, 15 + 6 * j] = known * (d[0] - zone[0]) * NEAR
+        s.obs[w, 16 + 6 * j] = known * (d[1] - zone[1]) * NEAR
         s.obs[w, 17 + 6 * j] = known * d[2]
         s.obs[w, 18 + 6 * j] = known * d[3]
         s.obs[w, 19 + 6 * j] = known * minds[j, 0] / wp.max(c.busy, 1.0)
@@ -272,8 +274,8 @@ def look_out(
     zone = place(f)
     for j in range(3):
         d = defenders[j]
-        s.guard[w, 5 * j] = (d[0] - zone[0]) * 0.01
-        s.guard[w, 5 * j + 1] = (d[1] - zone[1]) * 0.01
+        s.guard[w, 5 * j] = (d[0] - zone[0]) * NEAR
+        s.guard[w, 5 * j + 1] = (d[1] - zone[1]) * NEAR
         s.guard[w, 5 * j + 2] = d[2]
         s.guard[w, 5 * j + 3] = d[3]
         s.guard[w, 5 * j + 4] = minds[j, 0] / wp.max(c.busy, 1.0)
@@ -290,8 +292,8 @@ def look_out(
                 seen = seen_by_defender(c, discs, defenders[j], a, i < 2)
         known = wp.where(seen, 1.0, 0.0)
         s.guard[w, 15 + 3 * i] = known
-        s.guard[w, 16 + 3 * i] = known * (a[0] - zone[0]) * 0.01
-        s.guard[w, 17 + 3 * i] = known * (a[1] - zone[1]) * 0.01
+        s.guard[w, 16 + 3 * i] = known * (a[0] - zone[0]) * NEAR
+        s.guard[w, 17 + 3 * i] = known * (a[1] - zone[1]) * NEAR
     s.guard[w, 36] = zone[0] * 0.01
     s.guard[w, 37] = zone[1] * 0.01
     s.guard[w, 38] = g[0] / c.hold

@@ -190,11 +190,11 @@ class PlainMission(gymnasium.Env):
         zx, zy = self.zone
         seen: list[float] = []
         for x, y, out, _ in self.attackers:
-            seen += [(x - zx) / 100, (y - zy) / 100, out / self.out]
+            seen += [(x - zx) / 30, (y - zy) / 30, out / self.out]
         seen += [a[3] / self.endurance for a in self.attackers[2:]]
         for d in self.defenders:
             if self.seen_by_attackers(d):
-                place = (d["x"] - zx) / 100, (d["y"] - zy) / 100
+                place = (d["x"] - zx) / 30, (d["y"] - zy) / 30
                 seen += [1.0, *place, *d["look"], d["busy"] / max(self.busy, 1)]
             else:
                 seen += [0.0] * 6
