@@ -150,10 +150,12 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        if final.exists():  # the same step again, after a resume from an older checkpoint
-            discard(final)
+        # the same step may be there, after a resume from an older one or with an evaluation more
+        old = _hide(final) if final.exists() else None
         building.rename(final)
         sync_folder(folder)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
     return Checkpoint(step, final)
 
 
@@ -168,9 +170,12 @@ def committed(folder: Path) -> list[Checkpoint]:
 def discard(folder: Path) -> None:
     """Delete a checkpoint so that no reader ever sees a part of it: rename first, which a full disk allows, then
     remove."""
+    shutil.rmtree(_hide(folder), ignore_errors=True)
+
+
+def _hide(folder: Path) -> Path:
     trash = folder.with_name(f".trash-{folder.name}-{time.time_ns()}")
-    folder.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    return folder.rename(trash)
 
 
 def sweep(folder: Path) -> None:

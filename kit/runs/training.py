@@ -86,7 +86,7 @@ class Training:
         self.step = self.first_step = self.trainer.num_timesteps
         self.longest_save_s = 0.0
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
-        self._inside = self._told_of_size = False
+        self._inside = self._told_of_size = self._evaluated = False
         self._copy: tuple[int, dict[str, Any]] | None = None
         self._iteration_start = float("-inf")  # nobody knows yet how long one takes: copy before the first
 
@@ -180,7 +180,7 @@ class Training:
         result = self._evaluator(self.trainer.as_actor(), self._should_stop)
         if result is None:  # a stop came first; the resumed session evaluates again
             return
-        self._last_eval = self.step
+        self._last_eval, self._evaluated = self.step, True
         self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
         if self._best is None or result["mean_return"] > self._best:
             self._best = result["mean_return"]
@@ -220,7 +220,7 @@ class Training:
         if self.writer.error is not None:
             self._say(f"the checkpoint before step {step:,} could not be written ({self.writer.error}); trying again")
         self.metrics.sync()
-        self._requests.checkpoint = False
+        self._requests.checkpoint = self._evaluated = False
         self._saved_step, self._saved_s = step, time.monotonic()
         replay, oldest = None, 0
         if isinstance(self.trainer, OffPolicy):
@@ -236,7 +236,7 @@ class Training:
         step, state = self._copy if self._inside and self._copy is not None else (self.step, None)
         begun = time.monotonic()
         self.writer.wait()
-        while step != self.writer.step and not (self._inside and state is None):
+        while (step != self.writer.step or self._evaluated) and not (self._inside and state is None):
             state = state or self._state()
             try:
                 self._save(step, state)
@@ -244,6 +244,7 @@ class Training:
                 if self.writer.error is not None:
                     raise self.writer.error
             except OSError as error:
+                self._evaluated = True  # or not, but what is on disk is not what is here
                 patience_s = HURRIED_PATIENCE_S if self._requests.hurry else PATIENCE_S
                 if time.monotonic() - begun > patience_s:
                     raise

@@ -18,7 +18,6 @@ from kit.stores.base import StoreError
 
 FILE = ".sync.lock"
 COPIER = "kit.stores"
-SAME_START_S = 2.0  # a process's start is counted from the start of the system, which Linux tells in whole seconds
 
 
 def take(file: IO[str]) -> None:
@@ -45,7 +44,10 @@ def identity(pid: int) -> dict[str, Any]:
     """What tells a process from every other one. Raises `psutil.Error` if there is none."""
     import psutil
 
-    boot, started = Path("/proc/sys/kernel/random/boot_id"), psutil.Process(pid).create_time()
+    boot, stat = Path("/proc/sys/kernel/random/boot_id"), Path(f"/proc/{pid}/stat")
+    started = psutil.Process(pid).create_time()
+    if stat.exists():  # in ticks since the system started, which stay the same when the clock is set
+        started = float(stat.read_text().rpartition(")")[2].split()[19])
     system = {"host": socket.gethostname(), "boot": boot.read_text().strip() if boot.exists() else ""}
     return {**system, "pid": pid, "started": started}
 
@@ -59,8 +61,7 @@ def _end_holder(file: IO[str]) -> str:
     try:
         holder |= json.loads(file.read())
         found = identity(int(holder["pid"]))
-        same = all(found[name] == holder[name] for name in ("host", "boot"))
-        if same and abs(found["started"] - float(holder["started"])) < SAME_START_S:
+        if found == holder:
             process = psutil.Process(found["pid"])
             ended = process.status() == psutil.STATUS_ZOMBIE  # but for a thread that is stuck in the kernel
             if ended or COPIER in process.cmdline():

@@ -60,6 +60,7 @@ class DirectoryStore(Store):
                         status = path.lstat()
                         if stat.S_ISREG(status.st_mode) and not name.startswith("."):
                             found[path.relative_to(self.root).as_posix()] = status.st_size
+            self._check_there()  # or what is missing is only out of sight
         return found
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -81,7 +82,7 @@ class DirectoryStore(Store):
             with opened as source, self._translated(path):
                 self._check_there()
                 target = self._inside(path)
-                target.parent.mkdir(parents=True, exist_ok=True)
+                self._make_folder(target.parent)
                 self._write(target, source)
                 folders[target.parent] = None
         for folder in folders:
@@ -99,7 +100,7 @@ class DirectoryStore(Store):
         with self._translated(path):
             self._check_there()
             lock = self._inside(path).with_name(f".{Path(path).name}.lock")
-            lock.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder(lock.parent)
             with lock.open("a") as file:
                 for _ in range(40):
                     try:
@@ -130,6 +131,13 @@ class DirectoryStore(Store):
             raise
         if target.stat().st_size != size:
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
+
+    def _make_folder(self, folder: Path) -> None:
+        """With its parents below the root, which itself is never made again: it may have gone in this moment."""
+        places = [folder, *folder.parents]
+        for place in reversed(places[: places.index(self.root)]):
+            with contextlib.suppress(FileExistsError):
+                place.mkdir()
 
     def _remove(self, target: Path) -> None:
         target.unlink(missing_ok=True)
@@ -162,6 +170,7 @@ class DirectoryStore(Store):
             yield
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._check_there()
                 raise MissingFile(f"{what} is not in {self.url}") from None
             permanent = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
             raise StoreError(f"{what} in {self.url}: {error.strerror or error}", transient=not permanent) from None

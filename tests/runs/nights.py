@@ -38,8 +38,8 @@ from typing import Any
 import psutil
 
 from kit.errors import UserError
-from kit.runs import control, directory, metrics
-from kit.runs.api import _locate
+from kit.runs import control, directory
+from kit.runs.finding import locate
 from kit.runs.fingerprint import fingerprint
 from kit.runs.run import Run
 from kit.runs.session import Session
@@ -344,7 +344,7 @@ class Night:
         session = self.session
         session.kill(signal.SIGSTOP)
         try:
-            there, _ = _locate(f"{self.store}/run", str(self.home), None)
+            there, _ = locate(f"{self.store}/run", str(self.home), None)
             second = Forked(there)
             if not second.until(lambda: there.status()["state"] == "failed", END_S) and second.wait() == 0:
                 raise Broken(f"a second machine was let in: {there.status()['message']}")
@@ -384,7 +384,7 @@ class Night:
         if left:
             raise Broken(f"half-made: {left}")
         if self.store is not None:
-            back, _ = _locate(f"{self.store}/run", str(self.home), None)
+            back, _ = locate(f"{self.store}/run", str(self.home), None)
             if fingerprint(back) != fingerprint(self.run):
                 raise Broken("what is in the store is another run")
 
@@ -416,7 +416,7 @@ MISFORTUNES: dict[str, Callable[[Night], None]] = {
 
 def result_of(run: Run) -> tuple[str, str]:
     """Fingerprint, and rows of metrics without what depends on the hour."""
-    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics.read(run.path)]
+    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
     return fingerprint(run), json.dumps(rows)
 
 

@@ -124,6 +124,15 @@ def test_sigterm_saves_and_exits_75_in_time_also_when_repeated(tmp_path):
     assert run.latest() is not None and run.latest().step == run.status()["step"]
 
 
+def test_an_evaluation_that_a_stop_put_off_is_saved_though_no_step_follows(tmp_path):
+    """The stop came at the last step: the next session has nothing to do but to evaluate."""
+    uncut, cut = (create(tmp_path, name, total_steps=320, eval_every=n) for name, n in (("uncut", 320), ("cut", 0)))
+    assert complete(uncut) == complete(cut) == 0
+    (cut.path / "config.yaml").write_text(cut.config.replace(eval_every=320).to_yaml())
+    assert complete(type(cut)(cut.path)) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
     uncut, run = create(tmp_path, "uncut"), create(tmp_path, "run", checkpoint_every=100)
     assert complete(uncut) == 0

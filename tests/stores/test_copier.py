@@ -263,6 +263,25 @@ def test_a_folder_that_is_unmounted_is_not_made_again(run: Path, liar: Liar, tmp
     assert copier.run_pass()["step"] == 200
 
 
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_nor_if_it_goes_just_after_it_was_seen_to_be_there(
+    run: Path, liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """While the lease is read, written, or the files are listed: none of it is taken for missing."""
+    Copier(run, liar, "me-1").run_pass()
+    check, looks = DirectoryStore._check_there, iter(range(1, 100))
+
+    def late(store: DirectoryStore) -> None:
+        check(store)
+        if next(looks) == look:
+            store.root.rename(tmp_path / "unplugged")
+
+    monkeypatch.setattr(DirectoryStore, "_check_there", late)
+    with pytest.raises(StoreError, match="not there any more"):
+        Copier(run, liar, "me-1").run_pass()
+    assert not liar.root.exists()
+
+
 def test_a_checkpoint_damaged_on_this_machine_is_not_copied(run: Path, store: Store, copier: Copier) -> None:
     policy = run / "checkpoints/step_000000200/policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:-1] + b"\0")
