@@ -21,7 +21,12 @@ MAX_SEED = 2**32 - 1 - 1_000_003
 VERSION = 1
 """Of config.yaml; a run written by a newer version is refused."""
 
-ALGOS = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
+ALGOS = {
+    "PPO": "kit.trainers.ppo",
+    "RecurrentPPO": "kit.trainers.recurrent_ppo",
+    "A2C": "kit.trainers.a2c",
+    "SAC": "kit.trainers.sac",
+}
 """kit's own algorithms, and the module that holds each one's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
@@ -41,7 +46,7 @@ class RunConfig:
         },
     )
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "settings of the task itself"})
-    algo: str = field(default="PPO", metadata={"help": "the algorithm: PPO, A2C or SAC"})
+    algo: str = field(default="PPO", metadata={"help": f"the algorithm: {', '.join(ALGOS)}, or module:NAME"})
     encoder: str = field(default="auto", metadata={"help": "how observations become features: auto, mlp or nature_cnn"})
     preset: str = field(
         default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}

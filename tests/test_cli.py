@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 
 WRONG = {
     "unknown env": (["train", "--env", "Raech"], "env='Raech'", "did you mean Reach"),
-    "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, A2C, SAC"),
+    "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, RecurrentPPO, A2C, SAC"),
     "unknown preset": (["train", "--preset", "fats"], "preset='fats'", "did you mean fast"),
     "unknown option": (["train", "--total-stepz", "5"], "--total-stepz", "--help"),
     "unknown override": (["train", "--overrides", '{"gama": 0.9}'], "gama=0.9", "did you mean gamma"),
@@ -151,6 +151,25 @@ def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     assert len(line.strip()) == 64 and int(line, 16)
     assert kit(capsys, "resume", "runs/r", "--total-steps", "128")[0] == 0
     assert json.loads(kit(capsys, "runs", "--json")[1])[0]["step"] == 128
+
+
+def test_a_policy_that_remembers_goes_on_in_the_middle_of_episodes_acts_and_is_filmed(here, capsys):
+    """On pictures and numbers: 32 steps in episodes of up to 12."""
+    import torch
+
+    torch.set_num_threads(1)  # as in every process that has trained before
+    small = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]}}
+    train = ["train", "--env", "tests.envs.corridor:Corridor", "--algo", "recurrentppo", "--n-envs", "2"]
+    train += ["--overrides", json.dumps(small), "--eval-every", "0", "--env-options", '{"length": 30}']
+    assert kit(capsys, *train, "--run-name", "whole", "--total-steps", "64")[0] == 0
+    assert kit(capsys, *train, "--run-name", "cut", "--total-steps", "32")[0] == 0
+    assert kit(capsys, "resume", "runs/cut", "--total-steps", "64")[0] == 0
+    whole, cut = (kit(capsys, "fingerprint", f"runs/{name}")[1] for name in ("whole", "cut"))
+    assert whole == cut
+    report = json.loads(kit(capsys, "evaluate", "runs/cut", "--episodes", "3", "--json")[1])
+    assert report["episodes"] == 3
+    code, out, _ = kit(capsys, "video", "runs/cut", "--episodes", "1", "--size", "36")
+    assert code == 0 and (here / out.strip()).stat().st_size > 500
 
 
 def test_an_interrupted_command_exits_75(tmp_path):

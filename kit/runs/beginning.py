@@ -117,6 +117,7 @@ def _checked(path: Path, trust: bool) -> Path:
 def _of_zip(path: Path, config: RunConfig) -> Beginning:
     """`config` with the network and hyperparameters of the zip, and its policy. Runs whatever the zip says."""
     from kit.trainers import algorithm
+    from kit.trainers.arguments import POLICY_KWARGS
     from kit.trainers.saving import Weights
 
     found = algorithm.find(config.algo)
@@ -126,7 +127,7 @@ def _of_zip(path: Path, config: RunConfig) -> Beginning:
         reason = str(error).splitlines()[0]
         raise UserError(f"start_from={str(path)!r} does not load as {config.algo} ({reason}); name its algo.") from None
     hyper = {name: getattr(model, name) for name in found.imported}
-    policy = {name: model.policy_kwargs[name] for name in ("net_arch", "activation_fn") if name in model.policy_kwargs}
+    policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
         policy["activation_fn"] = policy["activation_fn"].__name__.lower()
     if policy:

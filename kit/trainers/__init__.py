@@ -1,9 +1,11 @@
-"""Trainers: Stable-Baselines3's PPO, A2C and SAC with the inside replaced by tensors, resumable bit for bit."""
+"""Trainers: Stable-Baselines3's PPO, A2C, SAC and RecurrentPPO with the inside replaced by tensors, resumable bit for
+bit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kit.config import ALGOS
 from kit.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -12,11 +14,10 @@ if TYPE_CHECKING:
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
     from kit.trainers.ppo import PPO as PPO
+    from kit.trainers.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from kit.trainers.sac import SAC as SAC
 
-__all__ = ["A2C", "PPO", "SAC", "Interrupted", "Trainer", "make_trainer"]
-
-_HOMES = {"PPO": "kit.trainers.ppo", "A2C": "kit.trainers.a2c", "SAC": "kit.trainers.sac"}
+__all__ = ["A2C", "PPO", "SAC", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
 def make_trainer(config: RunConfig, env: BatchEnv) -> Trainer:
@@ -27,11 +28,11 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> Trainer:
 
 
 def __getattr__(name: str) -> Any:
-    """PPO, A2C and SAC on first use: importing this room costs nothing."""
+    """The algorithms on first use: importing this room costs nothing."""
     import importlib
 
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ALGOS:
+        return getattr(importlib.import_module(ALGOS[name]), name)
     if name == "Trainer":
         return importlib.import_module("kit.trainers.base").TensorTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

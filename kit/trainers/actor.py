@@ -42,10 +42,15 @@ class Actor(nn.Module):
     @torch.no_grad()
     def forward(self, obs: Obs, memory: Memory = (), begun: torch.Tensor | None = None) -> tuple[torch.Tensor, Memory]:
         """Actions (n, ...) for raw `obs` (n, ...) and the memory afterwards. Worlds of `begun` (n,) bool are in their
-        first step: what was remembered of them no longer counts."""
+        first step: what was remembered of them no longer counts. Without `memory` all of them are."""
         self.policy.set_training_mode(False)
         seen = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
-        return self.to_env(self.policy._predict(seen, self.deterministic)), ()  # type: ignore[arg-type]
+        actions, memory = self.choose(seen, memory, begun)
+        return self.to_env(actions), memory
+
+    def choose(self, seen: Obs, memory: Memory, begun: torch.Tensor | None) -> tuple[torch.Tensor, Memory]:
+        """What the policy says to `seen`, and its memory afterwards."""
+        return self.policy._predict(seen, self.deterministic), ()  # type: ignore[arg-type]
 
     def see(self, obs: Obs) -> Obs:
         """`obs` as the policy sees them."""

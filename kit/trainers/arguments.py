@@ -27,7 +27,8 @@ NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "full_std", "use_expln", "squash_output",
-                 "clip_mean", "n_critics", "share_features_extractor", "normalize_images")  # fmt: skip
+                 "clip_mean", "n_critics", "share_features_extractor", "normalize_images",
+                 "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm")  # fmt: skip
 
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +102,9 @@ def _policy_kwargs(algorithm: Algorithm, value: Any) -> dict[str, Any]:
     for name in value:
         if name not in known:
             raise UserError(f"overrides policy_kwargs {name}={value[name]!r} is unknown; valid are {', '.join(known)}.")
+        if name not in ("activation_fn", "net_arch"):
+            annotation = inspect.signature(algorithm.policy).parameters[name].annotation
+            result[name] = _argument(f"policy_kwargs {name}", value[name], annotation)
     if "activation_fn" in result:
         name = result["activation_fn"]
         if name not in ACTIVATIONS:

@@ -34,6 +34,7 @@ class TensorTrainer(BaseAlgorithm):
     tensor_env: BatchEnv
     gamma: float
     normalizer: Normalizer | None = None
+    actor_class: type[Actor] = Actor
     _last_obs: Obs | None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, normalize: bool | dict[str, Any] = False, **kwargs: Any) -> None:
@@ -117,11 +118,13 @@ class TensorTrainer(BaseAlgorithm):
         if deterministic not in self._actors:
             assert isinstance(self.env, VecEnv) and isinstance(self.env.unwrapped, TensorVecEnv)
             view = self.env.unwrapped.view
-            self._actors[deterministic] = Actor(self.policy, view, self.normalizer, self.action_space, deterministic)
+            given = self.policy, view, self.normalizer, self.action_space, deterministic
+            self._actors[deterministic] = self.actor_class(*given)
         return self._actors[deterministic]
 
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
-        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`, of a policy that remembers nothing."""
+        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`. Whoever remembers takes them for
+        the first of an episode; `as_actor()` hands its memory on."""
         return self.as_actor(deterministic)(obs)[0]
 
     def predict(

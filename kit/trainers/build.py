@@ -39,7 +39,8 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
 
 
 def largest_product(trainer: TensorTrainer) -> int:
-    """Multiply-adds of the largest product in an update; convolutions count once for each place of the kernel."""
+    """Multiply-adds of the largest product in an update; convolutions count once for each place of the kernel. What an
+    LSTM makes of its own output is a product for each step in turn, of a few rows."""
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
-    shapes = [p.shape for p in trainer.policy.parameters()]
+    shapes = [p.shape for name, p in trainer.policy.named_parameters() if "weight_hh" not in name]
     return rows * max(shape.numel() * (100 if len(shape) > 2 else 1) for shape in shapes)

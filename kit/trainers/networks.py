@@ -59,9 +59,13 @@ class Networks:
     def finish(self, rollout: Rollout) -> None:
         """After its last step."""
 
-    def values(self, obs: Obs) -> torch.Tensor:
-        """(n,) values of `obs` as the policy sees them."""
-        return self.policy.predict_values(obs).flatten()  # type: ignore[arg-type]
+    def with_memory(self, obs: Obs) -> Obs:
+        """`obs`, which follow the step just taken, with whatever else their values depend on."""
+        return obs
+
+    def values(self, known: Obs) -> torch.Tensor:
+        """(n,) values of observations as the policy sees them, from what `with_memory` gave."""
+        return self.policy.predict_values(known).flatten()  # type: ignore[arg-type]
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -69,7 +73,7 @@ class Networks:
         """Put the gradient of a loss over `batch` where the optimizer looks for it; what `slopes` wanted to know."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
-        values, log_prob, entropy = self.policy.evaluate_actions(batch.obs, actions)  # type: ignore[arg-type]
+        values, log_prob, entropy = self._evaluate(batch, actions)
         values, mean_entropy = values.flatten(), -log_prob.mean() if entropy is None else entropy.mean()
         with torch.no_grad():
             evaluated = Evaluated(log_prob.detach(), values.detach(), mean_entropy.detach())
@@ -80,6 +84,10 @@ class Networks:
             outputs, grads = [*outputs, mean_entropy], [*grads, torch.full_like(mean_entropy, -ent_coef)]
         torch.autograd.backward(outputs, grads)
         return known
+
+    def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Values, log-probabilities of `actions` and, where it has a formula, entropy, of each row."""
+        return self.policy.evaluate_actions(batch.obs, actions)  # type: ignore[arg-type]
 
     def step(self, max_norm: float) -> None:
         """One step of the optimizer along the gradient, clipped."""

@@ -1,4 +1,4 @@
-"""Collect, returns, update, log: the loop that PPO and A2C share."""
+"""Collect, returns, update, log: the loop that PPO, RecurrentPPO and A2C share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from kit.envs.obs import tree_map
 from kit.trainers import fast
 from kit.trainers.base import TensorTrainer
+from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
 
 READ_EVERY = 4
@@ -29,7 +30,11 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
-        self.networks = fast.networks(self.policy)
+        self.networks = self._networks()
+
+    def _networks(self) -> Networks:
+        """What rollouts and updates ask."""
+        return fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -97,7 +102,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # asking a GPU would cost more than keeping them all
-                    rollout.cut(step, truncated & ~terminated, actor.see(info["final_obs"]))
+                    rollout.cut(step, truncated & ~terminated, self.networks.with_memory(actor.see(info["final_obs"])))
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
                 infos = LazyInfos(info, done, truncated)
@@ -115,7 +120,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         assert self._last_obs is not None
         with torch.no_grad():
             self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
-            last_values = self.networks.values(self.as_actor().see(self._last_obs))
+            last_values = self.networks.values(self.networks.with_memory(self.as_actor().see(self._last_obs)))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:

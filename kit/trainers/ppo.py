@@ -34,8 +34,15 @@ class Outcome(NamedTuple):
     entropy: torch.Tensor
 
 
-class PPO(OnPolicyTrainer, sb3.PPO):
-    """SB3's PPO on tensors."""
+class ProximalTrainer(OnPolicyTrainer):
+    """PPO's update, whatever the networks."""
+
+    batch_size: int
+    n_epochs: int
+    normalize_advantage: bool
+    target_kl: float | None
+    clip_range: Any
+    clip_range_vf: Any
 
     def train(self) -> None:
         """Several epochs of minibatches over the rollout."""
@@ -43,8 +50,8 @@ class PPO(OnPolicyTrainer, sb3.PPO):
         self._update_learning_rate(self.policy.optimizer)
         self.networks.attach()
         progress = self._current_progress_remaining
-        value_clip = None if self.clip_range_vf is None else self.clip_range_vf(progress)  # type: ignore[operator]
-        clip = Clip(self.clip_range(progress), value_clip)  # type: ignore[operator]
+        value_clip = None if self.clip_range_vf is None else self.clip_range_vf(progress)
+        clip = Clip(self.clip_range(progress), value_clip)
         rollout, figures, kl = self.rollout_buffer.batch(), [], None
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
@@ -132,6 +139,10 @@ class PPO(OnPolicyTrainer, sb3.PPO):
             record("train/clip_range_vf", clip.value)
 
 
+class PPO(ProximalTrainer, sb3.PPO):
+    """SB3's PPO on tensors."""
+
+
 FIGURES = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)
 
 
@@ -156,7 +167,7 @@ def _clip_values(values: torch.Tensor, old: torch.Tensor, clip: Clip) -> torch.T
     return values if clip.value is None else old + (values - old).clamp(-clip.value, clip.value)
 
 
-def _divide(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
+def divide(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
     """The batch divides the rollout: what the user asks for must, any other becomes the largest below it that does."""
     n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
     rollout = n_envs * n_steps
@@ -175,7 +186,7 @@ ALGORITHM = Algorithm(
     row={"n_envs": 16, "n_steps": 256, "batch_size": 512},
     stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
-    rule=_divide,
+    rule=divide,
     more_worlds=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

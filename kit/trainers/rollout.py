@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 
@@ -50,14 +51,24 @@ class Batch:
     def __len__(self) -> int:
         return self.returns.shape[0]
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: torch.Tensor) -> Self:
         """The rows `index` (k,), copied."""
-        return Batch(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
+        return type(self)(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
 
-    def split(self, size: int) -> list[Batch]:
+    def split(self, size: int) -> list[Self]:
         """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
         columns = [_split(getattr(self, f.name), size) for f in fields(self)]
-        return [Batch(*piece) for piece in zip(*columns, strict=True)]
+        return [type(self)(*piece) for piece in zip(*columns, strict=True)]
+
+
+@dataclass
+class Remembered(Batch):
+    """Those of a policy that remembers."""
+
+    begun: torch.Tensor
+    """(N,) bool: the first step that the rollout has of a world, or of an episode."""
+    memory: Obs
+    """What was remembered before the step, (N, ...) each; in an episode's first as of one that remembers nothing."""
 
 
 def _split(obs: Obs, size: int) -> Sequence[Obs]:
@@ -81,7 +92,7 @@ class Rollout:
         self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
         self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen
         self.actions: torch.Tensor | None = None
-        self.memory: tuple[torch.Tensor, ...] | None = None  # (T, n, ...) each, of policies that have one
+        self.memory: Obs | None = None  # (T, n, ...), of policies that have one
         self._cuts: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
@@ -99,12 +110,11 @@ class Rollout:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
 
-    def remember(self, step: int, memory: tuple[torch.Tensor, ...]) -> None:
+    def remember(self, step: int, memory: Obs) -> None:
         """Store what the policy remembered, (n, ...) each, before it saw `step`."""
         if self.memory is None:
-            self.memory = tuple(part.new_zeros(self.n_steps, *part.shape) for part in memory)
-        for kept, part in zip(self.memory, memory, strict=True):
-            kept[step] = part
+            self.memory = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), memory)
+        tree_map(lambda kept, part: kept[step].copy_(part), self.memory, memory)
 
     def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
         """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...).
@@ -135,32 +145,8 @@ class Rollout:
         assert self.obs is not None and self.actions is not None
         flat = [tree_map(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
         columns = (self.values, self.log_probs, self.advantages, self.returns)
-        return Batch(*flat, *(column.flatten() for column in columns))
-
-    def sequences(self, length: int) -> Sequences:
-        """All transitions as sequences of `length` steps of one world, world-major: number w · (T / length) + i is the
-        i-th of world w. Views where memory allows. `length` divides the number of steps."""
-        if self.n_steps % length:
-            raise ValueError(f"sequences of {length} do not divide {self.n_steps} steps")
-
-        def cut(x: torch.Tensor) -> torch.Tensor:  # (T, n, ...) -> (length, n · T / length, ...)
-            return x.unflatten(0, (-1, length)).movedim(2, 0).flatten(0, 1).movedim(1, 0)
-
-        columns = (self.values, self.log_probs, self.advantages, self.returns)
-        begun = torch.cat([torch.zeros_like(self.done[:1]), self.done[:-1]])
-        return Sequences(
-            Batch(*(tree_map(cut, x) for x in (self.obs, self.actions, *columns))),
-            cut(begun),
-            tuple(cut(part)[0] for part in self.memory or ()),
-        )
-
-
-@dataclass
-class Sequences:
-    """Steps in order, for policies that remember: columns of `batch` are (length, k, ...)."""
-
-    batch: Batch
-    begun: torch.Tensor
-    """Where an episode began, (length, k) bool. In a sequence's first step its memory says all."""
-    memory: tuple[torch.Tensor, ...]
-    """Before the first step, (k, ...) each; of a world that had just begun as of one that remembers nothing."""
+        batch = Batch(*flat, *(column.flatten() for column in columns))
+        if self.memory is None:
+            return batch
+        begun = torch.cat([torch.ones_like(self.done[:1]), self.done[:-1]]).flatten()
+        return Remembered(**vars(batch), begun=begun, memory=tree_map(lambda x: x.flatten(0, 1), self.memory))

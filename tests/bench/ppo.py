@@ -6,6 +6,7 @@ end, in one run. By hand:
     python tests/bench/ppo.py --net 512,512 --batch 2048     # larger networks
     python tests/bench/ppo.py --net 64/64,64                 # actor and critic of different shapes: the general path
     python tests/bench/ppo.py --algo SAC                     # gradient steps per second at batch 256
+    python tests/bench/ppo.py --algo RecurrentPPO            # beside sb3-contrib's, LSTMs of 256
     python tests/bench/ppo.py --sbx-python ENV/bin/python    # SBX, whose JAX lives in an environment of its own
 
 Every contender is a process of its own; they take turns, so that a noisy machine treats them alike. The table gives
@@ -31,6 +32,8 @@ CONTENDERS = {
     "single-file": "single-file PPO, SyncVectorEnv",
     "sbx": "SBX, DummyVecEnv",
 }
+ITERATIONS = {"PPO": 2, "RecurrentPPO": 1, "A2C": 64, "SAC": 0}
+"""In each turn."""
 GYMNASIUM = {"Ant": "Ant-v5"}
 """What others step where an env of ours is theirs too; kit/<name>-v0 otherwise."""
 
@@ -38,10 +41,10 @@ GYMNASIUM = {"Ant": "Ant-v5"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="Ant")
-    parser.add_argument("--algo", default="PPO", choices=("PPO", "A2C", "SAC"))
+    parser.add_argument("--algo", default="PPO", choices=("PPO", "RecurrentPPO", "A2C", "SAC"))
     parser.add_argument("--n-envs", type=int, default=16)
     parser.add_argument("--n-steps", type=int, help="steps of each world per iteration; PPO 128, A2C 5")
-    parser.add_argument("--batch", type=int, default=64, help="PPO's minibatch")
+    parser.add_argument("--batch", type=int, help="the minibatch; PPO 64, RecurrentPPO 128")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument(
         "--net", type=_net, help="widths such as 64,64, or the actor's/the critic's; SB3's default otherwise"
@@ -53,8 +56,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="some of the contenders")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.n_steps = args.n_steps or {"PPO": 128, "A2C": 5, "SAC": 1}[args.algo]
-    args.steps = args.steps or {"PPO": 2, "A2C": 64, "SAC": 0}[args.algo] * args.n_envs * args.n_steps or 100
+    args.n_steps = args.n_steps or {"A2C": 5, "SAC": 1}.get(args.algo, 128)
+    args.batch = args.batch or {"RecurrentPPO": 128}.get(args.algo, 64)
+    args.steps = args.steps or ITERATIONS[args.algo] * args.n_envs * args.n_steps or 100
     if args.worker:
         _work(args)
     else:
@@ -85,7 +89,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         return {"learning_starts": 1000, "buffer_size": 100_000}
     return {
         "n_steps": args.n_steps,
-        **({"batch_size": args.batch, "n_epochs": args.epochs} if args.algo == "PPO" else {}),
+        **({"batch_size": args.batch, "n_epochs": args.epochs} if "PPO" in args.algo else {}),
     }
 
 
@@ -156,8 +160,13 @@ def _stock(args: argparse.Namespace) -> Any:
 
         model = getattr(sbx, args.algo)("MlpPolicy", venv, seed=0, **_settings(args), **policy)
         return _turn(model, args), {"sbx": sbx.__version__, "jax": jax.__version__}
-    model = getattr(sb3, args.algo)("MlpPolicy", venv, seed=0, device="cpu", **_settings(args), **policy)
-    return _turn(model, args), {"stable-baselines3": sb3.__version__, "gymnasium": gymnasium.__version__}
+    home, kind = sb3, "MlpPolicy"
+    if args.algo == "RecurrentPPO":
+        import sb3_contrib
+
+        home, kind = sb3_contrib, "MlpLstmPolicy"
+    model = getattr(home, args.algo)(kind, venv, seed=0, device="cpu", **_settings(args), **policy)
+    return _turn(model, args), {home.__name__: home.__version__, "gymnasium": gymnasium.__version__}
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
@@ -169,6 +178,8 @@ def _compare(args: argparse.Namespace) -> None:
         names = [name for name in names if name in ("kit", "sb3-dummy")]
     if args.algo != "PPO" or isinstance(args.net, dict):
         names = [name for name in names if name != "single-file"]
+    if args.algo == "RecurrentPPO":
+        names = [name for name in names if name != "sbx"]
     workers = {name: _start(name, args) for name in names}
     versions: dict[str, str] = {}
     for name, worker in list(workers.items()):
@@ -209,7 +220,7 @@ def _answer(worker: Any) -> Any:
 def _print(args: argparse.Namespace, rates: dict[str, list[float]], versions: dict[str, str]) -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
     net = f"network {args.net}" if args.net else "SB3's network"
-    batch = f", batch {args.batch}, {args.epochs} epochs" if args.algo == "PPO" else ""
+    batch = f", batch {args.batch}, {args.epochs} epochs" if "PPO" in args.algo else ""
     unit = "gradient steps/s" if args.algo == "SAC" else "env steps/s"
     print(f"\n{args.algo} on {args.env}: {args.n_envs} × {args.n_steps} steps{batch}, {net}; {args.turns} turns\n")
     print(f"| | {unit} | lowest – highest | kit is faster by |\n|---|---:|---:|---:|")

@@ -46,8 +46,11 @@ def killed_at_random(run, kills, seed, longest_s=0.4):
     return done
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+CASES = [(algo, variant) for algo in ("PPO", "A2C", "SAC") for variant in VARIANTS]
+CASES += [("RecurrentPPO", "normalize"), ("RecurrentPPO", "evaluated")]
+
+
+@pytest.mark.parametrize(("algo", "variant"), CASES)
 def test_cut_run_ends_like_the_uncut_one(tmp_path, algo, variant):
     uncut = create(tmp_path, "uncut", algo, **VARIANTS[variant])
     assert complete(uncut) == 0, uncut.log()

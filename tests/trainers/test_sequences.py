@@ -1,49 +1,69 @@
-"""Rollouts for policies that remember: cut into sequences, they tell each step's memory again."""
+"""Rollouts of policies that remember: whichever piece an update takes, each step's memory comes out again."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from fake_env import trainer
 
-from kit.trainers.rollout import Rollout
+from kit.trainers.recurrent_ppo import sequences, unroll
+from kit.trainers.rollout import Remembered, Rollout
 
 STEPS, WORLDS = 8, 3
 
 
-def remembered() -> Rollout:
-    """A policy that remembers the sum of what it saw since its episode began; episodes end at random."""
+def test_sequences_lie_side_by_side() -> None:
+    """Rows 0 to 2, 3, and 4 to 5, worked by hand. The batch begins one whether or not an episode did."""
+    found = sequences(torch.tensor([False, False, False, True, True, False]))
+    assert found.first.tolist() == [0, 3, 4]
+    assert found.row.tolist() == [[0, 3, 4], [1, 4, 5], [2, 5, 5]]
+    assert found.place.tolist() == [0, 3, 6, 1, 2, 5]
+    assert found.row.flatten()[found.place].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def lived(lstm: torch.nn.LSTM) -> tuple[Rollout, torch.Tensor]:
+    """Random observations of worlds whose episodes end at random, and what `lstm` made of them, a step at a time."""
     generator = torch.Generator().manual_seed(0)
-    rollout, memory = Rollout(STEPS, WORLDS, torch.device("cpu")), torch.zeros(WORLDS, 1)
+    rollout, outputs = Rollout(STEPS, WORLDS, torch.device("cpu")), []
+    hidden = cell = torch.randn(2, WORLDS, 5, generator=generator)  # in the middle of an episode
     rollout.begin()
     for step in range(STEPS):
-        obs = torch.randint(10, (WORLDS, 1), generator=generator).float()
-        rollout.observe(step, {"number": obs})
+        obs = rollout.observe(step, torch.randn(WORLDS, 4, generator=generator))
         rollout.act(step, torch.full((WORLDS, 2), float(step)))
-        rollout.remember(step, (memory,))
-        rollout.values[step] = (memory + obs)[:, 0]  # what it would say
+        rollout.remember(step, {"actor": torch.stack([hidden, cell]).permute(2, 0, 1, 3)})
+        out, (hidden, cell) = lstm(obs.unsqueeze(0), (hidden, cell))
+        outputs.append(out[0])
         rollout.done[step] = torch.rand(WORLDS, generator=generator) < 0.3
-        memory = (memory + obs).masked_fill(rollout.done[step].unsqueeze(1), 0.0)
+        hidden, cell = (x.masked_fill(rollout.done[step].view(-1, 1), 0.0) for x in (hidden, cell))
     assert rollout.done.any()
-    return rollout
+    return rollout, torch.stack(outputs)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4, 8])
-def test_what_was_remembered_comes_out_again(length: int) -> None:
-    sequences = remembered().sequences(length)
-    assert sequences.batch.obs["number"].shape == (length, WORLDS * STEPS // length, 1)
-    (memory,) = sequences.memory
-    for obs, begun, said in zip(sequences.batch.obs["number"], sequences.begun, sequences.batch.values, strict=True):
-        memory = memory.masked_fill(begun.unsqueeze(1), 0.0) + obs
-        assert torch.equal(memory[:, 0], said)
+@pytest.mark.parametrize("size", [1, 5, 24])
+@torch.no_grad()
+def test_what_was_lived_step_by_step_is_told_in_one_go(size: int) -> None:
+    torch.manual_seed(0)
+    lstm = torch.nn.LSTM(4, 5, num_layers=2)
+    rollout, outputs = lived(lstm)
+    batch = rollout.batch()
+    assert isinstance(batch, Remembered)
+    order = torch.arange(STEPS * WORLDS).view(STEPS, WORLDS).T.flatten().roll(-7)  # world after world, from anywhere
+    for rows, piece in zip(order.split(size), batch.take(order).split(size), strict=True):
+        told = unroll(lstm, piece.obs, piece.memory["actor"], sequences(piece.begun))
+        torch.testing.assert_close(told, outputs.flatten(0, 1)[rows], rtol=0, atol=1e-6)
 
 
-def test_sequences_are_of_one_world_in_order() -> None:
-    rollout = remembered()
-    sequences = rollout.sequences(4)
-    assert sequences.batch.actions[:, :2, 0].T.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert torch.equal(sequences.batch.values[:, 3], rollout.values[4:, 1]), "number 3 is the second half of world 1"
-    with pytest.raises(ValueError, match="do not divide"):
-        rollout.sequences(3)
+def test_an_epoch_visits_world_after_world_in_the_order_of_time() -> None:
+    model = trainer("RecurrentPPO")
+    starts = set()
+    for _ in range(20):
+        order = model._permutation(64)
+        step, world = (order // 4).tolist(), (order % 4).tolist()
+        assert sorted(order.tolist()) == list(range(64))
+        assert all(step[i + 1] == (step[i] + 1) % 16 for i in range(63))
+        assert all(world[i + 1] == (world[i] + (step[i] == 15)) % 4 for i in range(63))
+        starts.add(order[0].item())
+    assert len(starts) > 10
 
 
 def test_final_observations_are_kept_only_where_an_episode_was_cut() -> None:

@@ -14,7 +14,7 @@ from fake_env import FakeEnv, rows_of, trainer
 from kit.envs.sb3 import TensorVecEnv
 from kit.trainers import Interrupted
 
-TOTAL = {"PPO": 512, "A2C": 400, "SAC": 160}
+TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160}
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -72,7 +72,7 @@ def run(algo: str, cuts: set[int], **overrides: Any) -> tuple[dict[str, Any], li
 
 @pytest.mark.parametrize("learning_rate", [1e-3, "lin_0.001"])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+@pytest.mark.parametrize("algo", TOTAL)
 def test_cut_runs_equal_uncut_runs(algo: str, normalize: bool, learning_rate: Any) -> None:
     settings = {"normalize": normalize, "learning_rate": learning_rate}
     state, rows = run(algo, set(), **settings)
@@ -98,13 +98,36 @@ def test_other_shapes_of_ppo(overrides: dict[str, Any]) -> None:
     assert equal(run("PPO", {2, 4}, **overrides), run("PPO", set(), **overrides))
 
 
+def test_memory_belongs_to_the_state() -> None:
+    """A resume without it ends elsewhere; new worlds remember nothing."""
+    whole = trainer("RecurrentPPO")
+    whole.learn(64)
+    state = whole.state()
+    assert all(memory.abs().min() > 0 for memory in state["memory"].values()), "in the middle of all episodes"
+    whole.learn(64, reset_num_timesteps=False)
+    ends = []
+    for kept in (state, {name: values for name, values in state.items() if name != "memory"}):
+        model = trainer("RecurrentPPO", seed=5)
+        model.load_state(kept)
+        model.learn(128)
+        ends.append(equal(model.state(), whole.state()))
+    assert ends == [True, False]
+    whole.should_stop = lambda: True
+    with pytest.raises(Interrupted):
+        whole.learn(64)  # from the beginning
+    assert not any(memory.any() for memory in whole.state()["memory"].values())
+    more = trainer("RecurrentPPO", FakeEnv(6))
+    assert not more.load_state(state)
+    assert all(len(memory) == 6 and not memory.any() for memory in more.state()["memory"].values())
+
+
 @pytest.mark.parametrize("overrides", [{"ent_coef": 0.1}, {"use_sde": True}, {"train_freq": 4, "gradient_steps": -1},
                                        {"buffer_size": 60}], ids=["fixed", "sde", "bursts", "full"])  # fmt: skip
 def test_other_shapes_of_sac(overrides: dict[str, Any]) -> None:
     assert equal(run("SAC", {3, 17}, **overrides), run("SAC", set(), **overrides))
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+@pytest.mark.parametrize("algo", TOTAL)
 def test_state_before_the_first_step(algo: str) -> None:
     first = trainer(algo)
     state = first.state()
@@ -116,7 +139,7 @@ def test_state_before_the_first_step(algo: str) -> None:
     assert equal(first.state(), second.state())
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+@pytest.mark.parametrize("algo", TOTAL)
 def test_states_are_copies(algo: str) -> None:
     """What a boundary gave stays what it was, while training goes on and stops in the middle of an iteration."""
     model = trainer(algo)
@@ -131,23 +154,25 @@ def test_states_are_copies(algo: str) -> None:
     assert not equal(model.state(), kept)
 
 
-def test_interrupted_inside_a_rollout_and_inside_an_update() -> None:
+@pytest.mark.parametrize("algo", ["PPO", "RecurrentPPO"])
+def test_interrupted_inside_a_rollout_and_inside_an_update(algo: str) -> None:
     """should_stop is asked before each env step and each minibatch: 16 steps, then 2 epochs of 2 minibatches."""
-    whole = trainer("PPO")
+    whole = trainer(algo)
     asked = itertools.count(1)
     whole.should_stop = lambda: next(asked) < 0
-    whole.learn(64)
-    assert next(asked) == 16 + 2 * 2 + 1
+    whole.learn(128)
+    assert next(asked) == 2 * (16 + 2 * 2) + 1
     for stop_at in (7, 16 + 3):
-        model = trainer("PPO")
-        state = model.state()
+        model = trainer(algo)
+        model.learn(64)
+        state = model.state()  # in the middle of most episodes
         calls = itertools.chain([False] * (stop_at - 1), [True])
         model.should_stop = calls.__next__
         with pytest.raises(Interrupted):
-            model.learn(64)
+            model.learn(64, reset_num_timesteps=False)
         model.should_stop = lambda: False
         model.load_state(state)
-        model.learn(64)
+        model.learn(128)
         assert equal(model.state(), whole.state())
 
 

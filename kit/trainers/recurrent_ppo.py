@@ -1,0 +1,260 @@
+"""PPO for policies that remember: sb3-contrib's RecurrentPPO, an LSTM before the actor and one before the critic.
+
+An update goes through the rollout world after world, as sb3-contrib does: a batch is a piece of that row of steps, cut
+where a world or an episode begins. Each cut is a sequence that starts from what was remembered there when it was lived,
+and all sequences of a batch go through an LSTM side by side, in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import sb3_contrib
+import torch
+from gymnasium import spaces
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
+
+from kit.envs.obs import Obs, leaves
+from kit.errors import UserError
+from kit.presets import Row
+from kit.trainers.actor import Actor, Memory
+from kit.trainers.algorithm import Algorithm
+from kit.trainers.networks import Networks
+from kit.trainers.ppo import ProximalTrainer, divide
+from kit.trainers.rollout import Batch, Remembered, Rollout
+from kit.trainers.saving import State, Values
+
+# What an LSTM remembers is one tensor (n, 2, layers, hidden): the hidden state h and the cell c of each layer.
+
+
+def blank(lstm: torch.nn.LSTM, n: int) -> torch.Tensor:
+    """Memory of `n` worlds that have just begun."""
+    return torch.zeros(n, 2, lstm.num_layers, lstm.hidden_size, device=next(lstm.parameters()).device)
+
+
+def forget(memory: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
+    """`memory` without that of the worlds `begun` (n,) bool."""
+    return memory.masked_fill(begun.view(-1, 1, 1, 1), 0.0)
+
+
+def step(lstm: torch.nn.LSTM, features: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step of every world: the output (n, hidden) for `features` (n, in), and the memory afterwards."""
+    after = []
+    for layer, weights in enumerate(lstm.all_weights):
+        features, cell = torch.lstm_cell(features, memory[:, :, layer].unbind(1), *weights)
+        after.append(torch.stack([features, cell], 1))
+    return features, torch.stack(after, 2)
+
+
+class Sequences(NamedTuple):
+    """How the rows of a batch lie as sequences side by side, (length, k); the shorter ones are filled up at their end
+    with rows that nobody reads."""
+
+    first: torch.Tensor
+    """(k,) row with which each begins."""
+    row: torch.Tensor
+    """(length, k) the row in each place."""
+    place: torch.Tensor
+    """(N,) the place of each row, places counted step by step."""
+
+
+def sequences(begun: torch.Tensor) -> Sequences:
+    """Of a batch whose rows are `begun` (N,) bool where a sequence begins, the first row anyway. Asks the device how
+    many there are and how long the longest is."""
+    number = torch.arange(len(begun), device=begun.device)
+    first = torch.cat([number[:1], 1 + begun[1:].nonzero().flatten()])
+    which = torch.bucketize(number, first, right=True) - 1
+    time = number - first[which]
+    row = (first + number[: int(time.max()) + 1].unsqueeze(1)).clamp_(max=len(begun) - 1)
+    return Sequences(first, row, time * len(first) + which)
+
+
+def unroll(lstm: torch.nn.LSTM, features: torch.Tensor, memory: torch.Tensor, places: Sequences) -> torch.Tensor:
+    """Outputs (N, hidden) for the rows `features` (N, in) of sequences that begin with `memory` (N, ...)."""
+    side_by_side = features.index_select(0, places.row.flatten()).view(*places.row.shape, -1)
+    hidden, cell = memory.index_select(0, places.first).movedim(0, 2).contiguous()
+    return lstm(side_by_side, (hidden, cell))[0].flatten(0, 1).index_select(0, places.place)
+
+
+class RecurrentNetworks(Networks):
+    """`policy`, and what it remembers of each world: a part of what is saved."""
+
+    policy: RecurrentActorCriticPolicy
+
+    def __init__(self, policy: RecurrentActorCriticPolicy, n_envs: int) -> None:
+        super().__init__(policy)
+        lstms = {"actor": policy.lstm_actor, "critic": policy.lstm_critic}
+        self._lstms: dict[str, torch.nn.LSTM] = {name: lstm for name, lstm in lstms.items() if lstm is not None}
+        self._n_envs = n_envs
+        self.forget()
+
+    def forget(self) -> None:
+        """Every world begins."""
+        self.memory = {name: blank(lstm, self._n_envs) for name, lstm in self._lstms.items()}
+
+    def state(self) -> Values:
+        return {name: memory.cpu().clone() for name, memory in self.memory.items()}
+
+    def load_state(self, state: Values) -> None:
+        self.memory = {name: state[name].to(self.policy.device) for name in self._lstms}
+
+    # -- rollouts --------------------------------------------------------------------------------------------------
+
+    def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
+        if step:
+            self._forget(rollout.done[step - 1])
+        rollout.remember(step, cast(Obs, self.memory))
+        latent, for_value, self.memory = self._step(obs, self.memory)
+        distribution = self._distribution(latent)
+        actions = distribution.get_actions()
+        rollout.values[step] = self.policy.value_net(for_value).flatten()
+        rollout.log_probs[step] = distribution.log_prob(actions)
+        actions = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
+        rollout.act(step, actions)
+        return actions
+
+    def finish(self, rollout: Rollout) -> None:
+        self._forget(rollout.done[-1])
+
+    def with_memory(self, obs: Obs) -> Obs:
+        return {"obs": obs, "memory": cast(Obs, self.memory)}
+
+    def values(self, known: Obs) -> torch.Tensor:
+        obs, memory = cast(dict[str, Any], known).values()
+        return self.policy.value_net(self._step(obs, memory)[1]).flatten()
+
+    def _forget(self, begun: torch.Tensor) -> None:
+        self.memory = {name: forget(memory, begun) for name, memory in self.memory.items()}
+
+    def _step(
+        self, obs: Obs, memory: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Latents of actor and critic (n, ...), and the memory afterwards."""
+        after: dict[str, torch.Tensor] = {}
+
+        def through(name: str, features: torch.Tensor) -> torch.Tensor:
+            out, after[name] = step(self._lstms[name], features, memory[name])
+            return out
+
+        return *self._latents(obs, through), after
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        assert isinstance(batch, Remembered)
+        places, memory = sequences(batch.begun), cast(dict[str, torch.Tensor], batch.memory)
+
+        def through(name: str, features: torch.Tensor) -> torch.Tensor:
+            return unroll(self._lstms[name], features, memory[name], places)
+
+        latent, for_value = self._latents(batch.obs, through)
+        distribution = self._distribution(latent)
+        return self.policy.value_net(for_value), distribution.log_prob(actions), distribution.entropy()
+
+    # -- both ------------------------------------------------------------------------------------------------------
+
+    def _latents(
+        self, obs: Obs, through: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last layers of actor and critic see (N, ...); `through` takes features through an LSTM."""
+        policy = self.policy
+        features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
+        of_actor, of_critic = (features, features) if policy.share_features_extractor else features
+        actor = through("actor", of_actor)
+        if "critic" in self._lstms:
+            critic = through("critic", of_critic)
+        else:
+            critic = actor.detach() if policy.shared_lstm else policy.critic(of_critic)  # type: ignore[misc]
+        return policy.mlp_extractor.forward_actor(actor), policy.mlp_extractor.forward_critic(critic)
+
+    def _distribution(self, latent: torch.Tensor) -> Distribution:
+        return self.policy._get_action_dist_from_latent(latent)
+
+
+class RecurrentActor(Actor):
+    """With the memory of the actor's LSTM alone."""
+
+    policy: RecurrentActorCriticPolicy
+
+    def memory(self, n: int) -> Memory:
+        return (blank(self.policy.lstm_actor, n),)
+
+    def choose(self, seen: Obs, memory: Memory, begun: torch.Tensor | None) -> tuple[torch.Tensor, Memory]:
+        policy = self.policy
+        features = BasePolicy.extract_features(policy, seen, policy.pi_features_extractor)  # type: ignore[arg-type]
+        (before,) = memory or self.memory(len(features))
+        if begun is not None:
+            before = forget(before, begun.to(before.device))
+        latent, after = step(policy.lstm_actor, features, before)
+        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent))
+        return distribution.get_actions(self.deterministic), (after,)
+
+
+class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[misc]
+    """sb3-contrib's RecurrentPPO on tensors."""
+
+    actor_class = RecurrentActor
+    networks: RecurrentNetworks
+    policy_aliases = {  # noqa: RUF012
+        **sb3_contrib.RecurrentPPO.policy_aliases,
+        **{name.replace("Lstm", ""): policy for name, policy in sb3_contrib.RecurrentPPO.policy_aliases.items()},
+    }
+
+    def _setup_model(self) -> None:
+        kinds = [type(space) for _, space in leaves("obs", self.observation_space)]
+        if spaces.MultiDiscrete in kinds:  # their width is a numpy number, which torch's LSTM refuses
+            raise UserError(
+                f"algo={type(self).__name__!r} cannot see MultiDiscrete spaces such as this env's "
+                f"{self.observation_space}; flatten them with gymnasium.wrappers.FlattenObservation."
+            )
+        super()._setup_model()
+        self.attach("memory", self.networks)
+
+    def _networks(self) -> RecurrentNetworks:
+        return RecurrentNetworks(cast(RecurrentActorCriticPolicy, self.policy), self.n_envs)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if "networks" in vars(self):  # else they are yet to be made, and remember nothing
+            self.networks.forget()
+
+    def load_state(self, state: State) -> bool:
+        same_worlds = super().load_state(state)
+        if not (same_worlds and self.tensor_env.snapshots):
+            self.networks.forget()
+        return same_worlds
+
+    def _permutation(self, n: int) -> torch.Tensor:
+        """World after world, in the order of time, from anywhere on and round to there: sb3-contrib's order."""
+        start = torch.randint(n, (1,), device=self.device)
+        number = (torch.arange(n, device=self.device) + start) % n
+        return number % self.n_steps * self.n_envs + number // self.n_steps
+
+
+def _together(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
+    """As for PPO, and networks that can be."""
+    policy = hyper.get("policy_kwargs", {})
+    for name in ("lstm_hidden_size", "n_lstm_layers"):
+        if policy.get(name, 1) < 1:
+            raise UserError(f"overrides policy_kwargs {name}={policy[name]!r} must be a whole number of at least 1.")
+    if policy.get("shared_lstm") and policy.get("enable_critic_lstm", True):
+        raise UserError(
+            "overrides policy_kwargs shared_lstm=true leaves the critic no LSTM of its own; "
+            "write enable_critic_lstm=false with it."
+        )
+    return divide(hyper, n_envs, row, asked)
+
+
+ALGORITHM = Algorithm(
+    "RecurrentPPO", RecurrentPPO, sb3_contrib.RecurrentPPO, RecurrentActorCriticPolicy,
+    actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    row={"n_envs": 16, "n_steps": 128, "batch_size": 512},
+    stock_row={"n_envs": 1, "n_steps": 128, "batch_size": 128},
+    columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
+    rule=_together,
+    more_worlds=True,
+    imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
+)  # fmt: skip
