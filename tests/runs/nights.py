@@ -102,6 +102,7 @@ class Night:
         self.slow_s = 0.0
         self.paused = False
         self._mounted = mount
+        self._killed = False
 
     # -- the night -------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class Night:
     def _ended(self) -> None:
         assert self.session is not None
         code, now = self.session.wait(), self.run.status()
-        self.session = None
+        self.session, self._killed = None, code == -signal.SIGKILL
         self.say(f"ended {code}: {now['state']}, {now['message']}")
         if now["state"] in WORKING:
             raise Broken(f"the process is gone, and the status says {now['state']}")
@@ -262,6 +263,9 @@ class Night:
         if left:
             raise Broken(f"half-made: {left}")
         if self.store is not None:
+            if self._killed and (now["store"] or {}).get("step") != self.run.checkpoints()[-1].step:
+                self.say("trainer and copier were killed at the end: a resume copies the rest")
+                complete(self.run)
             back, _ = locate(f"{self.store}/run", str(self.home), None)
             if fingerprint(back) != fingerprint(self.run):
                 raise Broken("what is in the store is another run")
