@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
+
+from kit.errors import UserError
 
 REMEDIES = {
     "strace": "system calls that fail: apt-get install strace",
@@ -16,6 +19,17 @@ REMEDIES = {
     "CUDA GPU": "the simulator on CUDA: a machine with an NVIDIA card",
 }
 """By what the reason of a skipped test says: what is not tested without it, and how to get it."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """Without the robots' models, which are downloaded once, the tests that use them skip."""
+    try:
+        yield
+    except UserError as error:
+        if "MENAGERIE_ROOT" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

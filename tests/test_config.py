@@ -37,7 +37,7 @@ def test_amounts(text, expected):
 
 
 BAD = {
-    "algo": ("DQN", "valid are PPO, A2C, SAC"),
+    "algo": ("DQN", "valid are PPO, RecurrentPPO, A2C, SAC"),
     "preset": ("fats", "did you mean fast?"),
     "encoder": ("resnet", "valid are"),
     "device": ("gpu", "use auto, cpu, cuda"),

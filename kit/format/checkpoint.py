@@ -179,7 +179,13 @@ def _hide(folder: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left behind under temporary names."""
+    """Remove what a killed process left behind under temporary names. A step that it was replacing comes back."""
+    for path in folder.glob(".trash-step_*"):
+        final = folder / path.name.split("-")[1]
+        with contextlib.suppress(Damaged):
+            if not final.exists():
+                Checkpoint(step_of(final.name) or 0, path).verify()
+                path.rename(final)
     for path in [*folder.glob(".building-*"), *folder.glob(".trash-*")]:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -120,14 +120,16 @@ def create(
 
         open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
     path = directory.create(resolved)
-    status.Status.create(path, resolved.total_steps, plan=sentence(config, resolved))
-    if begins is not None:
-        try:
+    try:
+        status.Status.create(path, resolved.total_steps, plan=sentence(config, resolved))
+        if begins is not None:
             provenance.write(path, parent=begins.parent)
             first_checkpoint(Run(path), begins)
-        except BaseException:
-            shutil.rmtree(path)
-            raise
+    except BaseException as error:
+        shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise directory.refused(path, error) from None
+        raise
     return Run(path)
 
 

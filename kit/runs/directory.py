@@ -50,10 +50,14 @@ def create(config: RunConfig) -> Path:
     except OSError as error:
         why = error.strerror
         raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({why}); choose another folder.") from None
-    building.chmod(0o755)
-    for folder in ("checkpoints", "videos", "control"):
-        (building / folder).mkdir()
-    write_atomic(building / "config.yaml", config.to_yaml())
+    try:
+        building.chmod(0o755)
+        for folder in ("checkpoints", "videos", "control"):
+            (building / folder).mkdir()
+        write_atomic(building / "config.yaml", config.to_yaml())
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise refused(path, error) from None
     try:
         building.rename(path)  # fails if another process took the name meanwhile: a non-empty folder is never replaced
     except OSError:
@@ -77,6 +81,11 @@ def find(path: str | Path) -> Path:
     return path
 
 
+def refused(path: Path, error: OSError) -> UserError:
+    """What a run says whose folder takes nothing."""
+    return UserError(f"{path} cannot be written ({error.strerror}); make room there, or use a folder that can.")
+
+
 @contextlib.contextmanager
 def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
     """Own the run at `path` while the block runs; the lock may have been taken by the parent process, which `handed` on
@@ -86,7 +95,7 @@ def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
     try:
         file = (path / ".lock").open("a+") if handed is None else os.fdopen(handed, "a+")
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); copy the run to a folder that can.") from None
+        raise refused(path, error) from None
     with file:
         end = time.monotonic() + LOCK_PATIENCE_S
         while True:

@@ -44,6 +44,8 @@ EMPTY: dict[str, Any] = {
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
+SILENT_S = 60.0
+"""A copier says every few seconds that it is there."""
 KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
 """What a new session takes over from the one before."""
 
@@ -95,7 +97,10 @@ class Status:
 def read(run_path: Path) -> dict[str, Any]:
     """The status as it is now. A run that says it is at work while no process holds its lock was interrupted."""
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
-    status["store"] = read_json(run_path / ".sync.json") or status["store"]
+    status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
+    silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or 0) > SILENT_S
+    if silent and not is_locked(run_path):
+        status["store"] = {**store, "state": "failing", "error": "no copier is at work; kit resume copies the rest"}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         last = f" (its last words: {status['message']})" if status["message"] else ""

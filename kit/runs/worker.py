@@ -23,14 +23,17 @@ def start(run: Run) -> int:
     from kit.machine import settings
 
     environment = settings.worker_environment(int(run.config.threads)) | envs.carry(run.config.env)
-    with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
-        control.take(run.path)  # what was asked of an earlier session; from now on requests count
-        Status.create(run.path, run.config.total_steps)
-        worker = subprocess.Popen(
-            [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path), str(lock.fileno())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
-            start_new_session=True, env=environment,
-        )  # fmt: skip
+    try:
+        with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
+            control.take(run.path)  # what was asked of an earlier session; from now on requests count
+            Status.create(run.path, run.config.total_steps)
+            worker = subprocess.Popen(
+                [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path), str(lock.fileno())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+    except OSError as error:
+        raise directory.refused(run.path, error) from None
     _reap_later(worker)
     return worker.pid
 

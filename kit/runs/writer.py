@@ -44,7 +44,6 @@ class Writer:
         self._segments: dict[str, Any] = {n: entry for n, entry in shared.items() if n.startswith(f"{REPLAY}/")}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        checkpoint.sweep(run_path / "checkpoints")
 
     @property
     def busy(self) -> bool:

@@ -29,12 +29,14 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
     encoder = encoders.choose(config.encoder, env.observation_space)
     if policy_kwargs := encoder.policy_kwargs | hyperparameters.pop("policy_kwargs", {}):
         hyperparameters["policy_kwargs"] = policy_kwargs
+    if isinstance(config.threads, int):
+        torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads
     with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
         view = TensorVecEnv(env)
         trainer = found.trainer(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
-    if isinstance(config.threads, int):
-        torch.set_num_threads(config.threads if largest_product(trainer) >= WORTH_SHARING else 1)
+    if isinstance(config.threads, int) and largest_product(trainer) >= WORTH_SHARING:
+        torch.set_num_threads(config.threads)
     return trainer
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
 
 import gymnasium
 import numpy as np
@@ -18,31 +17,11 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecFrameStack
 import kit.envs
 from kit.envs import make_vec
 from kit.envs.sb3 import TensorVecEnv
-from kit.errors import UserError
 
 TASKS = kit.envs.names()
 """A robot whose model files have to be downloaded, and cannot be, is skipped."""
 ENVS = [*TASKS, "Ant-v5", "HalfCheetah-v5", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
 N = 3
-
-
-@cache
-def missing(task: str) -> str:
-    """Why the model of `task` cannot be had here, or nothing."""
-    try:
-        kit.envs.make_task(task)
-    except UserError as error:
-        if "MENAGERIE_ROOT" not in str(error):
-            raise
-        return str(error)
-    return ""
-
-
-@pytest.fixture(autouse=True)
-def model_files(request):
-    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    if name in TASKS and missing(name):
-        pytest.skip(missing(name))
 
 
 def sampler(env, n: int = N):

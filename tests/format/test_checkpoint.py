@@ -150,6 +150,16 @@ def test_the_same_step_again_replaces_it(written):
     assert torch.equal(again.read()["policy"]["weight"], torch.ones(1))
 
 
+def test_a_step_that_was_to_be_replaced_when_the_power_went_is_still_there(written):
+    folder = written.path.parent
+    checkpoint._hide(written.path)  # between the two renames of `write`
+    half = checkpoint._hide(checkpoint.write(folder, 256, STATE).path)
+    (half / "state.json").unlink()
+    checkpoint.sweep(folder)
+    assert checkpoint.committed(folder) == [Checkpoint(128, written.path)] and len(list(folder.iterdir())) == 1
+    written.verify()
+
+
 def test_replay_on_this_machine_may_be_larger_than_what_is_fetched_unasked(tmp_path):
     shared = {f"replay/{start:012d}.safetensors": {"size": 4 * 2**30, "sha256": "0" * 64} for start in range(3)}
     (tmp_path / "replay").mkdir()

@@ -35,9 +35,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from kit.errors import UserError
 from kit.runs import control, directory
 from kit.runs.finding import locate
 from kit.runs.fingerprint import fingerprint
@@ -45,6 +42,7 @@ from kit.runs.run import Run
 from kit.runs.session import Session
 from kit.runs.status import WORKING, Status
 from tests.runs.crash import Forked, complete, create
+from tests.runs.misfortunes import END_S, MISFORTUNES, Broken, move_clock, processes_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "PPO": {"total_steps": 1200, "checkpoint_every": 64},
@@ -61,28 +59,21 @@ EXTRAS: tuple[dict[str, Any], ...] = (
 DISK_KB = 12_000
 LIE_S = 10.0
 """How long a status may be wrong."""
-END_S = 30.0
-"""How long a session may take to end that was asked to."""
 MAX_SESSIONS = 40
-JUMPS_S = (-30 * 86400.0, -3600.0, -60.0, 60.0, 3600.0, 30 * 86400.0)
-
-
-class Broken(AssertionError):
-    """A promise was not kept."""
 
 
 class Born(Forked):
     """As `kit.launch` starts a session: the run is seen to be at work at once, however long imports take."""
 
     def __init__(self, run: Run, slow_s: float) -> None:
-        self._slow_s = slow_s
+        self.slow_s = slow_s
         with directory.lock(run.path) as self._lock:
             control.take(run.path)
             Status.create(run.path, run.config.total_steps)
             super().__init__(run)
 
     def _session(self) -> Session:
-        time.sleep(self._slow_s)
+        time.sleep(self.slow_s)
         return Session(self.run.path, lock=os.dup(self._lock.fileno()))
 
 
@@ -105,12 +96,13 @@ class Night:
         self.met: Counter[str] = Counter()
         self.session: Forked | None = None
         self.begun = time.monotonic()
-        self._undo: list[tuple[float, Callable[[], object]]] = []  # what is to be set right again, and when
+        self.undo: list[tuple[float, Callable[[], object]]] = []  # what is to be set right again, and when
         self._lie: tuple[str, float] | None = None
         self._pointer = self._sessions = 0
-        self._slow_s = 0.0
-        self._paused = self._excused = False
+        self.slow_s = 0.0
+        self.paused = False
         self._mounted = mount
+        self._killed = False
 
     # -- the night -------------------------------------------------------------------------------------------------
 
@@ -120,10 +112,10 @@ class Night:
             for share in sorted(self.draw.random() for _ in range(self.draw.randint(2, 6))):
                 self._start()
                 if self.draw.random() < 0.7:
-                    self._wait(END_S, lambda share=share: self._is_at(share))
-                self._wait(self.draw.uniform(0.0, 0.3))
+                    self.wait(END_S, lambda share=share: self._is_at(share))
+                self.wait(self.draw.uniform(0.0, 0.3))
                 kind = self.draw.choice(kinds)
-                self._say(kind)
+                self.say(kind)
                 self.met[kind] += 1
                 MISFORTUNES[kind](self)
                 if self.run.status()["state"] == "finished":
@@ -138,7 +130,7 @@ class Night:
         """Whether a checkpoint of that share of the run is there, or none will come."""
         newest = max((found.step for found in self.run.checkpoints()), default=0)
         over = self.session is None or self.session.is_over()
-        return over or self._paused or newest >= share * self.fields["total_steps"]
+        return over or self.paused or newest >= share * self.fields["total_steps"]
 
     def _possible(self, kind: str) -> bool:
         """Clock and knocking exclude each other: a lease is a matter of time."""
@@ -158,19 +150,19 @@ class Night:
             self._sessions += 1
             if self._sessions > MAX_SESSIONS:
                 raise Broken("the run does not come to an end")
-            slow_s, self._slow_s = self._slow_s, 0.0
+            slow_s, self.slow_s = self.slow_s, 0.0
             try:
-                self.session, self._paused = Born(self.run, slow_s), False
-                self._say("session")
+                self.session, self.paused = Born(self.run, slow_s), False
+                self.say("session")
             except OSError as error:  # a disk that is full just now
-                self._say(f"no session: {error}")
-                self._wait(0.3)
+                self.say(f"no session: {error}")
+                self.wait(0.3)
 
     def _ended(self) -> None:
         assert self.session is not None
         code, now = self.session.wait(), self.run.status()
-        self.session = None
-        self._say(f"ended {code}: {now['state']}, {now['message']}")
+        self.session, self._killed = None, code == -signal.SIGKILL
+        self.say(f"ended {code}: {now['state']}, {now['message']}")
         if now["state"] in WORKING:
             raise Broken(f"the process is gone, and the status says {now['state']}")
         if code == -signal.SIGKILL and now["state"] != "finished" and "the process was killed" not in now["message"]:
@@ -181,9 +173,9 @@ class Night:
             words = ("No space left", "cannot be reached", "cannot be used", "is not there any more", "did not answer")
             if not any(word in now["message"] for word in words):
                 raise Broken(f"failed: {now['message']}\n{self.run.log(30)}")
-            self._wait(0.3)
+            self.wait(0.3)
 
-    def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Look on; whether `until` came true in time."""
         end = time.monotonic() + seconds
         while not (came := until()) and time.monotonic() < end:
@@ -191,10 +183,10 @@ class Night:
             time.sleep(0.05)
         return came
 
-    def _end_soon(self) -> None:
+    def end_soon(self) -> None:
         """Of a session that was asked to end."""
         session = self.session
-        if session is not None and not self._wait(END_S, session.is_over):
+        if session is not None and not self.wait(END_S, session.is_over):
             raise Broken(f"asked to end, it is still {self.run.status()['state']} after {END_S:.0f} s")
 
     def _to_the_end(self) -> None:
@@ -202,10 +194,10 @@ class Night:
             self._start()
             if self.session is None:
                 return
-            if self._paused:
+            if self.paused:
                 self.run.unpause()
-                self._paused = False
-            if not self._wait(60.0, self.session.is_over):
+                self.paused = False
+            if not self.wait(60.0, self.session.is_over):
                 raise Broken(f"it does not come to an end: {self.run.status()}\n{self.run.log(20)}")
         raise Broken("the run does not come to an end")
 
@@ -213,9 +205,9 @@ class Night:
 
     def _look(self) -> None:
         """Compare what is said with what is."""
-        for moment, undo in list(self._undo):
+        for moment, undo in list(self.undo):
             if time.monotonic() >= moment:
-                self._undo.remove((moment, undo))
+                self.undo.remove((moment, undo))
                 undo()
         now, over = self.run.status(), self.session is None or self.session.is_over()
         said, lie = now["checkpoint"], ""
@@ -244,128 +236,15 @@ class Night:
                     raise Broken(f"the store's pointer went back from {self._pointer} to {step}")
                 self._pointer = step
 
-    # -- misfortunes -----------------------------------------------------------------------------------------------
-
-    def _signal(self, number: int) -> None:
-        if self.session is not None and not self.session.is_over():
-            self.session.kill(number)
-
-    def sigterm(self) -> None:
-        self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)
-        self._end_soon()
-
-    def sigkill(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._end_soon()
-
-    def sighup(self) -> None:
-        self._signal(signal.SIGHUP)
-
-    def _copiers(self) -> list[psutil.Process]:
-        return [p for p in processes_of(self.folder) if "kit.stores" in p.cmdline()]
-
-    def copier_killed(self) -> None:
-        for process in self._copiers():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def stopped(self) -> None:
-        if (session := self.session) is not None and not session.is_over():
-            session.kill(signal.SIGSTOP)
-            self._later(lambda: None if session.is_over() else session.kill(signal.SIGCONT))
-
-    def copier_stopped(self) -> None:
-        for process in self._copiers():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-                self._later(lambda process=process: process.resume() if process.is_running() else None)
-
-    def disk_full(self) -> None:
-        ballast = self.disk / "ballast"
-        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        self._later(lambda: ballast.unlink(missing_ok=True))
-
-    def store_away(self) -> None:
-        away = self.folder / "unplugged"
-        if self.mount.exists():
-            self.mount.rename(away)
-            self._later(lambda: away.rename(self.mount))
-
-    def slow_start(self) -> None:
-        self._slow_s = self.draw.uniform(0.3, 2.0)
-        self.sigkill()
-
-    def clock(self) -> None:
-        move_clock(self.draw.choice(JUMPS_S))
-
-    def pause(self) -> None:
-        self.run.pause()
-        self._paused = True
-        heard = lambda: self.run.status()["state"] not in ("starting", "running")  # noqa: E731
-        if self._undo or self.draw.random() < 0.5:
-            return
-        if not self._wait(END_S, heard):
-            raise Broken(f"asked to pause, it is {self.run.status()['state']} after {END_S:.0f} s")
-        self.unpause()
-
-    def unpause(self) -> None:
-        self.run.unpause()
-        self._paused = False
-
-    def stop(self) -> None:
-        self.run.stop()
-        self._end_soon()
-
-    def checkpoint(self) -> None:
-        self.run.checkpoint()
-
-    def flip(self) -> None:
-        """A bit of a checkpoint that is not the newest, in a file of its own."""
-        for found in self.run.checkpoints()[:-1][-1:]:
-            with contextlib.suppress(OSError):
-                path = self.draw.choice(sorted(found.path.iterdir()))
-                with path.open("r+b") as file:
-                    at = self.draw.randrange(path.stat().st_size)
-                    file.seek(at)
-                    byte = file.read(1)[0] ^ (1 << self.draw.randrange(8))
-                    file.seek(at)
-                    file.write(bytes([byte]))
-
-    def knock(self) -> None:
-        """A second machine wants the run while the first is at work: it is refused. The first stands still meanwhile,
-        so that it does not come to its end."""
-        if self.session is None or self.session.is_over() or (self.run.status()["store"] or {}).get("step") is None:
-            return
-        if self.run.status()["state"] not in ("running", "paused"):
-            return
-        session = self.session
-        session.kill(signal.SIGSTOP)
-        try:
-            there, _ = locate(f"{self.store}/run", str(self.home), None)
-            second = Forked(there)
-            if not second.until(lambda: there.status()["state"] == "failed", END_S) and second.wait() == 0:
-                raise Broken(f"a second machine was let in: {there.status()['message']}")
-            said = there.status()["message"]
-            if "belongs to" not in said and "cannot be" not in said:
-                raise Broken(f"a second machine was refused without saying why: {said!r}")
-        except UserError as error:  # the store is away
-            self._say(f"knocked: {error}")
-        finally:
-            session.kill(signal.SIGCONT)
-            shutil.rmtree(self.home, ignore_errors=True)
-
-    def _later(self, undo: Callable[[], object]) -> None:
-        self._undo.append((time.monotonic() + self.draw.uniform(0.2, 1.5), undo))
+    def later(self, undo: Callable[[], object]) -> None:
+        self.undo.append((time.monotonic() + self.draw.uniform(0.2, 1.5), undo))
 
     # -- after it --------------------------------------------------------------------------------------------------
 
     def _set_right(self) -> None:
-        for _, undo in self._undo:
+        for _, undo in self.undo:
             undo()
-        self._undo.clear()
+        self.undo.clear()
         move_clock(0.0)
 
     def _check(self) -> None:
@@ -377,13 +256,16 @@ class Night:
             lost = [line for line in self.run.log(1000).splitlines() if "damaged" in line]
             if not lost:
                 raise Broken("it ended otherwise than on a quiet night")
-            self._say(f"lost, and said so: {lost}")
-        if not self._wait(END_S, lambda: not processes_of(self.folder)):
+            self.say(f"lost, and said so: {lost}")
+        if not self.wait(END_S, lambda: not processes_of(self.folder)):
             raise Broken(f"left over: {[p.cmdline() for p in processes_of(self.folder)]}, {now['store']}")
         left = [p.name for p in self.run.path.rglob(".*") if p.name.startswith((".building", ".trash", ".sync-stage"))]
         if left:
             raise Broken(f"half-made: {left}")
         if self.store is not None:
+            if self._killed and (now["store"] or {}).get("step") != self.run.checkpoints()[-1].step:
+                self.say("trainer and copier were killed at the end: a resume copies the rest")
+                complete(self.run)
             back, _ = locate(f"{self.store}/run", str(self.home), None)
             if fingerprint(back) != fingerprint(self.run):
                 raise Broken("what is in the store is another run")
@@ -398,42 +280,17 @@ class Night:
         if self._mounted:
             subprocess.run(["umount", "-l", str(self.disk)], check=True)
 
-    def _say(self, event: str) -> None:
+    def say(self, event: str) -> None:
         with contextlib.suppress(Exception):
             now = self.run.status()
             event = f"{event}  [{now['state']} {now['step']}, saved {(now['checkpoint'] or {}).get('step')}]"
         self.events.append(f"{time.monotonic() - self.begun:6.2f}  {event}")
 
 
-MISFORTUNES: dict[str, Callable[[Night], None]] = {
-    name: getattr(Night, name)
-    for name in (
-        "sigterm", "sigkill", "sighup", "copier_killed", "stopped", "copier_stopped", "disk_full", "store_away",
-        "slow_start", "clock", "pause", "unpause", "stop", "checkpoint", "flip", "knock",
-    )
-}  # fmt: skip
-
-
 def result_of(run: Run) -> tuple[str, str]:
     """Fingerprint, and rows of metrics without what depends on the hour."""
     rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
     return fingerprint(run), json.dumps(rows)
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Those that were started for a run below `folder` and live."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if any(str(folder) in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
-
-
-def move_clock(offset_s: float) -> None:
-    if "CLOCK" in os.environ:
-        with Path(os.environ["CLOCK"]).open("r+b") as file:
-            file.write(struct.pack("d", offset_s))
 
 
 def spend(seeds: range, folder: Path, events: bool = False) -> tuple[int, Counter[str]]:

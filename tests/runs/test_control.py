@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -106,3 +107,12 @@ def test_the_first_reason_to_stop_counts() -> None:
     requests.obey("stop")
     requests.stop("SIGTERM")
     assert requests.reason == "stopped on request" and requests.paused
+
+
+def test_a_copier_that_is_gone_is_not_said_to_be_at_work(tmp_path: Path) -> None:
+    run = create(tmp_path, "run")
+    said = {"url": "/store", "step": 64, "time": 0.0, "state": "failing", "error": "starting it again"}
+    (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 61}))
+    assert "no copier is at work" in run.status()["store"]["error"]
+    (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 5}))
+    assert run.status()["store"]["error"] == "starting it again"

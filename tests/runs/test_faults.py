@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import kit
+from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs import training
 from kit.runs.fingerprint import fingerprint
@@ -172,3 +174,14 @@ def test_a_disk_that_is_full_for_a_while(small_disk, tmp_path, algo):
     assert run.status()["state"] == "finished"
     assert fingerprint(run) == fingerprint(quiet)
     assert len(list((run.path / "tb").iterdir())) >= 1
+
+
+def test_a_launch_on_a_full_disk_is_refused_in_a_sentence_and_leaves_nothing(small_disk):
+    disk = small_disk(64)
+    with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(UserError, match="No space left on device"):
+        kit.launch(env="Reach", runs_dir=str(disk / "runs"), run_name="one")
+    (disk / "ballast").unlink()
+    assert not [path for path in disk.rglob("*") if path.name not in ("runs", ".runs")]
