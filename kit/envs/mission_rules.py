@@ -89,8 +89,8 @@ class Rules:
     """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
     keeps what it was paid."""
     holding: float = number(0.03, 0.0, 100.0)
-    """Paid for every second of one attacker in the zone, who may hold nothing yet; for two there four times as much, for
-    three nine times."""
+    """Paid for every second of one attacker in the zone, who may hold nothing yet; for two four times as much, for three
+    nine times."""
     capture: float = number(30.0, 0.0, 100.0)
     """Paid when it has been held long enough, which ends the episode: more than one could earn by standing there."""
     losses: float = number(0.03, 0.0, 100.0)
