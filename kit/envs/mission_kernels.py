@@ -7,8 +7,7 @@ A world is five rows of numbers, all float32; times are ticks of the motion (1/2
     minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
     field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
     discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
-    near       (n, 5) of the obstacle that is nearest to each ground unit and to each defender: no other can be reached
-               within one command, since they lie 6 m apart
+    near       (n, 5) of the one obstacle that each ground unit and each defender can reach within a command
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
 """Places near the zone must differ by much: a tag is a matter of five metres."""
+REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
+"""A unit's radius and how far the fastest gets on the ground within a command: half of what lies between obstacles."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -166,6 +167,17 @@ def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 
 @wp.func
+def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
+    """The obstacle that may be touched within one command from `p`, if there is one: without roots."""
+    found = NOWHERE
+    for k in range(OBSTACLES):
+        to = place(discs[k]) - p
+        far = discs[k, 2] + REACH
+        found = wp.where(wp.dot(to, to) < far * far, discs[k], found)
+    return found
+
+
+@wp.func
 def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
     """Pushed out of `disc`, so that what moves on the ground slides along it."""
     d = wp.vec2(p[0] - disc[0], p[1] - disc[1])
@@ -247,7 +259,7 @@ def look(
             s.obs[w, 10 + i] = a[3] / c.endurance
     for j in range(3):
         d = defenders[j]
-        s.near[w, 2 + j] = nearest(discs, place(d))
+        s.near[w, 2 + j] = within_reach(discs, place(d))
         seen = bool(False)
         for k in range(4):  # who flies sees further and is asked first
             if not seen:
@@ -279,7 +291,7 @@ def look_out(
         s.guard[w, 5 * j + 2] = d[2]
         s.guard[w, 5 * j + 3] = d[3]
         s.guard[w, 5 * j + 4] = minds[j, 0] / wp.max(c.busy, 1.0)
-        disc = s.near[w, 2 + j]
+        disc = nearest(discs, place(d))
         there = wp.sign(disc[2])
         s.guard[w, 27 + 3 * j] = there * (disc[0] - d[0]) * 0.02
         s.guard[w, 28 + 3 * j] = there * (disc[1] - d[1]) * 0.02
