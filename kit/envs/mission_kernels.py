@@ -68,6 +68,8 @@ class Constants:
     leash: float
     memory: float
     threat: float
+    presence: float
+    holding: float
     pay: wp.vec4
 
 
@@ -91,7 +93,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
     given = {f.name: getattr(rules, f.name) for f in fields(rules)}
     found = Constants()
     found.ticks, found.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
-    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat"):
+    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "presence", "holding"):
         setattr(found, name, given[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
         setattr(found, name, given[f"{name}_m"])
@@ -104,7 +106,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
     turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, found.ticks * found.patrol_step / rules.patrol_m
     found.turn_cos, found.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
     found.patrol_cos, found.patrol_sin = math.cos(round_), math.sin(round_)
-    found.pay = wp.vec4(rules.progress / 100.0, rules.holding / MOTION_HZ, rules.capture, -rules.losses)
+    found.pay = wp.vec4(rules.progress / 100.0, 1.0 / MOTION_HZ, rules.capture, -rules.losses)
     return found
 
 
@@ -434,7 +436,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
                 if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
                     holders += 1
             held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
-            there += float(holders * holders)
+            there += c.presence * float(holders) + c.holding * float(holders * (holders - 1))
 
     nearer = float(0.0)
     for i in range(4):

@@ -105,7 +105,7 @@ class PlainMission(gymnasium.Env):
                 nearer += max(far - r.zone_m, 0.0) - max(self.to_zone(x, y) - r.zone_m, 0.0)
         self.terms = (
             r.progress * nearer / 100,
-            r.holding * self.there / MOTION_HZ,
+            self.there / MOTION_HZ,
             r.capture * won,
             -r.losses * self.lost,
         )
@@ -165,7 +165,7 @@ class PlainMission(gymnasium.Env):
                     self.lose(i)
                     d["busy"] = self.busy
         holders = sum(not out and self.to_zone(x, y) <= r.zone_m for x, y, out, _ in self.attackers)
-        self.there += holders**2
+        self.there += r.presence * holders + r.holding * holders * (holders - 1)
         self.held = self.held + 1 if holders >= r.hold_units else max(self.held - 1, 0)
 
     def lose(self, i: int) -> None:
