@@ -17,6 +17,7 @@ from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import films, style
 from kit.ui.chart import chart
+from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import Curve
 
 REFRESH_S = 0.5
@@ -38,7 +39,10 @@ class Dashboard:
         self._played: list[Path] = []
 
     def show(self) -> Self:
-        """Display it under the running cell."""
+        """Display it under the running cell. In a notebook with nobody there (papermill), wait for the run."""
+        if shell_of_notebook() is not None and nobody_there() and self.run is not None:
+            follow(self.run)
+            return self
         from IPython.display import display
 
         self._build(need("ipywidgets", "notebook"))
