@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kit.config import RunConfig
+from kit.runs.finding import local_runs
 from kit.runs.run import Run
 
 papermill = pytest.importorskip("papermill")
@@ -18,8 +19,8 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
-NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps"}
-"""Parameters of the notebooks that look at runs; every other one is a field of RunConfig."""
+NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps"}
+"""Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -166,3 +167,12 @@ def test_a_wrong_parameter_ends_the_notebook_with_one_sentence(workplace: Path) 
     with pytest.raises(papermill.PapermillExecutionError, match=r"algo='PPPO' is unknown"):
         execute("01_train", workplace, algo="PPPO", runs_dir="none")
     assert not (workplace / "none").exists()
+
+
+def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
+    small = {"n_envs": 64, "total_steps": 4096, "branch_steps": 2048, "eval_every": 2048, "checkpoint_every": 2048}
+    shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16})
+    games = {run.name: run for run in local_runs(workplace / "games")}
+    assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
+    assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
+    assert "video/mp4" in shown and "reward/capture" in shown
