@@ -88,20 +88,22 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "jobs.yaml"], env=environment)
     first = Path("runs/jobs-reach-ppo-s7")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    run = kit.Run(first)
-    if run.is_working():  # its process outlives the batch: it is killed too
-        os.kill(run.status()["process"]["pid"], signal.SIGKILL)
+    now = kit.Run(first).status()
+    if now["process"] is not None and kit.Run(first).is_working(now):  # its process outlives the batch: killed too
+        os.kill(now["process"]["pid"], signal.SIGKILL)
     told: list[list[str]] = []
     found = kit.batch("jobs.yaml", on_progress=lambda now: told.append([row["state"] for row in now]))
     assert [row["state"] for row in found] == ["finished", "failed", "finished"], found
     assert "the floor gave way" in found[1]["message"]
     assert told[-1] == [row["state"] for row in found]
-    quiet = create(tmp_path / "quiet", run.name, overrides=SMALL["PPO"], total_steps=960, seed=7, checkpoint_every=320)
+    quiet = create(
+        tmp_path / "quiet", first.name, overrides=SMALL["PPO"], total_steps=960, seed=7, checkpoint_every=320
+    )
     assert Session(quiet.path)() == 0
     assert fingerprint(kit.Run(first)) == fingerprint(quiet)
     with pytest.raises(UserError, match="exists with seed=7, not 8"):
