@@ -64,6 +64,7 @@ class StackedActorCritic(Networks):
 
         self._recordings: dict[Any, Recorded] = {}
         self._device = self.optimizer.data.device
+        self._graphs = self._device.type == "cuda"
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class StackedActorCritic(Networks):
 
     def _run(self, name: Any, function: Any, *given: Any) -> Tensors:
         """`function` of tensors, on a GPU as a recorded graph. What a gradient finds outlasts the next one."""
-        if self._device.type != "cuda":
+        if not self._graphs:
             return tuple(function(*given))
         if name not in self._recordings:
             self._recordings[name] = Recorded(function, self._device, [self.optimizer.grad])
