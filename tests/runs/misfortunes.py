@@ -50,7 +50,7 @@ def sighup(night: Night) -> None:
 
 
 def _copiers(night: Night) -> list[psutil.Process]:
-    return [p for p in processes_of(night.folder) if "kit.stores" in p.cmdline()]
+    return [process for process, words in processes_of(night.folder).items() if "kit.stores" in words]
 
 
 def copier_killed(night: Night) -> None:
@@ -182,14 +182,15 @@ MISFORTUNES: dict[str, Callable[[Night], None]] = {
 }
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Those that were started for a run below `folder` and live."""
-    found = []
+def processes_of(folder: Path) -> dict[psutil.Process, list[str]]:
+    """Those that were started for a run below `folder` and live, and their command lines."""
+    found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any(str(folder) in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+            words = process.cmdline()
+            if any(str(folder) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+                found[process] = words
+    return {process: words for process, words in found.items() if process.pid != os.getpid()}
 
 
 def move_clock(offset_s: float) -> None:

@@ -258,7 +258,7 @@ class Night:
                 raise Broken("it ended otherwise than on a quiet night")
             self.say(f"lost, and said so: {lost}")
         if not self.wait(END_S, lambda: not processes_of(self.folder)):
-            raise Broken(f"left over: {[p.cmdline() for p in processes_of(self.folder)]}, {now['store']}")
+            raise Broken(f"left over: {[*processes_of(self.folder).values()]}, {now['store']}")
         left = [p.name for p in self.run.path.rglob(".*") if p.name.startswith((".building", ".trash", ".sync-stage"))]
         if left:
             raise Broken(f"half-made: {left}")
