@@ -98,7 +98,7 @@ def read(run_path: Path) -> dict[str, Any]:
     """The status as it is now. A run that says it is at work while no process holds its lock was interrupted."""
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
-    silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or 0) > SILENT_S
+    silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or time.time()) > SILENT_S
     if silent and not is_locked(run_path):
         status["store"] = {**store, "state": "failing", "error": "no copier is at work; kit resume copies the rest"}
     if status["state"] in WORKING and not is_locked(run_path):
