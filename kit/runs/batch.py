@@ -54,6 +54,8 @@ class Job:
     """Once it was begun."""
     error: str = ""
     """Why it could not be."""
+    found_at_work: bool = False
+    """Its process is of an earlier time, and may be about to die with that."""
 
     @property
     def path(self) -> Path:
@@ -87,7 +89,8 @@ class Job:
             worker.start(self.run)
             return
         self.run, changes = Run(self.path), self.changes()
-        if not self.run.is_working() and (self.run.status()["state"] != "finished" or "total_steps" in changes):
+        self.found_at_work = self.run.is_working()
+        if not self.found_at_work and (self.run.status()["state"] != "finished" or "total_steps" in changes):
             self.run = api.resume(self.path, background=True, **changes)
 
     def is_working(self) -> bool:
@@ -228,7 +231,9 @@ def _run(jobs: list[Job], at_once: int, tell: Callable[[Results], None]) -> Resu
             tell(Results(job.row() for job in jobs))
             if working:
                 time.sleep(POLL_S)
-            working = [job for job in working if job.is_working()]
+            ended = [job for job in working if not job.is_working()]
+            working = [job for job in working if job not in ended]
+            waiting.extend(job for job in ended if job.found_at_work and job.row()["state"] == "interrupted")
     except KeyboardInterrupt:
         begun = [job.run for job in working if job.run is not None]
         for run in begun:
