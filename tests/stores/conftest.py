@@ -173,3 +173,16 @@ def waiter() -> Callable[..., None]:
         pytest.fail(f"not within {seconds} s: {why or condition}")
 
     return wait
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

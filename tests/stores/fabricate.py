@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from kit.format.manifest import digest
+from kit.stores import Store
 
 
 def make_run(
@@ -113,3 +114,12 @@ def _noise(seed: int, size: int) -> bytes:
 
 def _entry(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def latest(store: Store, name: str = "reach-1") -> int | None:
+    files = store.list(name)
+    return json.loads(store.read(f"{name}/latest.json"))["step"] if f"{name}/latest.json" in files else None
+
+
+def steps(store: Store) -> set[int]:
+    return {int(p.split("step_")[1][:9]) for p in store.list("reach-1/checkpoints") if p.endswith("manifest.json")}

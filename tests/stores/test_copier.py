@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kit.stores import LeaseHeld, Store, StoreError, lease, open_store, pull
 from kit.stores.copier import Copier
 from kit.stores.folder import DirectoryStore
-from kit.stores.hub import HubStore
-from tests.stores.conftest import KINDS
-from tests.stores.fabricate import add_checkpoint, add_frozen, content, make_run, set_status, write_checkpoint
-from tests.stores.hub_server import Fault, HubServer
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.stores.conftest import KINDS, Clock
+from tests.stores.fabricate import add_checkpoint, add_frozen, content, latest, make_run, steps, write_checkpoint
 
 
 @pytest.fixture
@@ -63,15 +47,6 @@ class Liar(DirectoryStore):
 @pytest.fixture
 def liar(tmp_path: Path) -> Liar:
     return Liar(str(tmp_path / "store"), write=True)
-
-
-def latest(store: Store, name: str = "reach-1") -> int | None:
-    files = store.list(name)
-    return json.loads(store.read(f"{name}/latest.json"))["step"] if f"{name}/latest.json" in files else None
-
-
-def steps(store: Store) -> set[int]:
-    return {int(p.split("step_")[1][:9]) for p in store.list("reach-1/checkpoints") if p.endswith("manifest.json")}
 
 
 @pytest.mark.parametrize("store_url", KINDS, indirect=True)
@@ -389,134 +364,3 @@ def test_a_store_ahead_of_this_machine_is_left_alone(run: Path, store: Store, co
     with pytest.raises(StoreError, match=r"holds step 900 of reach-1, newer than step 200 here"):
         Copier(run, store, "me-1").run_pass()
     assert 900 in steps(store)
-
-
-@pytest.fixture
-def hub_copier(run: Path, hub: HubServer, clock: Clock) -> Iterator[Copier]:
-    yield Copier(run, HubStore("hf://me/runs", write=True, sleep=lambda s: None), "me-1", clock=clock)
-
-
-def test_one_commit_per_checkpoint_on_the_hub(run: Path, hub: HubServer, hub_copier: Copier) -> None:
-    """Ten checkpoints, each ready as soon as commits are allowed again: ten commits, and one for the lease."""
-    hub_copier.run_pass()
-    for step in range(300, 1200, 100):
-        add_checkpoint(run, step)
-        hub_copier.run_pass()
-    log = hub.repos["me/runs"].log
-    assert len(log) == 11
-    assert latest(hub_copier.store) == 1000 and steps(hub_copier.store) >= {1000, 1100}, (
-        "verified first, pointed to next"
-    )
-    hub_copier.run_pass()
-    assert latest(hub_copier.store) == 1100 and len(log) == 12
-    assert steps(hub_copier.store) == {1000, 1100}
-    hub_copier.run_pass()
-    assert len(log) == 12, "a commit without news"
-
-
-@pytest.fixture
-def little_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.stores.copier.HISTORY_BYTES", 50_000)
-
-
-def save(run: Path, copier: Copier, steps: Iterable[int]) -> dict[str, Any]:
-    for step in steps:
-        add_checkpoint(run, step)
-        result = copier.run_pass()
-    return result
-
-
-@pytest.mark.usefixtures("little_history")
-def test_a_hub_s_history_is_squashed_before_it_outgrows_what_is_there(
-    run: Path, hub: HubServer, hub_copier: Copier, clock: Clock, tmp_path: Path
-) -> None:
-    """Checkpoints of 24 kB, two of which stay: 44 that came and went would be 1 MB. A session that begins anew, on
-    another machine for all it knows, goes on counting."""
-    sizes = []
-    for step in range(300, 4700, 100):
-        save(run, hub_copier, [step])
-        sizes.append(hub.repos["me/runs"].size)
-        if step % 500 == 0:
-            hub_copier = Copier(run, hub_copier.store, "me-1", clock=clock)
-    held = sum(hub_copier.store.list().values())
-    assert max(sizes) < 7.5 * held and hub.repos["me/runs"].squashed == hub.count("squash") >= 2
-    hub_copier.run_pass()
-    assert latest(hub_copier.store) == 4600
-    assert content(pull(hub_copier.store, None, tmp_path / "back")) == content(run)
-
-
-@pytest.mark.usefixtures("little_history")
-def test_a_history_is_not_squashed_while_another_run_of_the_repository_is_at_work(
-    run: Path, hub: HubServer, clock: Clock
-) -> None:
-    """Wherever in it: the two stores lie below different prefixes."""
-    lab = HubStore("hf://me/runs/lab", write=True, sleep=lambda s: None)
-    lease.acquire(HubStore("hf://me/runs/home", write=True), "another", "rival", clock=clock)
-    copier = Copier(run, lab, "me-1", clock=clock)
-    said = save(run, copier, range(300, 2300, 100))["note"]
-    assert hub.count("squash") == 0 and said.endswith("does no harm: rival is at work in home/another")
-    clock.now += lease.TTL_S + 1
-    assert save(run, copier, range(2300, 3300, 100))["note"] is None
-    assert hub.repos["me/runs"].squashed >= 1
-
-
-@pytest.mark.usefixtures("little_history")
-def test_the_history_of_somebody_s_own_files_is_left_alone(run: Path, hub: HubServer, hub_copier: Copier) -> None:
-    hub.repos["me/runs"].files |= {".gitattributes": b"", "notes/plan.md": b"what I tried"}
-    assert save(run, hub_copier, range(300, 2300, 100))["note"].endswith("does no harm: notes/plan.md is no run's")
-    assert hub.count("squash") == 0
-
-
-@pytest.mark.usefixtures("little_history")
-@pytest.mark.parametrize("fault", [Fault(500), Fault(504, after=True), Fault(403), Fault(cut=True)])
-def test_a_squash_that_fails_is_said_and_does_no_harm(
-    run: Path, hub: HubServer, hub_copier: Copier, fault: Fault
-) -> None:
-    """It is asked once; and again when half as much was put."""
-    hub.fault("squash", Fault(fault.status, fault.after, fault.cut))
-    notes = [save(run, hub_copier, [step])["note"] for step in range(300, 3300, 100)]
-    said = [note for note in notes if note]
-    assert "history of hf://me/runs was not squashed, which does no harm:" in said[0] and notes[-1] is None
-    first = notes.index(said[0])
-    assert all(note == said[0] for note in notes[first : first + 3]), "not asked again at once"
-    assert steps(hub_copier.store) >= {3100, 3200} and hub_copier.run_pass()["step"] == 3200
-
-
-@pytest.mark.usefixtures("little_history")
-def test_what_a_squash_loses_is_put_there_again(
-    run: Path, hub: HubServer, hub_copier: Copier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where it drops a commit that came a moment before."""
-    squash = HubStore.squash
-
-    def careless(store: HubStore) -> None:
-        squash(store)
-        files = hub.repos["me/runs"].files
-        for path in [path for path in files if "step_" in path]:
-            del files[path]
-
-    monkeypatch.setattr(HubStore, "squash", careless)
-    step = 300
-    while not hub.count("squash"):
-        result = save(run, hub_copier, [step])
-        step += 100
-    assert result["step"] == step - 100 and steps(hub_copier.store) == {step - 100}
-
-
-def test_a_finished_run_gets_a_page(run: Path, hub: HubServer, hub_copier: Copier) -> None:
-    pytest.importorskip("matplotlib")
-    hub_copier.run_pass(final=True)
-    files = hub.repos["me/runs"].files
-    assert "README.md" not in files, "the run is not finished"
-    set_status(run, state="finished", success_rate=0.97)
-    hub_copier.run_pass(final=True)
-    files = hub.repos["me/runs"].files
-    page = files["README.md"].decode()
-    assert page.startswith("---\nlibrary_name: kit\n") and "| success rate | 97 % |" in page and "PPO on Reach" in page
-    assert (
-        files["curve.png"].startswith(b"\x89PNG") and files["replay.mp4"] == files["reach-1/videos/step_000000100.mp4"]
-    )
-    hub.repos["me/runs"].files["README.md"] = b"my own words"
-    set_status(run, step=201)
-    hub_copier.run_pass(final=True)
-    assert hub.repos["me/runs"].files["README.md"] == b"my own words"

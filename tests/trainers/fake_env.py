@@ -97,3 +97,19 @@ def rows_of(model: Any) -> list[dict[str, Any]]:
     rows = Rows()
     model.set_logger(Logger(folder=None, output_formats=[rows]))
     return rows.rows
+
+
+def share_rollout(ours: Any, stock: Any) -> None:
+    """Give SB3's model the rollout that ours has collected, and both the same weights."""
+    ours._compute_returns()
+    ours._log_now = True
+    with torch.no_grad():  # weights that have moved since the rollout, so that ratios differ from 1
+        for p in ours.policy.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    stock.policy.load_state_dict(ours.policy.state_dict())
+    theirs, rollout = stock.rollout_buffer, ours.rollout_buffer
+    for name in ("values", "log_probs", "advantages", "returns", "rewards"):
+        getattr(theirs, name)[:] = getattr(rollout, name).numpy()
+    theirs.observations[:] = rollout.obs.numpy()
+    theirs.actions[:] = rollout.actions.reshape(ours.n_steps, ours.n_envs, -1).numpy()
+    theirs.full = True

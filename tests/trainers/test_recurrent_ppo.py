@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sb3_contrib
 import torch
-from fake_env import FakeEnv, trainer
+from fake_env import FakeEnv, share_rollout, trainer
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 
@@ -125,22 +125,12 @@ def assert_same_update(ours: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -
     _, callback = ours._setup_learn(10**6)
     for _ in range(2):
         ours.collect_rollouts(ours.env, callback, ours.rollout_buffer, STEPS)
-    ours._compute_returns()
-    ours._log_now = True
-    with torch.no_grad():  # weights that have moved since the rollout, so that ratios differ from 1
-        for p in ours.policy.parameters():
-            p.add_(0.02 * torch.randn_like(p))
-    stock.policy.load_state_dict(ours.policy.state_dict())
+    share_rollout(ours, stock)
     theirs, rollout = stock.rollout_buffer, ours.rollout_buffer
-    for name in ("values", "log_probs", "advantages", "returns", "rewards"):
-        getattr(theirs, name)[:] = getattr(rollout, name).numpy()
-    theirs.observations[:] = rollout.obs.numpy()
-    theirs.actions[:] = rollout.actions.reshape(STEPS, WORLDS, -1).numpy()
     theirs.episode_starts[1:] = rollout.done[:-1].numpy()
     for name, short in (("actor", "pi"), ("critic", "vf")):
         remembered = rollout.memory.get(name, rollout.memory["actor"]).permute(2, 0, 3, 1, 4).numpy()
         getattr(theirs, f"hidden_states_{short}")[:], getattr(theirs, f"cell_states_{short}")[:] = remembered
-    theirs.full = True
     assert 10 < rollout.done[:-1].sum() < STEPS
     starts = [93, 0, 41]
     mine, others = iter(starts), iter(starts)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import stable_baselines3 as sb3
 import torch
-from fake_env import FakeEnv, trainer
+from fake_env import FakeEnv, share_rollout, trainer
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -53,18 +53,7 @@ def pair(algo: str, action_space: spaces.Space | None = None, **kwargs: Any) -> 
         model.set_logger(quiet)
     _, callback = ours._setup_learn(STEPS * WORLDS)
     ours.collect_rollouts(ours.env, callback, ours.rollout_buffer, STEPS)
-    ours._compute_returns()
-    ours._log_now = True
-    with torch.no_grad():  # weights that have moved since the rollout, so that ratios differ from 1
-        for p in ours.policy.parameters():
-            p.add_(0.02 * torch.randn_like(p))
-    stock.policy.load_state_dict(ours.policy.state_dict())
-    theirs, rollout = stock.rollout_buffer, ours.rollout_buffer
-    for name in ("values", "log_probs", "advantages", "returns", "rewards"):
-        getattr(theirs, name)[:] = getattr(rollout, name).numpy()
-    theirs.observations[:] = rollout.obs.numpy()
-    theirs.actions[:] = rollout.actions.reshape(STEPS, WORLDS, -1).numpy()
-    theirs.full = True
+    share_rollout(ours, stock)
     return ours, stock
 
 
