@@ -73,6 +73,7 @@ class Mission(Task):
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         from kit.envs import mission_kernels as kernels  # here: Warp takes a second to load
+        from kit.envs import mission_worlds
         from kit.sim.kernels import beside_torch, compiling, numbered, wp
 
         super().build(n, numbered(device), threads)
@@ -98,7 +99,7 @@ class Mission(Task):
         self._beside = beside_torch
         self._pictures: dict[tuple[int, int], Any] = {}
         with beside_torch(self.device), compiling("the game"):
-            worlds, constants = kernels.Worlds(), kernels.constants(self.rules, guarded)
+            worlds, constants = mission_worlds.Worlds(), mission_worlds.constants(self.rules, guarded)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(worlds, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
             worlds.obs, worlds.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)

@@ -5,8 +5,8 @@ A shape is known by its distance from the pixel's middle, so that edges are smoo
 
 from __future__ import annotations
 
-from kit.envs.mission_kernels import Discs, hidden, place
 from kit.envs.mission_rules import ARENA_M, OBSTACLES
+from kit.envs.mission_worlds import Discs, hidden, place
 from kit.sim.kernels import wp
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES})
