@@ -11,7 +11,6 @@ import gymnasium
 import mujoco
 import numpy as np
 import torch
-from torch.linalg import vecdot
 
 from kit.envs.joystick_models import CAMERAS, FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
@@ -28,6 +27,8 @@ STEPS_PER_S = (1.25, 1.5)
 """Of each foot, by the gait clock."""
 START_M, START_SPEED = 0.5, 0.5
 """Half widths of the uniform start position, m, and of the six base velocities, m/s and rad/s."""
+SUCCESS_MPS = 0.25
+"""Mean velocity error of an episode, m/s, below which the robot has followed."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
 """Half width of the uniform noise on what is observed, in its units."""
 
@@ -47,11 +48,15 @@ class Joystick(MujocoTask):
     vary on every simulator. Friction, masses and joints vary, anew in every episode, where worlds have a model of
     their own: on MuJoCo Warp. In C all worlds share one model, as compiled.
 
+    An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
+    on average. The return is no proof of that: a Go1 that stands still earns two thirds of what one that trots does.
+
     What a world remembers from step to step is in `_memory`, columns of one tensor; random numbers come from the env's
     generator, all of a step at once.
     """
 
     episode_steps = 1000
+    score = "success_rate"
     cameras = CAMERAS
 
     rewards: ClassVar[Rewards]
@@ -107,13 +112,14 @@ class Joystick(MujocoTask):
         self._widths = {
             "command": 3, "action": joints, "previous_action": joints, "noise": len(self._noise_width),
             "air_time": feet, "last_contact": feet, "peak": feet, "phase": feet, "phase_rate": 1,
-            "command_left": 1, "push_left": 1,
+            "errors": 3, "command_left": 1, "push_left": 1,
         }  # fmt: skip
         self._all_memory = torch.zeros(n, sum(self._widths.values()), dtype=sim.dtype, device=sim.device)
         self._memory = memory = self._named(self._all_memory)
         self.command, self.action, self.previous_action = memory["command"], memory["action"], memory["previous_action"]
         self.air_time = memory["air_time"]  # seconds since the foot was last on the ground
         self.phase = memory["phase"]  # rad in [-π, π)
+        self._errors = memory["errors"]  # sums over an episode's steps: velocity, m/s; turning, rad/s; 1
         self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
 
     def _named(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -163,6 +169,12 @@ class Joystick(MujocoTask):
             self._push(due[:, 1:], push)
         torch.add(self.home, action, alpha=ACTION_SCALE_RAD, out=self.sim.ctrl)
 
+    def advance(self, action: torch.Tensor) -> None:
+        super().advance(action)
+        velocity = (self.command[:, :2] - self.sensor("linvel_b")[:, :2]).norm(dim=1)
+        turning = (self.command[:, 2] - self.sensor("gyro_b")[:, 2]).abs()
+        self._errors.add_(torch.stack([velocity, turning, torch.ones_like(turning)], 1))
+
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
         """In the worlds of `due` (n, 1)."""
         self.command.copy_(torch.where(due, self.next_command(command), self.command))
@@ -208,6 +220,7 @@ class Joystick(MujocoTask):
         self.moving = self.command.norm(dim=1) > 0.01
         """Whether the command asks for any motion, (n,) bool."""
         self._fallen = self.has_fallen()
+        self._mean_errors = self._errors[:, :2] / self._errors[:, 2:].clamp(min=1.0)
 
     def has_fallen(self) -> torch.Tensor:
         """(n,) bool."""
@@ -229,22 +242,28 @@ class Joystick(MujocoTask):
         ], dim=1)  # fmt: skip
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        terms = torch.stack([term(self) for _, term in self.rewards.values()], 1)
-        return vecdot(terms, self._weights).clamp_(min=self.least_reward)
+        self._paid = torch.stack([term(self) for _, term in self.rewards.values()], 1).mul_(self._weights)
+        return self._paid.sum(1).clamp_(min=self.least_reward)
 
     def terminated(self) -> torch.Tensor:
         return self._fallen
 
+    def success(self) -> torch.Tensor:
+        return ~self._fallen & (self._mean_errors[:, 0] < SUCCESS_MPS)
+
     def info(self) -> dict[str, torch.Tensor]:
-        moving = (self.command[:, :2] - self.sensor("linvel_b")[:, :2]).norm(dim=1)
-        return {"velocity_error": moving, "turning_error": (self.command[:, 2] - self.sensor("gyro_b")[:, 2]).abs()}
+        """Errors are means over the episode so far, m/s along the ground and rad/s. Terms are what each was worth
+        before `least_reward`."""
+        velocity, turning = self._mean_errors.unbind(1)
+        paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
+        return {"velocity_error": velocity, "turning_error": turning, "falls_per_minute": self._fallen, **paid}
 
     def state(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self._memory.items()}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in self._memory.items():
-            value.copy_(state[name].view_as(value))
+            value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
 
     # What the rewards look at, all of leading size n.
 
