@@ -144,8 +144,9 @@ class Joystick(MujocoTask):
         fresh["command_left"][:] = self.command_duration(command_left)
         fresh["push_left"][:] = between(push_left, *PUSH_EVERY_S)
         torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
-        fresh["phase"][:, 1::2] = -math.pi  # half a step apart
         fresh["phase_rate"][:] = 2 * math.pi * between(phase_rate, *STEPS_PER_S)
+        fresh["phase"][:, 1::2] = -math.pi  # half a step apart
+        fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # so, after the first step
         self._all_memory.copy_(torch.where(mask.unsqueeze(1), all_fresh, self._all_memory))
         if self._worlds is not None:
             self._worlds.draw(mask)
@@ -158,7 +159,7 @@ class Joystick(MujocoTask):
         memory["peak"].copy_(self.swing_peak.masked_fill(self.contact, 0.0))
         memory["last_contact"].copy_(self.contact)
         if self.clocked:
-            self.phase.add_(memory["phase_rate"] * CONTROL_DT_S + math.pi).remainder_(2 * math.pi).sub_(math.pi)
+            self.phase.copy_(wrapped(self.phase + memory["phase_rate"] * CONTROL_DT_S))
         self.previous_action.copy_(self.action)
         self.action.copy_(action)
         torch.addcmul(self._least_noise, noise, self._noise_width, out=memory["noise"])
@@ -280,9 +281,15 @@ class Joystick(MujocoTask):
         return self.sim.qpos[:, 7:]
 
     @property
-    def feet_force(self) -> torch.Tensor:
+    def feet_force_w(self) -> torch.Tensor:
         """Force between feet and ground (n, feet, 3), N."""
         return self._feet_contact[..., 1:]
+
+    @property
+    def heading_w(self) -> torch.Tensor:
+        """Where the robot faces along the ground, unit vectors (n, 2)."""
+        ahead: torch.Tensor = self.sim.site_xmat[:, self._base_site, :2, 0]
+        return ahead / ahead.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
     def indices(self, values: list[int]) -> torch.Tensor:
         """On the device once: a list as an index is sent there each time, and the GPU is waited for."""
@@ -294,6 +301,11 @@ class Joystick(MujocoTask):
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
         """(n, ...)"""
         return between(self.chances(math.prod(shape[1:]))[0].view(shape), low, high)
+
+
+def wrapped(angle: torch.Tensor) -> torch.Tensor:
+    """The same angle in [-π, π)."""
+    return (angle + math.pi).remainder(2 * math.pi) - math.pi
 
 
 def between(chance: torch.Tensor, low: float, high: float) -> torch.Tensor:

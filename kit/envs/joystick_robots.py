@@ -21,7 +21,7 @@ class G1Joystick(Joystick):
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
         "tracking_ang_vel": (0.75, r.tracking_ang_vel),
         "ang_vel_xy": (-0.15, r.ang_vel_xy),
-        "orientation": (-2.0, r.orientation),
+        "orientation": (-2.0, r.orientation_leaning),
         "feet_air_time": (2.0, r.feet_air_time),
         "feet_slip": (-0.25, r.feet_slip_base),
         "feet_phase": (1.0, r.feet_phase),

@@ -183,6 +183,30 @@ def test_costs_by_hand(go1):
     assert r.dof_pos_limits(task)[0] == pytest.approx(0.025 * (0.863 * 2), rel=1e-6)
 
 
+def test_the_humanoid_leans_ahead_wherever_that_is(g1):
+    qpos = stand(g1)
+    half_yaw = torch.tensor([0.0, 0.5, 1.0, -0.3]) * math.pi / 2
+    qpos[:, 3], qpos[:, 6] = half_yaw.cos(), half_yaw.sin()
+    stand(g1, qpos)
+    assert g1.task.heading_w[1].tolist() == pytest.approx([0, 1])
+    assert (r.orientation_leaning(g1.task) < 1e-5).all(), "at home"
+    g1.task.sensor("torso_up_w")[:] = torch.tensor([0.0, 0.0, 1.0])
+    assert r.orientation_leaning(g1.task).tolist() == pytest.approx([0.073**2] * 4)
+
+
+def test_what_a_foot_bears_is_what_presses_on_the_ground(g1):
+    g1.task._feet_contact[:, :, 1:] = torch.tensor([[400.0, 300.0, -510.0], [0.0, 0.0, -499.0]])  # N, world
+    assert r.contact_force(g1.task).tolist() == [10.0] * 4
+
+
+def test_the_gait_clock_begins_with_the_first_step(g1):
+    g1.reset(seed=0)
+    for step in range(2):
+        g1.step(torch.zeros(4, 29))
+        swung = g1.task._memory["phase_rate"] * CONTROL_DT_S * step
+        assert torch.allclose(g1.task.phase, torch.cat([swung, swung - math.pi], 1), atol=1e-9)
+
+
 def test_swing_curve():
     phase = torch.tensor([-1.0, -0.5, 0.0, 0.5, 0.999999]) * math.pi
     assert torch.allclose(r.swing(phase, 0.15), 0.15 * torch.tensor([0.0, 0.5, 1.0, 0.5, 0.0]), atol=1e-4)
