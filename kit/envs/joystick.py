@@ -12,7 +12,8 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.envs.joystick_models import CAMERAS, FEET, SITE_BASE
+from kit.envs import joystick_pictures as pictures
+from kit.envs.joystick_models import FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
 from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
@@ -57,8 +58,9 @@ class Joystick(MujocoTask):
 
     episode_steps = 1000
     score = "success_rate"
-    cameras = CAMERAS
+    cameras = pictures.CAMERAS
 
+    scene: pictures.Scene
     rewards: ClassVar[Rewards]
     """The reward of a step is their weighted sum times its 0.02 seconds."""
     least_reward = -math.inf
@@ -265,6 +267,9 @@ class Joystick(MujocoTask):
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in self._memory.items():
             value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        return self.sim.render(cameras, height, width, shadows=True, poses=pictures.poses(self, self.scene))
 
     # What the rewards look at, all of leading size n.
 
