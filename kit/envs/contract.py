@@ -43,7 +43,7 @@ class BatchEnv(ABC):
     film_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of the task's own `info`."""
+    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     snapshots: bool = True

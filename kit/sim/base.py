@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -93,14 +94,23 @@ class Simulator(ABC):
                 "build it with the same model and number of envs."
             )
 
-    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`."""
+    def render(
+        self,
+        cameras: tuple[str, ...],
+        height: int,
+        width: int,
+        *,
+        shadows: bool = False,
+        poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> torch.Tensor:
+        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`.
+        `poses`: fields of MjData, such as "geom_xpos" (n, geoms, 3), to be drawn in place of the worlds' own."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
             self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
-        return self._renderers[key].render({name: self.field(name) for name in POSES})
+        return self._renderers[key].render({name: self.field(name) for name in POSES} | dict(poses))
 
     def close(self) -> None:
         """Give back threads and memory."""
