@@ -93,14 +93,21 @@ class Simulator(ABC):
                 "build it with the same model and number of envs."
             )
 
-    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`."""
+    def render(
+        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
+        worlds: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Pictures of every world, or of those numbered `worlds` (k,), uint8 (n or k, len(cameras), height, width, 3),
+        RGB. People's eyes like `shadows`."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
             self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
-        return self._renderers[key].render({name: self.field(name) for name in POSES})
+        poses = {name: self.field(name) for name in POSES}
+        if worlds is not None:
+            poses = {name: value.index_select(0, worlds) for name, value in poses.items()}
+        return self._renderers[key].render(poses)
 
     def close(self) -> None:
         """Give back threads and memory."""
