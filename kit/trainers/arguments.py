@@ -35,7 +35,7 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
     that it does not have, or whose value is of a wrong type."""
     parameters = inspect.signature(algorithm.stock).parameters
-    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
+    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
     valid = [*known, "normalize"]
     result: dict[str, Any] = {}
     for name, value in overrides.items():
