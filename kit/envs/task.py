@@ -93,7 +93,8 @@ class Task(ABC):
 
     def info(self) -> dict[str, torch.Tensor]:
         """Further figures to report, each (n,). Evaluations say how often the yes-or-no ones are true at an episode's
-        end, and what those called "reward/NAME", the terms of the reward, come to in an episode."""
+        end, what those called "reward/NAME", the terms of the reward, come to in an episode, and where others with a
+        "/" in their name, such as "shift/profit_per_hour", stand at its end."""
         return {}
 
     def state(self) -> dict[str, torch.Tensor]:

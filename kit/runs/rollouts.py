@@ -38,8 +38,9 @@ class Evaluator:
 
     def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
-        what `evaluate` does, the task's further rates, such as Reach's within_5cm, and what each term of its reward,
-        such as "reward/progress", came to in an episode; or None if `should_stop`."""
+        what `evaluate` does, the task's further rates, such as Reach's within_5cm, its account of the episode, such as
+        Dishwashing's "shift/profit_per_hour", and what each term of its reward, such as "reward/progress", came to in
+        an episode; or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)
@@ -47,7 +48,7 @@ class Evaluator:
         memory, begun = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
         finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
         returns, lengths = [], []
-        rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end, and terms
+        rates: dict[str, list[torch.Tensor]] = {}  # at an episode's end
         totals: dict[str, torch.Tensor] = {}
         while bool((finished < self.per_world).any()):
             if should_stop():
@@ -61,7 +62,7 @@ class Evaluator:
             for name, value in info.items():
                 if name.startswith("reward/"):
                     value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
-                elif name == "final_obs" or value.dtype is not torch.bool or value.ndim != 1:
+                elif name == "final_obs" or value.ndim != 1 or not ("/" in name or value.dtype is torch.bool):
                     continue
                 rates.setdefault(name, []).append(value[counted])
             begun = done

@@ -93,14 +93,19 @@ class Simulator(ABC):
                 "build it with the same model and number of envs."
             )
 
-    def render(self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`."""
+    def render(
+        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
+        colours: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`.
+        `colours` (n, ngeom, 4): each world's own, in place of the model's."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
             self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
-        return self._renderers[key].render({name: self.field(name) for name in POSES})
+        own = {} if colours is None else {"geom_rgba": colours}
+        return self._renderers[key].render({name: self.field(name) for name in POSES} | own)
 
     def close(self) -> None:
         """Give back threads and memory."""
