@@ -95,17 +95,21 @@ class Simulator(ABC):
 
     def render(
         self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
-        colours: torch.Tensor | None = None,
+        worlds: torch.Tensor | None = None, colours: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`.
-        `colours` (n, ngeom, 4): each world's own, in place of the model's."""
+        """Pictures of every world, or of those numbered `worlds` (k,), uint8 (n or k, len(cameras), height, width, 3),
+        RGB. People's eyes like `shadows`. `colours` (n, ngeom, 4): each world's own, in place of the model's."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
             self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
-        own = {} if colours is None else {"geom_rgba": colours}
-        return self._renderers[key].render({name: self.field(name) for name in POSES} | own)
+        poses = {name: self.field(name) for name in POSES}
+        if colours is not None:
+            poses["geom_rgba"] = colours
+        if worlds is not None:
+            poses = {name: value.index_select(0, worlds) for name, value in poses.items()}
+        return self._renderers[key].render(poses)
 
     def close(self) -> None:
         """Give back threads and memory."""

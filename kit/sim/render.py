@@ -58,29 +58,32 @@ class Renderer:
             self._still = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
 
     def render(self, poses: Mapping[str, Poses]) -> torch.Tensor:
-        """RGB pictures, uint8 (n, cameras, height, width, 3), on the renderer's device.
+        """RGB pictures, uint8 (k, cameras, height, width, 3), on the renderer's device.
 
-        `poses` holds the fields `POSES` of MjData with a leading axis of n worlds: positions (n, count, 3), rotations
-        (n, count, 3, 3) or (n, count, 9); those of viewer's cameras stand after those of the model's. It may hold
-        "geom_rgba" (n, ngeom, 4), each world's own colours. float32 tensors on the device are read in place.
+        `poses` holds the fields `POSES` of MjData with a leading axis of k worlds, n at most: positions (k, count, 3),
+        rotations (k, count, 3, 3) or (k, count, 9); those of viewer's cameras stand after those of the model's. It
+        may hold "geom_rgba" (k, ngeom, 4), each world's own colours. float32 tensors on the device are read in place.
         """
+        k = len(poses["cam_xpos"])
+        if k > self.n:
+            raise ValueError(f"poses of {k} worlds for a renderer of {self.n}")
         with beside_torch(self.device), nullcontext() if self._drawn else compiling("the renderer"):
             seen = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
             # The part of a mujoco_warp Data that its renderer reads:
-            scene = SimpleNamespace(nworld=self.n, flexvert_xpos=self._still, **seen)
+            scene = SimpleNamespace(nworld=k, flexvert_xpos=self._still, **seen)
             own = poses.get("geom_rgba")
             self._model.geom_rgba = self._geom_rgba if own is None else self._warp(own, wp.vec4)
             mjw.refit_bvh(self._model, scene, self._context)
             mjw.render(self._model, scene, self._context)
         self._drawn = True
-        bgra = self._pixels.view(torch.uint8).view(self.n, len(self.cameras), self.height, self.width, 4)
+        bgra = self._pixels[:k].view(torch.uint8).view(k, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
     def _warp(self, values: Poses, dtype: Any) -> Any:
         tensor = torch.as_tensor(values).to(self.device, torch.float32).contiguous()
         if tensor.numel() == 0:  # a model without lights
-            return wp.zeros((self.n, 0), dtype=dtype)
-        return wp.from_torch(tensor.view(self.n, -1, *dtype._shape_), dtype=dtype)
+            return wp.zeros((len(tensor), 0), dtype=dtype)
+        return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
         """For every view its column in `cam_xpos` and its vertical field of view in degrees."""
@@ -167,4 +170,4 @@ def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: 
         position, rotation = pose_of(camera, model, data)
         poses["cam_xpos"] = np.vstack([data.cam_xpos, position])
         poses["cam_xmat"] = np.vstack([data.cam_xmat, rotation])
-    return renderer.render(poses)[0, 0]
+    return renderer.render({name: values[None] for name, values in poses.items()})[0, 0]

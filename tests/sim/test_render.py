@@ -126,3 +126,11 @@ def test_the_default_camera_follows_a_robot_that_has_none():
     data.qpos[:3] = 30.0, -4.0, 2.0
     mujoco.mj_forward(model, data)
     assert np.allclose(red(render_data(model, data, height=41, width=41)).mean(0), 20.0, atol=0.5)
+
+
+def test_some_worlds_are_drawn_as_all_are(ball):
+    worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
+    renderer = Renderer(ball, 3, ("eye",), 40, 40)
+    every = renderer.render(poses(*worlds))
+    assert torch.equal(renderer.render(poses(worlds[2], worlds[0])), every[[2, 0]])
+    assert torch.equal(renderer.render(poses(*worlds)), every)
