@@ -138,21 +138,20 @@ class Dishwashing(MujocoTask):
             self.dirt.clamp_(min=0.0)
             hardest_n = torch.maximum(hardest_n, force_n)
             energy_j += seconds * (self._motors * self._velocity).abs().sum(1)
-        self._settle(there, before, hardest_n, energy_j)
+        self._hardest_n = hardest_n
+        self._settle(there, before, energy_j)
         self._change(there)
 
-    def _settle(
-        self, there: torch.Tensor, before: torch.Tensor, hardest_n: torch.Tensor, energy_j: torch.Tensor
-    ) -> None:
+    def _settle(self, there: torch.Tensor, before: torch.Tensor, energy_j: torch.Tensor) -> None:
         """What became of the plates in this step, and the money."""
         rules, dt_s = self.rules, self.control_dt_s
         left = self.dirt.sum(1)
         self._time_s += dt_s * there
-        broken = there & (hardest_n > rules.force_limit_n)
+        broken = there & (self._hardest_n > rules.force_limit_n)
         clean = there & ~broken & (left <= rules.clean_share * self._first_dirt)
         rejected = there & ~broken & ~clean & (self._time_s >= rules.patience_s)
         enough = rules.clean_share * self._first_dirt
-        progress = (before - torch.maximum(left, enough)) / (self._first_dirt - enough)
+        progress = (torch.maximum(before, enough) - torch.maximum(left, enough)) / (self._first_dirt - enough)
         self._paid_usd += rules.price_usd * rules.advance * progress
         happened = economy.Happened(progress, self._paid_usd, clean, broken, rejected, energy_j, dt_s)
         self._terms_usd = economy.money(rules, happened)
