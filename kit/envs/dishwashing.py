@@ -10,10 +10,7 @@ import numpy as np
 import torch
 
 from kit.envs import dirt, economy
-from kit.envs.dishwashing_model import (
-    CAMERAS, CHINA_RGB, DIRT, FORCE, FRICTION, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, PLATE, REACH_M, WELL,
-    WELL_M, build_model, cells,
-)  # fmt: skip
+from kit.envs import dishwashing_model as scene
 from kit.envs.dishwashing_rules import Rules
 from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
@@ -32,7 +29,8 @@ TURN_M, EDGE_M = 0.04, 0.095
 
 
 class Dishwashing(MujocoTask):
-    """A shift at the sink: a sponge on a tool rubs plates clean, one after the other, 10 times a second told what to do.
+    """A shift at the sink: a sponge on a tool rubs plates clean, one after the other. It is told what to do 10 times a
+    second.
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
     upward (-1) to 60 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
@@ -40,41 +38,42 @@ class Dishwashing(MujocoTask):
     into its rim. Then the tool is lifted by itself and a lift brings the next plate. An episode is a shift; it has no
     end of its own. The reward is money (`kit.envs.economy`) in units of ten cents. `Rules` has every constant.
 
-    What is seen:  2  sponge's place, x and y, of the way that it can go       2  plate's middle, likewise
-                   1  its height above the plate, of the tool's travel         2  sponge to plate, 12 cm      
-                   3  its velocity, of the most                               52  thickness of the dirt in each cell
-                   1  contact force, of what breaks a plate                    2  to dirt near the sponge, 12 cm      
-                   1  plate is there                                           1  dirt under the sponge
-                   1  share of the dirt that is left                           1  time with this plate, of the patience
+    What is seen, the left column first, places along x and y:
+        2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm
+        1   its height, of the tool's travel                1   contact force, of what breaks a plate
+        3   its velocity, of the most along x and y         1   dirt under the sponge
+        2   the plate's place, like the sponge's            1   a plate is there
+        2   from the sponge to the plate, 12 cm             1   share of the dirt that is left
+       52   thickness of the dirt in each cell              1   time with this plate, of the patience
 
-    "Dirt near the sponge" is the mean of where dirt is, weighted by its thickness and by 1 / (r² + a²)², with r its
-    distance from the sponge and a the sponge's radius.
+    "Dirt near it" is the mean of where dirt is, weighted by its thickness and by 1 / (r² + a²)², with r the distance
+    from the sponge and a the sponge's radius.
     """
 
     name = "Dishwashing"
     substeps = 20
     film_speed = 2.0
-    cameras = CAMERAS
+    cameras = scene.CAMERAS
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:
         """`options` are those of `Rules`."""
         self.rules = Rules.of(options)
-        self.model = build_model()
+        self.model = scene.build_model()
         self.episode_steps = round(self.rules.shift_s / self.control_dt_s)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (len(cells()) + 17,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (len(scene.cells()) + 17,), np.float32)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         model, n = self.model, sim.n
-        self._cells = torch.as_tensor(cells(), dtype=sim.dtype, device=sim.device)
+        self._cells = torch.as_tensor(scene.cells(), dtype=sim.dtype, device=sim.device)
         # Views of the simulator's memory, always current:
         self._sponge, self._velocity = sim.qpos[:, :3], sim.qvel[:, :3]
-        self._middle_w = sim.mocap_pos[:, model.body(PLATE).mocapid[0]]
+        self._middle_w = sim.mocap_pos[:, model.body(scene.PLATE).mocapid[0]]
         self._motors = sim.actuator_force
         self._drag_n = sim.qfrc_applied[:, :2]
-        self._contact = sim.sensordata[:, model.sensor(FORCE).adr[0] + 3]
+        self._contact = sim.sensordata[:, model.sensor(scene.FORCE).adr[0] + 3]
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(n, *shape, dtype=sim.dtype, device=sim.device)
@@ -85,9 +84,9 @@ class Dishwashing(MujocoTask):
         self._waiting_s, self._time_s, self._first_dirt, self._paid_usd, self._is_broken = rest.unbind(1)
         self.ledger = zeros(len(economy.LEDGER))
         self._terms_usd = zeros(len(economy.TERMS))
-        dirts = [model.geom(DIRT.format(number)).id for number in range(len(self._cells))]
+        dirts = [model.geom(scene.DIRT.format(number)).id for number in range(len(self._cells))]
         self._dirt_geoms = slice(dirts[0], dirts[-1] + 1)
-        self._well_geom = model.geom(WELL).id
+        self._well_geom = model.geom(scene.WELL).id
         self._rgba = torch.as_tensor(model.geom_rgba, device=sim.device).expand(n, -1, -1).contiguous()
 
     # -- plates ----------------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ class Dishwashing(MujocoTask):
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         sim, n, self._generator = self.sim, self.n, generator
         start = torch.rand(n, 2, generator=generator, dtype=sim.dtype, device=sim.device)
-        qpos = torch.full((n, 3), HOVER_M, dtype=sim.dtype, device=sim.device)
+        qpos = torch.full((n, 3), scene.HOVER_M, dtype=sim.dtype, device=sim.device)
         qpos[:, :2] = START_M * (2 * start - 1)
         self._serve(mask)
         self._waiting_s.masked_fill_(mask, 0.0)
@@ -107,7 +106,7 @@ class Dishwashing(MujocoTask):
         """A new plate in the worlds of `mask` (n,)."""
         shape = self.n, dirt.NUMBERS + 2
         chance = torch.rand(shape, generator=self._generator, dtype=self.sim.dtype, device=self.device)
-        served = dirt.serve(chance[:, 2:], self._cells, WELL_M)
+        served = dirt.serve(chance[:, 2:], self._cells, scene.WELL_M)
         new = torch.zeros_like(self.plate)
         new[:, :2] = self.rules.offset_m * (2 * chance[:, :2] - 1)
         new[:, 2], new[:, 4] = self._waiting_s, served.sum(1)
@@ -116,9 +115,9 @@ class Dishwashing(MujocoTask):
 
     def act(self, action: torch.Tensor) -> None:
         there = self._waiting_s <= 0
-        press_n = (MOST_PRESS_N + LIFT_N) / 2 * (action[:, 2] + 1) - LIFT_N
-        self.sim.ctrl[:, :2] = MOST_SPEED_MPS * action[:, :2]
-        self.sim.ctrl[:, 2] = torch.where(there, press_n, -LIFT_N)
+        press_n = (scene.MOST_PRESS_N + scene.LIFT_N) / 2 * (action[:, 2] + 1) - scene.LIFT_N
+        self.sim.ctrl[:, :2] = scene.MOST_SPEED_MPS * action[:, :2]
+        self.sim.ctrl[:, 2] = torch.where(there, press_n, -scene.LIFT_N)
 
     def advance(self, action: torch.Tensor) -> None:
         self.act(action)
@@ -129,7 +128,7 @@ class Dishwashing(MujocoTask):
             self.sim.step(self.substeps // LOOKS)
             force_n = self._contact.abs() * there
             speed_mps = self._velocity[:, :2].norm(dim=1)
-            drag = FRICTION * force_n / (speed_mps + SLOW_MPS)  # Coulomb's, made smooth where the sponge rests
+            drag = scene.FRICTION * force_n / (speed_mps + SLOW_MPS)  # Coulomb's, made smooth where the sponge rests
             torch.mul(self._velocity[:, :2], -drag.unsqueeze(1), out=self._drag_n)
             on_plate = self._sponge[:, :2] - self._place
             self.dirt -= dirt.rubbed(
@@ -189,13 +188,13 @@ class Dishwashing(MujocoTask):
         under = (self.dirt * (1 - away / rules.sponge_m**2).clamp(min=0.0)).sum(1)
         return torch.cat(
             [
-                self._sponge[:, :2] / REACH_M,  # 2
-                self._sponge[:, 2:] / HOVER_M,  # 1
-                self._velocity / MOST_SPEED_MPS,  # 3
-                self._place / REACH_M,  # 2
-                (self._place - self._sponge[:, :2]) / WELL_M,  # 2
+                self._sponge[:, :2] / scene.REACH_M,  # 2
+                self._sponge[:, 2:] / scene.HOVER_M,  # 1
+                self._velocity / scene.MOST_SPEED_MPS,  # 3
+                self._place / scene.REACH_M,  # 2
+                (self._place - self._sponge[:, :2]) / scene.WELL_M,  # 2
                 self.dirt,  # 52
-                towards / WELL_M,  # 2
+                towards / scene.WELL_M,  # 2
                 torch.stack([
                     self._contact.abs() / rules.force_limit_n,
                     under,
@@ -220,9 +219,9 @@ class Dishwashing(MujocoTask):
         return {**paid, **{f"shift/{name}": value for name, value in shift.items()}}
 
     def colours(self) -> torch.Tensor:
-        """Of every shape in every world, (n, ngeom, 4): dirt the browner the thicker it is, and none where it is gone."""
+        """Of every shape in every world, (n, ngeom, 4): dirt the browner the thicker, and none where it is gone."""
         left = self.dirt.unsqueeze(2)
-        sauce, china = (torch.tensor(rgb, device=self.device, dtype=left.dtype) for rgb in (SAUCE_RGB, CHINA_RGB))
+        sauce, china = (torch.tensor(rgb, device=self.device, dtype=left.dtype) for rgb in (SAUCE_RGB, scene.CHINA_RGB))
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * left.sqrt()
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > 0.01).to(left.dtype)
         broken = torch.tensor(BROKEN_RGB, device=self.device, dtype=left.dtype)
@@ -233,8 +232,8 @@ class Dishwashing(MujocoTask):
         return self.sim.render(cameras, height, width, shadows=True, colours=self.colours())
 
     def wipe(self, press_n: float = 30.0, speed_mps: float = 0.3) -> torch.Tensor:
-        """What a plain machine would do, an action (n, 3): with one pressure and one speed along a spiral from the plate's
-        middle to its rim, once around, and back, wherever there is dirt. It is told where the plate lies."""
+        """What a plain machine would do, an action (n, 3): with one pressure and one speed along a spiral from the
+        plate's middle to its rim, once around, and back, wherever there is dirt. It is told where the plate lies."""
         per_rad = TURN_M / (2 * math.pi)
         spiral_m = EDGE_M**2 / (2 * per_rad)  # of r = b φ: b φ² / 2, nearly; then once around
         whole_m = spiral_m + 2 * math.pi * EDGE_M
@@ -245,5 +244,5 @@ class Dishwashing(MujocoTask):
         spot = self._place + radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
         wanted = (spot - self._sponge[:, :2]) / self.control_dt_s  # m/s, to be there a step later
         wanted *= (speed_mps / wanted.norm(dim=1, keepdim=True).clamp(min=1e-9)).clamp(max=1.0)
-        press = torch.full_like(radius, 2 * (press_n + LIFT_N) / (MOST_PRESS_N + LIFT_N) - 1)
-        return torch.cat([wanted / MOST_SPEED_MPS, press.unsqueeze(1)], 1).to(torch.float32)
+        press = torch.full_like(radius, 2 * (press_n + scene.LIFT_N) / (scene.MOST_PRESS_N + scene.LIFT_N) - 1)
+        return torch.cat([wanted / scene.MOST_SPEED_MPS, press.unsqueeze(1)], 1).to(torch.float32)

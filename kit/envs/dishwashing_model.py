@@ -110,7 +110,7 @@ def _add_plate(spec: mujoco.MjSpec) -> None:
 
 
 def _add_tool(spec: mujoco.MjSpec) -> None:
-    """A carriage of 1 kg, free of gravity, that carries the sponge at the end of an arm leaning away from the camera."""
+    """A carriage of 1 kg, free of gravity, that carries the sponge on an arm leaning away from the cameras."""
     tool = spec.worldbody.add_body(name="tool", gravcomp=1)
     for name, axis in zip(SLIDES, np.eye(3), strict=True):
         across = name != "tool_z"

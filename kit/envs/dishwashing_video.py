@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -22,7 +23,7 @@ class DishwashingVideo(Dishwashing):
     nothing else: not the force either. `size` is the pictures' side in pixels."""
 
     name = "DishwashingVideo"
-    frames = {"": FRAMES}
+    frames = MappingProxyType({"": FRAMES})
 
     def __init__(self, size: int = 64, **options: Any) -> None:
         super().__init__(**options)

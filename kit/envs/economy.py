@@ -87,9 +87,9 @@ def profit_usd(economy: Economy, ledger: torch.Tensor) -> torch.Tensor:
 
 
 def figures(economy: Economy, ledger: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What an owner asks of a shift, from its `LEDGER` (n, 5), each (n,): clean plates per hour; of the plates that left
-    the sink the shares broken, and broken or not clean; USD of profit per hour; and the value of the clean plates in
-    wages of a person for the same time."""
+    """What an owner asks of a shift, from its `LEDGER` (n, 5), each (n,): clean plates per hour; of the plates that
+    left the sink the shares broken, and broken or not clean; USD of profit per hour; and the value of the clean plates
+    in wages of a person for the same time."""
     clean, broken, rejected, _, elapsed_s = ledger.unbind(1)
     hours = elapsed_s.clamp(min=1e-9) / HOUR_S
     plates = (clean + broken + rejected).clamp(min=1.0)

@@ -17,8 +17,8 @@ def number(default: float, low: float, high: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `env_options` may say: subclasses add fields, numbers made with `number`. A value of the wrong kind or out of
-    bounds raises `UserError`."""
+    """What `env_options` may say: subclasses add fields, numbers made with `number`. A value of the wrong kind or out
+    of bounds raises `UserError`."""
 
     task: ClassVar[str]
     """Whose they are."""

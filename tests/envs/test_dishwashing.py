@@ -13,7 +13,7 @@ import torch
 import kit
 from kit.envs import TensorEnv, dirt, economy
 from kit.envs.dishwashing import Dishwashing
-from kit.envs.dishwashing_model import CELL_M, GRID, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, WELL_M, build_model
+from kit.envs.dishwashing_model import CELL_M, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, WELL_M, build_model
 from kit.envs.dishwashing_model import cells as middles
 from kit.envs.dishwashing_rules import Rules
 from kit.errors import UserError
@@ -26,7 +26,8 @@ def sink(n: int = 1, name: str = "Dishwashing", **options: Any) -> Any:
 
 def do(x: float = 0.0, y: float = 0.0, press_n: float = -LIFT_N) -> torch.Tensor:
     """An action: velocities in m/s, and a force in N."""
-    return torch.tensor([[x / MOST_SPEED_MPS, y / MOST_SPEED_MPS, 2 * (press_n + LIFT_N) / (MOST_PRESS_N + LIFT_N) - 1]])
+    press = 2 * (press_n + LIFT_N) / (MOST_PRESS_N + LIFT_N) - 1
+    return torch.tensor([[x / MOST_SPEED_MPS, y / MOST_SPEED_MPS, press]])
 
 
 def put(env: Any, x: float, y: float, z: float = 0.0) -> None:
@@ -44,9 +45,9 @@ def soil(env: Any, thickness: float = 1.0) -> None:
 
 
 def test_the_grid_covers_the_plate() -> None:
-    assert middles().shape == (52, 2) and CELL_M == pytest.approx(0.03)  # of 8 × 8, three in each corner are off it
+    assert middles().shape == (52, 2)  # of 8 × 8, three in each corner are off it
     assert np.linalg.norm(middles(), axis=1).max() < WELL_M and np.allclose(middles().mean(0), 0)
-    assert len({tuple(np.round(m, 6)) for m in middles()}) == 52 and GRID == 8
+    assert len({tuple(np.round(m, 6)) for m in middles()}) == 52
 
 
 def test_rubbing_follows_prestons_law() -> None:
@@ -108,7 +109,7 @@ def test_a_clean_plate_pays_its_price_and_the_next_one_comes() -> None:
     env.task.dirt.copy_(0.5 * (env.task._cells.norm(dim=1) < 0.03).double())  # the four cells in the middle
     env.task._first_dirt.fill_(2.0)
     paid, steps = {name: 0.0 for name in economy.TERMS}, 0
-    for steps in range(1, 200):  # noqa: B007
+    for steps in range(1, 200):
         info = env.step(do(x=0.3 if steps % 2 else -0.3, press_n=30))[4]
         for name in paid:
             paid[name] += info[f"reward/{name}"].item()
