@@ -30,6 +30,8 @@ class Simulator(ABC):
 
     dtype: torch.dtype
     """float64 for MuJoCo in C, float32 for MuJoCo Warp."""
+    threads: int = 1
+    """Of the CPU, that share physics and pictures."""
 
     def __init__(self, model: mujoco.MjModel, n: int, device: torch.device) -> None:
         if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
@@ -103,7 +105,8 @@ class Simulator(ABC):
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
-            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
+            args = (self.model, self.n, *key[:3], self.device)
+            self._renderers[key] = Renderer(*args, shadows=shadows, threads=self.threads)
         poses = {name: self.field(name) for name in POSES}
         if colours is not None:
             poses["geom_rgba"] = colours

@@ -134,3 +134,19 @@ def test_some_worlds_are_drawn_as_all_are(ball):
     every = renderer.render(poses(*worlds))
     assert torch.equal(renderer.render(poses(worlds[2], worlds[0])), every[[2, 0]])
     assert torch.equal(renderer.render(poses(*worlds)), every)
+
+
+def test_the_arm_before_a_backdrop_is_the_arm_in_its_scene():
+    """What stands still is drawn once; threads share the worlds: the same pictures as everything drawn by one."""
+    from kit.envs.reach import Reach
+    from kit.envs.vec import TensorEnv
+
+    env = TensorEnv(Reach(), 3)
+    cameras = ("front", "side", "top")
+    plain, quick = (Renderer(env.task.model, 3, cameras, 64, 64, threads=threads) for threads in (1, 2))
+    assert quick._still is not None and 0 < quick._still.sum() < env.task.model.ngeom
+    plain._still = None
+    for _ in range(5):
+        fields = {name: env.task.sim.field(name) for name in POSES}
+        assert torch.equal(quick.render(fields), plain.render(fields))
+        env.step(2 * torch.rand(3, 7) - 1)
