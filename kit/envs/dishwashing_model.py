@@ -29,7 +29,7 @@ HOVER_M = 0.06
 """Top of the tool's travel above the plate; its stop is `STOP_M` below the plate's top."""
 STOP_M = 0.004
 MOST_SPEED_MPS = 0.4
-LIFT_N, MOST_PRESS_N = 10.0, 60.0
+LIFT_N, MOST_PRESS_N = 10.0, 50.0
 """The tool pulls up with at most one and pushes down with at most the other."""
 SLIDE_N = 60.0
 """Most force of the slides along x and y."""

@@ -34,8 +34,8 @@ class Economy(Options):
     advance: float = number(0.5, 0.0, 1.0)
     """Share of the price that is paid for dirt as it goes, and taken back if the plate is not delivered; the rest comes
     with the clean plate. An assumption that changes no sum, only when the money comes."""
-    breakage_usd: float = number(2.0, 0.0, 1000.0)
-    """Cost of a broken plate; an assumption: a plain white dinner plate."""
+    breakage_usd: float = number(1.0, 0.0, 1000.0)
+    """Cost of a broken plate; an assumption: a plain white one, bought by the dozen."""
     energy_usd_kwh: float = number(0.13, 0.0, 100.0)
     """Of a kWh; US commercial customers paid about that in 2023 (EIA, Electric Power Monthly, table 5.6)."""
     standby_w: float = number(50.0, 0.0, 10_000.0)

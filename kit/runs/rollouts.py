@@ -36,7 +36,7 @@ class Evaluator:
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
-    def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+    def __call__(self, actor: Actor | Script, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
         what `evaluate` does, the task's further rates, such as Reach's within_5cm, its account of the episode, such as
         Dishwashing's "shift/profit_per_hour", and what each term of its reward, such as "reward/progress", came to in
@@ -94,13 +94,33 @@ def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None 
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
+    return {name: value for name, value in play(run, episodes, step).items() if name in REPORTED}
+
+
+def play(run: Run | str | Path, episodes: int, step: int | str | None = None, scripted: bool = False) -> dict[str, Any]:
+    """As `evaluate`, with the task's own figures too; `scripted`: by the task's own plan in place of a policy."""
     run = run if isinstance(run, Run) else Run(run)
-    model = run.policy(step)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
-    result = evaluator(model.as_actor())
+    actor = Script(evaluator.env) if scripted else run.policy(step).as_actor()
+    result = evaluator(actor)
     evaluator.close()
     assert result is not None
-    return {name: result[name] for name in REPORTED}
+    return result
+
+
+class Script:
+    """The plan of a task, as an actor. Raises `UserError` if it has none."""
+
+    def __init__(self, env: BatchEnv) -> None:
+        self._task = getattr(env, "task", None)
+        if self._task is None or self._task.scripted() is None:
+            raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
+
+    def memory(self, n: int) -> None:
+        """None is needed."""
+
+    def __call__(self, obs: object, memory: object, begun: object) -> tuple[torch.Tensor, object]:
+        return self._task.scripted(), memory
 
 
 def record(

@@ -141,12 +141,12 @@ def test_a_plate_breaks_above_the_limit_and_costs() -> None:
     assert paid > 0
     _, reward, terminated, _, info = env.step(do(press_n=40))
     assert env.task.ledger[0].tolist()[:3] == [0, 1, 0] and not terminated
-    assert info["reward/breakage"].item() == -20 and info["shift/breakage_rate"].item() == 1
+    assert info["reward/breakage"].item() == -10 and info["shift/breakage_rate"].item() == 1
     lost = info["reward/cleaning"].item() + info["reward/delivery"].item()
     assert lost == pytest.approx(-10 * paid), "what was paid in advance is taken back"
     assert reward.item() == pytest.approx(sum(info[f"reward/{name}"].item() for name in economy.TERMS))
-    assert env.task._waiting_s.item() == pytest.approx(10), "two seconds, and eight to sweep up"
-    for _ in range(110):
+    assert env.task._waiting_s.item() == pytest.approx(5), "two seconds, and three to sweep up"
+    for _ in range(60):
         env.step(do())
     assert env.task.ledger[0, 1] == 1 and env.task._time_s.item() == pytest.approx(1.0)
 
