@@ -32,6 +32,7 @@ _TASKS = {
     "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
     "Mission": "kit.envs.mission:Mission",
     "Reach": "kit.envs.reach:Reach",
+    "ReachVision": "kit.envs.reach_vision:ReachVision",
 }
 """Task name -> module:class; the module is imported when the task is made."""
 CARRIED = "KIT_REGISTERED_ENV"

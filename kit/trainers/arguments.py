@@ -27,7 +27,7 @@ NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "full_std", "use_expln", "squash_output",
-                 "clip_mean", "n_critics", "share_features_extractor", "normalize_images",
+                 "clip_mean", "n_critics", "share_features_extractor", "normalize_images", "features_extractor_kwargs",
                  "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm")  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
     that it does not have, or whose value is of a wrong type."""
     parameters = inspect.signature(algorithm.stock).parameters
-    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES}
+    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
     valid = [*known, "normalize"]
     result: dict[str, Any] = {}
     for name, value in overrides.items():

@@ -26,8 +26,9 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
     found = algorithm.find(config.algo)
     hyperparameters = arguments(found, config.overrides)
-    encoder = encoders.choose(config.encoder, env.observation_space)
-    if policy_kwargs := encoder.policy_kwargs | hyperparameters.pop("policy_kwargs", {}):
+    asked = hyperparameters.pop("policy_kwargs", {})
+    encoder = encoders.choose(config.encoder, env.observation_space, asked.get(encoders.OPTIONS))
+    if policy_kwargs := encoder.policy_kwargs | asked:
         hyperparameters["policy_kwargs"] = policy_kwargs
     if isinstance(config.threads, int):
         torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads
