@@ -1,7 +1,7 @@
 """Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
 
+from kit.ui.accounts import account, economy
 from kit.ui.dashboard import Dashboard
-from kit.ui.economy import account, economy
 from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, statistics
 from kit.ui.headless import RunFailed, nobody_there
