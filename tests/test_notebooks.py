@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
-NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "harder", "branch_steps"}
+NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "harder", "branch_steps", "clips"}
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
 
@@ -176,3 +176,20 @@ def test_a_team_learns_and_meets_harder_defenders_and_some_that_have_learnt(work
     assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
     assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
     assert "video/mp4" in shown and "reward/capture" in shown
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
+    short = {"total_steps": 256, "n_envs": 2, "eval_every": 256, "checkpoint_every": 256}
+    clips = {"env": "DishwashingVideo", "algo": "PPO", "encoder": "simple2dcnn", "total_steps": 128}
+    clips |= {"eval_every": 0, "overrides": {"n_steps": 64, "batch_size": 64, "n_epochs": 1}}
+    shown = execute(
+        "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
+        overrides={"learning_starts": 64},
+    )  # fmt: skip
+    assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
+    for text in ("scripted wiper", "policy, step 256", "Clean plates per hour", "simple2dcnn", "clips/s learning"):
+        assert text in shown
+    assert re.search(r"DishwashingVideo with PPO: a mean return of -?[\d.]+ after 128 steps", shown)
+    assert "RunPod 4090" in shown
+    assert shown.count("data:video/mp4;base64") == 2

@@ -110,6 +110,10 @@ class Task(ABC):
         how often what "NAME_per_minute" counts happens in a minute of the task's time."""
         return {}
 
+    def scripted(self) -> torch.Tensor | None:
+        """Actions (n, ...) of a machine that follows a plan without learning, to compare policies with."""
+        return None
+
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors in `keeps`."""
         return {name: getattr(self, name).clone() for name in self.keeps}

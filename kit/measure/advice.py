@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit import envs
 from kit.config import RunConfig, byte_count
 from kit.machine import places, settings
 from kit.machine.info import Machine, describe
 from kit.measure.speed import Speed, duration
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PROOF_STEPS, PROOF_WORLDS = 8192, 32
 """What takes a CPU a minute: nothing is learnt by it, but everything is used."""
@@ -71,6 +75,20 @@ def cost(machine: Machine, seconds: float) -> str:
             price = f"about ${dollars:.2f}" if dollars >= 0.005 else "under 1 cent"
             return f"{price} as last documented" if dollars else "free"
     return ""
+
+
+def rented(seconds: float) -> pd.DataFrame:
+    """A table to read: what a run of so many `seconds` costs on machines to rent. How long they take is another matter:
+    so long as here, is what is reckoned with."""
+    import pandas as pd
+
+    lines = {
+        " ".join(place): [f"{dollars:.2f}", f"{dollars * seconds / 3600:.2f}"]
+        for place, dollars in DOLLARS_PER_HOUR.items()
+        if place[1]
+    }
+    heads = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
 
 
 def keeping(config: RunConfig) -> str:

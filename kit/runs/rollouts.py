@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from kit.envs.contract import BatchEnv
-    from kit.trainers.actor import Actor
+    from kit.envs.obs import Obs
+    from kit.trainers.actor import Actor, Memory
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
@@ -37,7 +38,7 @@ class Evaluator:
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
-    def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+    def __call__(self, actor: Actor | Script, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
         what `evaluate` does, or None if `should_stop`."""
         import torch
@@ -80,8 +81,11 @@ class Evaluator:
         self.env.close()
 
 
-def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None = None) -> dict[str, Any]:
-    """Play `episodes` with the policy of `step` (default: the best), actions without noise.
+def evaluate(
+    run: Run | str | Path, episodes: int = 100, step: int | str | None = None, scripted: bool = False
+) -> dict[str, Any]:
+    """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
+    task's own plan.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
     the task's own figures as `Task.info` says, such as Reach's "within_5cm".
@@ -89,12 +93,29 @@ def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None 
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
     run = run if isinstance(run, Run) else Run(run)
-    model = run.policy(step)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
-    result = evaluator(model.as_actor())
+    result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())
     evaluator.close()
     assert result is not None
     return result
+
+
+class Script:
+    """The plan of a task, as an actor. Raises `UserError` if it has none."""
+
+    def __init__(self, env: BatchEnv) -> None:
+        self._env = env
+        if env.scripted() is None:
+            raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
+
+    def memory(self, n: int) -> Memory:
+        """None is needed."""
+        return ()
+
+    def __call__(self, obs: Obs, memory: Memory, begun: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+        planned = self._env.scripted()
+        assert planned is not None
+        return planned, memory
 
 
 def record(
