@@ -45,7 +45,7 @@ class AsymmetricActorCritic(MultiInputActorCriticPolicy):
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """SB3 asks for the actor's first, then for the critic's, which has to be as wide."""
-        if not hasattr(self, "features_extractor"):
+        if getattr(self, "features_extractor", None) is None:
             return super().make_features_extractor()
         return CriticState(self.observation_space, self.features_extractor.features_dim)
 
