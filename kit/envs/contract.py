@@ -45,7 +45,7 @@ class BatchEnv(ABC):
     film_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of the task's own `info`."""
+    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
     frames: Mapping[str, int] = MappingProxyType({})
     """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
     newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""

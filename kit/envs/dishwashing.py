@@ -36,10 +36,11 @@ class Dishwashing(MujocoTask):
     second.
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
-    upward (-1) to 50 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
-    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, be it by pushing or by running
-    into its rim. Then the tool is lifted by itself and a lift brings the next plate. An episode is a shift; it has no
-    end of its own. The reward is money (`kit.envs.economy`) in units of ten cents. `Rules` has every constant.
+    upward (-1) to 44 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
+    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, as it does where it comes down
+    with the tool's full push, or runs into the rim from outside. Then the tool is lifted by itself and a lift brings
+    the next plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units
+    of ten cents. `Rules` has every constant.
 
     What is seen, the left column first, places along x and y:
         2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm
@@ -221,18 +222,19 @@ class Dishwashing(MujocoTask):
         shift = economy.figures(self.rules, self.ledger)
         return {**paid, **{f"shift/{name}": value for name, value in shift.items()}}
 
-    def colours(self) -> torch.Tensor:
-        """Of every shape in every world, (n, ngeom, 4): dirt the browner the thicker, and none where it is gone."""
+    def colours(self) -> dict[str, torch.Tensor]:
+        """Of every shape in every world, "geom_rgba" (n, ngeom, 4): dirt the browner the thicker, none where it is
+        gone."""
         left = self.dirt.unsqueeze(2)
         sauce, china = (torch.tensor(rgb, device=self.device, dtype=left.dtype) for rgb in (SAUCE_RGB, scene.CHINA_RGB))
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * left.sqrt()
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > 0.01).to(left.dtype)
         broken = torch.tensor(BROKEN_RGB, device=self.device, dtype=left.dtype)
         self._rgba[:, self._well_geom, :3] = torch.where(self._is_broken.bool().unsqueeze(1), broken, china)
-        return self._rgba
+        return {"geom_rgba": self._rgba}
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, colours=self.colours())
+        return self.sim.render(cameras, height, width, shadows=True, poses=self.colours())
 
     def scripted(self) -> torch.Tensor:
         return self.wipe(*WIPER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +43,8 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
         parameters = sum(p.numel() for p in network.parameters())
         kept = _kept_bytes(network, seen) / BATCH
         with torch.no_grad():
-            acting = BATCH / _seconds(lambda net=network: net(seen))
-        learning = BATCH / _seconds(lambda net=network: net(seen).sum().backward())
+            acting = BATCH / _seconds(partial(network, seen))
+        learning = BATCH / _seconds(partial(_learn, network, seen))
         weights = 4 * ADAM * parameters
         sizes = [f"{parameters:,}", f"{weights / 1e6:,.1f} MB", f"{kept / 1e6:,.2f} MB"]
         lines[name] = [*sizes, f"{acting:,.0f}", f"{learning:,.0f}", card.use_when]
@@ -59,6 +60,10 @@ def _sample(space: Space) -> Any:
     if space.dtype == "uint8":
         return torch.randint(0, 256, shape, dtype=torch.uint8)
     return torch.rand(shape)
+
+
+def _learn(network: torch.nn.Module, seen: Any) -> None:
+    network(seen).sum().backward()
 
 
 def _kept_bytes(network: torch.nn.Module, seen: Any) -> int:

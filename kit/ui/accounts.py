@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
-from kit.runs.rollouts import play
+from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.learning import Curve, series
@@ -34,7 +34,7 @@ def economy(run: Run, episodes: int = EPISODES) -> Any:
     curves = [Curve(TITLES[name], none, series(rows, f"eval/shift/{name}"), name in SHARES) for name in SHOWN]
     if not any(len(curve.evaluation) for curve in curves):
         raise UserError(f"run={run.name!r} has no evaluation with an account of shifts; train Dishwashing, evaluated.")
-    plan = play(run, episodes, scripted=True)
+    plan = evaluate(run, episodes, scripted=True)
     figure, axes = draw(curves)
     for axis, curve, name in zip(axes, curves, SHOWN, strict=True):
         axis.plot(*curve.evaluation.T, "-o", color=style.ORANGE, markersize=4, linewidth=1.8, label="policy")
@@ -49,7 +49,10 @@ def account(run: Run, episodes: int = EPISODES) -> pd.DataFrame:
     import pandas as pd
 
     step = run.find().step
-    played = {"scripted wiper": play(run, episodes, scripted=True), f"policy, step {step:,}": play(run, episodes, step)}
+    played = {
+        "scripted wiper": evaluate(run, episodes, scripted=True),
+        f"policy, step {step:,}": evaluate(run, episodes, step),
+    }
     lines = {who: [_spell(name, found[f"shift/{name}"]) for name in TITLES] for who, found in played.items()}
     return pd.DataFrame.from_dict(lines, orient="index", columns=list(TITLES.values()))
 
