@@ -161,7 +161,7 @@ class Dishwashing(MujocoTask):
         counted = [clean, broken, rejected, energy_j, torch.full_like(energy_j, dt_s)]
         self.ledger += torch.stack([c.to(energy_j.dtype) for c in counted], 1)
         over = clean | broken | rejected
-        wait_s = rules.change_s + dt_s + rules.sweep_s * broken  # this step's is taken off at once
+        wait_s = rules.change_s + dt_s + rules.sweep_s * broken.to(left.dtype)  # this step's is taken off at once
         self._waiting_s.copy_(torch.where(over, wait_s, self._waiting_s))
         self._is_broken.copy_(self._is_broken.bool() | broken)
 
