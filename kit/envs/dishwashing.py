@@ -19,10 +19,14 @@ LOOKS = 5
 """A step's force and rubbing are looked at so often, every 20 ms."""
 SLOW_MPS = 0.1
 """Well below this speed friction fades like a damper's, so that a sponge at rest stays at rest."""
+TINY = 1e-9
+"""Keeps quotients finite: once in a million, a plate comes clean."""
 START_M = 0.08
 """At the start of a shift the sponge hovers so far from the sink's middle at most, along x and along y."""
 LIFT_M = 0.1
 """Plates go down and come up so far, by a lift in the sink's floor."""
+SEEN = 0.01
+"""Thinner dirt than this does not show."""
 SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
 """The scripted wiper's spiral: from one turn to the next, and its radius at the rim."""
@@ -36,10 +40,11 @@ class Dishwashing(MujocoTask):
     second.
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
-    upward (-1) to 50 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
-    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, be it by pushing or by running
-    into its rim. Then the tool is lifted by itself and a lift brings the next plate. An episode is a shift; it has no
-    end of its own. The reward is money (`kit.envs.economy`) in units of ten cents. `Rules` has every constant.
+    upward (-1) to 44 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
+    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, as it does where it comes down
+    with the tool's full push, or runs into the rim from outside. Then the tool is lifted by itself and a lift brings
+    the next plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units
+    of ten cents. `Rules` has every constant.
 
     What is seen, the left column first, places along x and y:
         2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm
@@ -90,7 +95,9 @@ class Dishwashing(MujocoTask):
         dirts = [model.geom(scene.DIRT.format(number)).id for number in range(len(self._cells))]
         self._dirt_geoms = slice(dirts[0], dirts[-1] + 1)
         self._well_geom = model.geom(scene.WELL).id
-        self._rgba = torch.as_tensor(model.geom_rgba, device=sim.device).expand(n, -1, -1).contiguous()
+        self._rgba = torch.as_tensor(model.geom_rgba, dtype=sim.dtype, device=sim.device).repeat(n, 1, 1)
+        colours = (scene.CHINA_RGB, SAUCE_RGB, BROKEN_RGB)
+        self._palette = torch.tensor(colours, dtype=sim.dtype, device=sim.device)
 
     # -- plates ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +149,7 @@ class Dishwashing(MujocoTask):
             energy_j += seconds * (self._motors * self._velocity).abs().sum(1)
         self._hardest_n = hardest_n
         self._settle(there, before, energy_j)
-        self._change(there)
+        self._change()
 
     def _settle(self, there: torch.Tensor, before: torch.Tensor, energy_j: torch.Tensor) -> None:
         """What became of the plates in this step, and the money."""
@@ -153,18 +160,19 @@ class Dishwashing(MujocoTask):
         clean = there & ~broken & (left <= rules.clean_share * self._first_dirt)
         rejected = there & ~broken & ~clean & (self._time_s >= rules.patience_s)
         enough = rules.clean_share * self._first_dirt
-        progress = (torch.maximum(before, enough) - torch.maximum(left, enough)) / (self._first_dirt - enough)
+        done = torch.maximum(before, enough) - torch.maximum(left, enough)
+        progress = done / (self._first_dirt - enough).clamp(min=TINY)
         self._paid_usd += rules.price_usd * rules.advance * progress
         happened = economy.Happened(progress, self._paid_usd, clean, broken, rejected, energy_j, dt_s)
         self._terms_usd = economy.money(rules, happened)
         counted = [clean, broken, rejected, energy_j, torch.full_like(energy_j, dt_s)]
         self.ledger += torch.stack([c.to(energy_j.dtype) for c in counted], 1)
         over = clean | broken | rejected
-        wait_s = rules.change_s + dt_s + rules.sweep_s * broken  # this step's is taken off at once
+        wait_s = rules.change_s + dt_s + rules.sweep_s * broken.to(left.dtype)  # this step's is taken off at once
         self._waiting_s.copy_(torch.where(over, wait_s, self._waiting_s))
         self._is_broken.copy_(self._is_broken.bool() | broken)
 
-    def _change(self, there: torch.Tensor) -> None:
+    def _change(self) -> None:
         """Bring plates down and the next ones up."""
         dt_s, half_s = self.control_dt_s, self.rules.change_s / 2
         old = self._waiting_s > half_s
@@ -187,7 +195,7 @@ class Dishwashing(MujocoTask):
         rules = self.rules
         away = self._to_cells.square().sum(2)
         weight = self.dirt / (away + rules.sponge_m**2).square()
-        towards = (weight.unsqueeze(2) * self._to_cells).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-9)
+        towards = (weight.unsqueeze(2) * self._to_cells).sum(1) / weight.sum(1, keepdim=True).clamp(min=TINY)
         under = (self.dirt * (1 - away / rules.sponge_m**2).clamp(min=0.0)).sum(1)
         return torch.cat(
             [
@@ -202,7 +210,7 @@ class Dishwashing(MujocoTask):
                     self._contact.abs() / rules.force_limit_n,
                     under,
                     self._there.to(under.dtype),
-                    self.dirt.sum(1) / self._first_dirt,
+                    self.dirt.sum(1) / self._first_dirt.clamp(min=TINY),
                     self._time_s / rules.patience_s,
                 ], 1),  # 5
             ],
@@ -221,18 +229,17 @@ class Dishwashing(MujocoTask):
         shift = economy.figures(self.rules, self.ledger)
         return {**paid, **{f"shift/{name}": value for name, value in shift.items()}}
 
-    def colours(self) -> torch.Tensor:
-        """Of every shape in every world, (n, ngeom, 4): dirt the browner the thicker, and none where it is gone."""
-        left = self.dirt.unsqueeze(2)
-        sauce, china = (torch.tensor(rgb, device=self.device, dtype=left.dtype) for rgb in (SAUCE_RGB, scene.CHINA_RGB))
-        self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * left.sqrt()
-        self._rgba[:, self._dirt_geoms, 3] = (self.dirt > 0.01).to(left.dtype)
-        broken = torch.tensor(BROKEN_RGB, device=self.device, dtype=left.dtype)
+    def colours(self) -> dict[str, torch.Tensor]:
+        """Of every shape in every world, "geom_rgba" (n, ngeom, 4): dirt the browner the thicker, none where it is
+        gone."""
+        china, sauce, broken = self._palette
+        self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
+        self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
         self._rgba[:, self._well_geom, :3] = torch.where(self._is_broken.bool().unsqueeze(1), broken, china)
-        return self._rgba
+        return {"geom_rgba": self._rgba}
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, poses={"geom_rgba": self.colours()})
+        return self.sim.render(cameras, height, width, shadows=True, poses=self.colours())
 
     def scripted(self) -> torch.Tensor:
         return self.wipe(*WIPER)
@@ -249,6 +256,6 @@ class Dishwashing(MujocoTask):
         angle = radius / per_rad + (along_m - spiral_m).clamp(min=0.0) / EDGE_M
         spot = self._place + radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
         wanted = (spot - self._sponge[:, :2]) / self.control_dt_s  # m/s, to be there a step later
-        wanted *= (speed_mps / wanted.norm(dim=1, keepdim=True).clamp(min=1e-9)).clamp(max=1.0)
+        wanted *= (speed_mps / wanted.norm(dim=1, keepdim=True).clamp(min=TINY)).clamp(max=1.0)
         press = torch.full_like(radius, 2 * (press_n + scene.LIFT_N) / (scene.MOST_PRESS_N + scene.LIFT_N) - 1)
         return torch.cat([wanted / scene.MOST_SPEED_MPS, press.unsqueeze(1)], 1).to(torch.float32)

@@ -39,5 +39,5 @@ class DishwashingVideo(Dishwashing):
         return self._look(worlds)
 
     def _look(self, worlds: torch.Tensor | None) -> torch.Tensor:
-        pictures = self.sim.render((EYE,), self.size, self.size, worlds=worlds, poses={"geom_rgba": self.colours()})
+        pictures = self.sim.render((EYE,), self.size, self.size, worlds=worlds, poses=self.colours())
         return pictures[:, 0].permute(0, 3, 1, 2).contiguous()

@@ -52,10 +52,6 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
     return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
 
 
-def _learn(network: Any, seen: Any) -> None:
-    network(seen).sum().backward()
-
-
 def _sample(space: Space) -> Any:
     """A batch of noise, as a policy is given it."""
     if isinstance(space, spaces.Dict):
@@ -64,6 +60,10 @@ def _sample(space: Space) -> Any:
     if space.dtype == "uint8":
         return torch.randint(0, 256, shape, dtype=torch.uint8)
     return torch.rand(shape)
+
+
+def _learn(network: torch.nn.Module, seen: Any) -> None:
+    network(seen).sum().backward()
 
 
 def _kept_bytes(network: torch.nn.Module, seen: Any) -> int:

@@ -101,7 +101,7 @@ def evaluate(
 
 
 class Script:
-    """The plan of a task, as an actor. Raises `UserError` if it has none."""
+    """A task's own plan, as an actor. Raises `UserError` if it has none."""
 
     def __init__(self, env: BatchEnv) -> None:
         self._env = env

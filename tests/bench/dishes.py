@@ -23,7 +23,7 @@ import torch
 import kit
 from kit.config import RunConfig
 from kit.envs.dishwashing import WIPER
-from kit.runs.rollouts import play
+from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -101,10 +101,10 @@ def sac(folder: Path, seeds: list[int], threads: int | None, plot: bool) -> None
     if not runs:
         return print(f"{folder} holds no runs of these seeds yet.")
     print(f"\n{HEADS}")
-    plan = {name: play(runs[0], 32, scripted=True)[f"shift/{name}"] for name in FIGURES}
+    plan = {name: evaluate(runs[0], 32, scripted=True)[f"shift/{name}"] for name in FIGURES}
     row("the scripted wiper", plan)
     for run in runs:
-        found = play(run, 32)
+        found = evaluate(run, 32)
         step = run.find().step
         row(f"SAC, seed {run.config.seed}, step {step:,}", {name: found[f"shift/{name}"] for name in FIGURES})
     draw(runs, plan)

@@ -30,10 +30,11 @@ def do(x: float = 0.0, y: float = 0.0, press_n: float = -LIFT_N) -> torch.Tensor
     return torch.tensor([[x / MOST_SPEED_MPS, y / MOST_SPEED_MPS, press]])
 
 
-def put(env: Any, x: float, y: float, z: float = 0.0) -> None:
-    """Put the only world's sponge there, at rest."""
+def put(env: Any, x: float, y: float, z: float = 0.0, plate: float = 0.0) -> None:
+    """Put the only world's sponge there, at rest, and the plate to x = `plate`."""
     qpos = torch.tensor([[x, y, z]], dtype=torch.float64)
-    middle = torch.zeros(1, 1, 3, dtype=torch.float64)
+    middle = torch.tensor([[[plate, 0.0, 0.0]]], dtype=torch.float64)
+    env.task._place.copy_(middle[0, :, :2])
     env.task.sim.reset(torch.tensor([True]), qpos=qpos, mocap_pos=middle)
     env.task.measure()
 
@@ -155,7 +156,7 @@ def test_running_into_the_rim_breaks_a_plate() -> None:
     hardest = {}
     for speed in (0.1, 0.4):
         env = sink(force_limit_n=1000.0)
-        put(env, 0.169, 0.0, -0.004)  # beside the plate, the tool at its stop
+        put(env, 0.139, 0.0, -0.004, plate=-0.03)  # beside the plate, the tool at its stop
         hardest[speed] = 0.0
         for _ in range(40):
             env.step(do(x=-speed, press_n=35))
