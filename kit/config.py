@@ -28,7 +28,7 @@ ALGOS = {
     "SAC": "kit.trainers.sac",
 }
 """kit's own algorithms, and the module that holds each one's record."""
-ENCODERS = ("auto", "mlp", "nature_cnn")
+ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
@@ -47,7 +47,9 @@ class RunConfig:
     )
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "settings of the task itself"})
     algo: str = field(default="PPO", metadata={"help": f"the algorithm: {', '.join(ALGOS)}, or module:NAME"})
-    encoder: str = field(default="auto", metadata={"help": "how observations become features: auto, mlp or nature_cnn"})
+    encoder: str = field(
+        default="auto", metadata={"help": "how observations become features: auto, or one that `kit encoders` lists"}
+    )
     preset: str = field(
         default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}
     )

@@ -1,17 +1,27 @@
-"""Encoders: from what a robot sees to the features its policy uses. Here: which of SB3's policies takes them in."""
+"""Encoders: from what a robot sees to the features its policy uses. Each is an SB3 features extractor with a name.
+
+kit.RunConfig(env="ReachVision", encoder="simple2dcnn",
+              overrides={"policy_kwargs": {"features_extractor_kwargs": {"features": 64}}})
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space, spaces
-from stable_baselines3.common.preprocessing import is_image_space
 
-from kit.envs.obs import PolicyView
+from kit.envs.obs import PolicyView, is_picture
 from kit.errors import UserError
 
-NATURE_PIXELS = 36
-"""The three convolutions of NatureCNN need as many a side."""
+if TYPE_CHECKING:
+    from kit.encoders.extractor import PictureExtractor
+
+OPTIONS = "features_extractor_kwargs"
+"""Where SB3's policy_kwargs hold an encoder's own settings."""
 
 
 class Encoder(NamedTuple):
@@ -22,30 +32,90 @@ class Encoder(NamedTuple):
     policy_kwargs: dict[str, Any]
 
 
-def choose(encoder: str, observation_space: Space) -> Encoder:
-    """The `encoder` (auto, mlp, nature_cnn) for observations of this kind. Raises `UserError` if it does not fit."""
+class Card(NamedTuple):
+    """What to know of an encoder before choosing it."""
+
+    where: str
+    """module:Class, imported when it is chosen."""
+    does: str
+    costs: str
+    """Multiply-adds of one forward pass over three cameras with 4 frames of 64×64 each, and parameters."""
+    use_when: str
+
+
+CARDS = {
+    "nature_cnn": Card(
+        "kit.encoders.convolutions:NatureEncoder",
+        "three convolutions (32, 64, 64) of all frames at once, an eye for each camera",
+        "", "pictures are simple and how things move matters; what Atari agents use",
+    ),
+    "multi_camera": Card(
+        "kit.encoders.convolutions:MultiCameraEncoder",
+        "the same at half the width (16, 32, 32); shared=True gives all cameras one eye",
+        "", "there are several cameras and few cores",
+    ),
+    "simple2dcnn": Card(
+        "kit.encoders.convolutions:Simple2DEncoder",
+        "each frame by itself in patches of 4×4 (16, 32, 32); the newest, and how it differs from the mean",
+        "", "in doubt, with stacks: where things are is read from one frame, little from the others",
+    ),
+    "simple3dcnn": Card(
+        "kit.encoders.convolutions:Simple3DEncoder",
+        "convolutions of time and space (16, 32, 32)",
+        "", "the task is about motion, in clips of 8 frames and more",
+    ),
+}  # fmt: skip
+
+
+def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | None = None) -> Encoder:
+    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind. Raises `UserError` if it, or one of
+    its `options`, does not fit."""
     space = PolicyView(observation_space).space
     pictures = _pictures(space)
-    if encoder == "nature_cnn" and not pictures:
+    if encoder in CARDS and not pictures:
         raise UserError(f"encoder={encoder!r} wants pictures and this env gives {observation_space}; use mlp or auto.")
     if encoder == "mlp" and pictures:
         raise UserError(f"encoder={encoder!r} wants numbers and this env gives pictures; use nature_cnn or auto.")
-    small = next((p for p in pictures if min(p.shape[1:]) < NATURE_PIXELS), None)
-    if small is not None:
-        height, width = small.shape[1:]
-        raise UserError(
-            f"encoder={encoder!r} needs pictures of at least {NATURE_PIXELS}×{NATURE_PIXELS} and this env gives "
-            f"{height}×{width}; enlarge them or flatten them with gymnasium.wrappers.FlattenObservation."
-        )
-    if isinstance(space, spaces.Dict):
-        return Encoder("MultiInputPolicy", {})
-    return Encoder("CnnPolicy" if pictures else "MlpPolicy", {})
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if pictures else "MlpPolicy"
+    stacks = any(len(picture.shape) == 4 for picture in pictures)
+    if not pictures or (not stacks and not options and encoder in ("auto", "nature_cnn")):
+        for picture in pictures:
+            _enlarged(encoder, picture)
+        return Encoder(policy, {})
+    name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
+    made = load(name)
+    _check(name, made, options or {})
+    made(space, **options or {})
+    return Encoder(policy, {"features_extractor_class": made, "normalize_images": False})
+
+
+def load(encoder: str) -> type[PictureExtractor]:
+    """The class of one of `CARDS`."""
+    module, _, name = CARDS[encoder].where.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def sees_pictures(observation_space: Space) -> bool:
     return bool(_pictures(PolicyView(observation_space).space))
 
 
+def _check(encoder: str, made: type, options: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(made).parameters if name != "observation_space"]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(f"{OPTIONS} {name}={options[name]!r} is not one of {encoder}'s; {hint}valid are "
+                            f"{', '.join(known)}.")  # fmt: skip
+
+
+def _enlarged(encoder: str, picture: spaces.Box) -> None:
+    from kit.encoders.convolutions import NATURE_PIXELS
+    from kit.encoders.extractor import at_least, clip_shape
+
+    at_least(encoder, clip_shape(picture), NATURE_PIXELS)
+
+
 def _pictures(space: Space) -> list[spaces.Box]:
     entries = space.values() if isinstance(space, spaces.Dict) else [space]
-    return [entry for entry in entries if isinstance(entry, spaces.Box) and is_image_space(entry)]
+    return [entry for entry in entries if isinstance(entry, spaces.Box) and is_picture(entry)]

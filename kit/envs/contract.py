@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -44,6 +46,9 @@ class BatchEnv(ABC):
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
+    frames: Mapping[str, int] = MappingProxyType({})
+    """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
+    newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     snapshots: bool = True

@@ -94,9 +94,9 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if max_episode_steps is not None:
             self.tensor_env.episode_steps = max_episode_steps
         self.num_envs = num_envs
-        self.single_observation_space = made.observation_space
+        self.single_observation_space = self.tensor_env.observation_space
         self.single_action_space = made.action_space
-        self.observation_space = batch_space(made.observation_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(made.action_space, num_envs)
         self.metadata = {**self.metadata, "render_fps": round(1 / made.control_dt_s)}
         self.render_mode = render_mode

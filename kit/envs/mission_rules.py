@@ -88,7 +88,7 @@ class Rules:
     progress: float = number(0.05, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
     keeps what it was paid."""
-    presence: float = number(0.01, 0.0, 100.0)
+    presence: float = number(0.03, 0.0, 100.0)
     """Paid for every second of every attacker in the zone; with `holding` it is the term "holding"."""
     holding: float = number(0.06, 0.0, 100.0)
     """Paid besides for every second of each of the others who are there with it: twice for two, six times for three."""

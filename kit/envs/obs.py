@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from gymnasium import Space, spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
 Obs: TypeAlias = "torch.Tensor | dict[str, Obs]"
 """(n, ...), or one such tensor for each key of a Dict space, which may hold further ones."""
+
+
+COLOURS = (1, 3, 4)
+"""Channels that a picture has: grey, RGB, or RGB and one more."""
 
 
 def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
@@ -69,9 +74,14 @@ class PolicyView:
         return seen if isinstance(obs, Mapping) else seen[""]
 
 
+def is_picture(space: Space) -> bool:
+    """Whether `space` is of pictures, uint8 of three dimensions, or of stacks of them, four."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
+
+
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Channels to the front, if that is what is missing to `shape`."""
-    return value if tuple(value.shape[1:]) == shape else value.movedim(-1, 1)
+    """Channels before height and width, if that is what is missing to `shape`."""
+    return value if tuple(value.shape[1:]) == shape else value.movedim(-1, -3)
 
 
 def _flat(space: spaces.Dict) -> spaces.Dict:
@@ -79,6 +89,11 @@ def _flat(space: spaces.Dict) -> spaces.Dict:
 
 
 def _channels_first(space: Space) -> Space:
-    if not isinstance(space, spaces.Box) or not is_image_space(space) or is_image_space_channels_first(space):
+    if not isinstance(space, spaces.Box) or not is_picture(space):
         return space
-    return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype)
+    if len(space.shape) == 4:
+        moved = space.shape[-1] in COLOURS and space.shape[1] not in COLOURS
+    else:
+        moved = is_image_space(space) and not is_image_space_channels_first(space)
+    low, high = (np.moveaxis(bound, -1, -3) if moved else bound for bound in (space.low, space.high))
+    return spaces.Box(low, high, dtype=np.uint8)

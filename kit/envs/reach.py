@@ -43,8 +43,10 @@ class Reach(MujocoTask):
     episode_steps = 100
     cameras = CAMERAS
 
+    goal_radius_m = 0.03
+
     def __init__(self) -> None:
-        self.model = build_model()
+        self.model = build_model(self.goal_radius_m)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(ARM),), np.float32)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
 

@@ -48,7 +48,7 @@ def fetch_assets() -> Path:
 
 
 @cache
-def build_model() -> mujoco.MjModel:
+def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
     """A Fetch that stands still, its arm driven by joint velocities and free of gravity (the real one compensates
     it), with a goal marker that touches nothing."""
     spec = mujoco.MjSpec.from_file(str(fetch_assets() / "reach.xml"))
@@ -58,7 +58,8 @@ def build_model() -> mujoco.MjModel:
     _fix_the_base(spec)
     _drive_the_arm(spec)
     goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.8))
-    ball = goal.add_geom(name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.03, 0, 0), rgba=(0.9, 0.1, 0.1, 1))
+    sphere, size = mujoco.mjtGeom.mjGEOM_SPHERE, (goal_radius_m, 0, 0)
+    ball = goal.add_geom(name=GOAL, type=sphere, size=size, rgba=(0.9, 0.1, 0.1, 1))
     ball.contype = ball.conaffinity = 0
     for name, (eye, target) in _CAMERA_POSES.items():
         spec.worldbody.add_camera(name=name, pos=eye, fovy=45, quat=_looking(np.subtract(target, eye)))

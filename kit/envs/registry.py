@@ -30,6 +30,7 @@ _TASKS = {
     "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
     "Mission": "kit.envs.mission:Mission",
     "Reach": "kit.envs.reach:Reach",
+    "ReachVision": "kit.envs.reach_vision:ReachVision",
 }
 """Task name -> module:class; the module is imported when the task is made."""
 CARRIED = "KIT_REGISTERED_ENV"
@@ -113,7 +114,10 @@ def _describe(env: str, options: str) -> Spaces:
     found = find(env)
     if _is_task(found):
         task = _construct(env, found, json.loads(options))
-        return Spaces(task.observation_space, task.action_space, True, hasattr(task, "model"))
+        from kit.envs.frames import stacked_space
+
+        seen = stacked_space(task.observation_space, task.frames)
+        return Spaces(seen, task.action_space, True, hasattr(task, "model"))
     from kit.envs.foreign import ForeignEnv
 
     one = ForeignEnv(found, 1, **json.loads(options))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import gymnasium
 import mujoco
 import torch
 
-from kit.envs.obs import Obs
+from kit.envs.obs import Obs, tree_map
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
 
@@ -26,11 +28,17 @@ class Task(ABC):
 
         advance(action) -> measure() -> observe(), reward(action), terminated(), success(), info()
                                      -> where an episode ended: reset(done), measure(), observe()
+
+    or, with `frames`, `observe_first` in place of the last.
     """
 
     name: str
     observation_space: gymnasium.Space
-    """Of one world, as are all spaces here. Boxes, discrete ones, and Dicts of these; pictures are uint8."""
+    """What `observe` gives, of one world, as are all spaces here. Boxes, discrete ones, and Dicts of these; pictures
+    are uint8."""
+    frames: Mapping[str, int] = MappingProxyType({})
+    """Entries of the observation, "" where it is a single Box, of which a policy sees the latest so many frames:
+    `observe` gives the newest (n, ...), the env a stack (n, T, ...) of them. See `kit.envs.frames`."""
     action_space: gymnasium.Space
     episode_steps: int
     """Steps after which an episode is cut (truncated)."""
@@ -74,6 +82,11 @@ class Task(ABC):
     @abstractmethod
     def observe(self) -> Obs:
         """What the policy sees: (n, ...), or a dict of such."""
+
+    def observe_first(self, worlds: torch.Tensor) -> Obs:
+        """What the worlds numbered `worlds` (k,) see as their episodes begin, (k, ...). A task that draws pictures
+        should draw no others here."""
+        return tree_map(lambda rows: rows.index_select(0, worlds), self.observe())
 
     @abstractmethod
     def reward(self, action: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from gymnasium import spaces
 
 from kit.envs.contract import BatchEnv, Step
+from kit.envs.frames import FrameStacks, stacked_space
 from kit.envs.obs import Obs, select, tree_map
 from kit.envs.task import MujocoTask, Task, may_have
 
@@ -31,7 +32,9 @@ class TensorEnv(BatchEnv):
         self.cameras, self.episode_steps = task.cameras, task.episode_steps
         self.control_dt_s, self.film_speed = task.control_dt_s, task.film_speed
         self.score = task.score
-        self.observation_space, self.action_space = task.observation_space, task.action_space
+        self.observation_space = stacked_space(task.observation_space, task.frames)
+        self.action_space = task.action_space
+        self.frames, self._stacks = task.frames, FrameStacks(task.frames)
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):
             low, high = torch.as_tensor(self.action_space.low), torch.as_tensor(self.action_space.high)
@@ -54,7 +57,7 @@ class TensorEnv(BatchEnv):
         self._length = torch.zeros_like(self._length)
         self._limit = None
         self._begin(self._everywhere)
-        return self._observe()
+        return self._stacks.begin(self._typed(self.task.observe()))
 
     def stagger(self) -> None:
         if self.task.staggered:
@@ -70,7 +73,7 @@ class TensorEnv(BatchEnv):
         task.advance(action)
         task.measure()
 
-        obs = self._observe()
+        obs = self._typed(task.observe())
         reward = task.reward(action)
         terminated = task.terminated()
         success = task.success()
@@ -80,6 +83,7 @@ class TensorEnv(BatchEnv):
             reward = torch.where(failed, 0.0, reward)
             terminated = terminated | failed
             success = None if success is None else success & ~failed
+        obs = self._stacks.push(obs)
 
         self._return = self._return + reward
         self._length = self._length + 1
@@ -95,20 +99,28 @@ class TensorEnv(BatchEnv):
             self._length = torch.where(done, 0, self._length)
             if self._limit is not None:
                 self._limit = torch.where(done, self.episode_steps, self._limit)
-            obs = select(done, self._observe(), obs)
+            obs = self._renew(done, obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 
     def _begin(self, worlds: torch.Tensor) -> None:
         self.task.reset(worlds, self._generator)
         self.task.measure()
 
-    def _observe(self) -> Obs:
-        return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, self.task.observe())
+    def _renew(self, done: torch.Tensor, obs: Obs) -> Obs:
+        """`obs` with what the worlds of `done` (n,) bool, which have begun anew, see now."""
+        if not self.frames:
+            return select(done, self._typed(self.task.observe()), obs)
+        worlds = done.nonzero().flatten()  # a GPU is asked: pictures take longer than that
+        return self._stacks.renew(obs, worlds, self._typed(self.task.observe_first(worlds))) if len(worlds) else obs
+
+    def _typed(self, obs: Obs) -> Obs:
+        return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Task and physics, running totals, random generator."""
+        """Task and physics, frames, running totals, random generator."""
         return {
             **self.task.snapshot(),
+            **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
@@ -118,6 +130,7 @@ class TensorEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         self.task.restore(snapshot)
         self.task.measure()
+        self._stacks.load_state({name[7:]: value for name, value in snapshot.items() if name.startswith("frames.")})
         self._return = snapshot["return"].to(self._return, copy=True)
         self._length = snapshot["length"].to(self._length, copy=True)
         self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None

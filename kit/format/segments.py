@@ -11,6 +11,9 @@ from kit.format.checkpoint import Checkpoint
 if TYPE_CHECKING:
     import torch
 
+DONE, RAGGED = "done", "ends."
+"""Columns whose names begin with the latter hold no entry for each row, but one for each True in the former (rows,
+n_envs), in its order."""
 PART_BYTES = 32_000_000
 """Of a segment's file, about: writing one takes as much memory again, and more."""
 
@@ -23,14 +26,22 @@ class Segment:
     rows: dict[str, torch.Tensor]
 
     def __len__(self) -> int:
-        return len(next(iter(self.rows.values()))) if self.rows else 0
+        return next((len(column) for name, column in self.rows.items() if not name.startswith(RAGGED)), 0)
+
+    def part(self, first: int, last: int) -> Segment:
+        """Those of its rows from `first` up to `last`, counted from its own beginning."""
+        rows = {name: column[first:last] for name, column in self.rows.items() if not name.startswith(RAGGED)}
+        if DONE in self.rows:
+            a, b = (int(self.rows[DONE][:stop].sum()) for stop in (first, last))
+            rows |= {name: column[a:b] for name, column in self.rows.items() if name.startswith(RAGGED)}
+        return Segment(self.start + first, rows)
 
     def parts(self) -> Iterator[Segment]:
         """The same rows in segments of at most `PART_BYTES`, a row at least, oldest first."""
-        row_bytes = sum(column[:1].nbytes for column in self.rows.values())
+        row_bytes = sum(column.nbytes for column in self.rows.values()) // max(1, len(self))
         count = max(1, PART_BYTES // max(1, row_bytes))
         for first in range(0, len(self), count):
-            yield Segment(self.start + first, {name: rows[first : first + count] for name, rows in self.rows.items()})
+            yield self.part(first, min(first + count, len(self)))
 
 
 @runtime_checkable

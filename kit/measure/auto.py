@@ -17,7 +17,7 @@ from typing import Any
 
 from kit import envs
 from kit.config import RunConfig, default_name
-from kit.encoders import choose, sees_pictures
+from kit.encoders import OPTIONS, choose, sees_pictures
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.measure.fit import STRIDE, fit
@@ -47,7 +47,7 @@ def resolve(config: RunConfig, fits: Callable[[RunConfig], int] | None = None) -
     if not isinstance(env.action_space, found.actions):
         kinds = " or ".join(kind.__name__ for kind in found.actions)
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
-    choose(config.encoder, env.observation_space)
+    choose(config.encoder, env.observation_space, config.overrides.get("policy_kwargs", {}).get(OPTIONS))
     device = device_of(config, sees_pictures(env.observation_space))
     row = row_of(found, config, device)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(found, config, row, device, env.physics)

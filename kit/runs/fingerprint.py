@@ -8,6 +8,7 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
+from kit.format.segments import Segment
 from kit.runs.metrics import CLOCK
 from kit.runs.run import Run
 
@@ -56,4 +57,5 @@ def _replay(found: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[s
     first, stop = int(segments[0].stem), int(state["trainer"]["replay_written"])
     parts = [load_file(path) for path in segments]
     keep = min(stop - first, int(state["session"]["replay_capacity"]))
-    return [(name, torch.cat([part[name] for part in parts])[-keep:]) for name in sorted(parts[0])]
+    whole = Segment(first, {name: torch.cat([part[name] for part in parts]) for name in sorted(parts[0])})
+    return list(whole.part(len(whole) - keep, len(whole)).rows.items())

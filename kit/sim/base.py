@@ -31,6 +31,8 @@ class Simulator(ABC):
 
     dtype: torch.dtype
     """float64 for MuJoCo in C, float32 for MuJoCo Warp."""
+    threads: int = 1
+    """Of the CPU, that share physics and pictures."""
 
     def __init__(self, model: mujoco.MjModel, n: int, device: torch.device) -> None:
         if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
@@ -95,22 +97,22 @@ class Simulator(ABC):
             )
 
     def render(
-        self,
-        cameras: tuple[str, ...],
-        height: int,
-        width: int,
-        *,
-        shadows: bool = False,
-        poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
-    ) -> torch.Tensor:
-        """Pictures of every world, uint8 (n, len(cameras), height, width, 3), RGB. People's eyes like `shadows`.
-        `poses`: fields of MjData, such as "geom_xpos" (n, geoms, 3), to be drawn in place of the worlds' own."""
+        self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
+        worlds: torch.Tensor | None = None, poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> torch.Tensor:  # fmt: skip
+        """Pictures of every world, or of those numbered `worlds` (k,), uint8 (n or k, len(cameras), height, width, 3),
+        RGB. People's eyes like `shadows`. `poses`: what to draw in place of the worlds' own fields, such as "geom_xpos"
+        (n, geoms, 3), or of the model's colours, "geom_rgba" (n, geoms, 4)."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
-            self._renderers[key] = Renderer(self.model, self.n, *key[:3], self.device, shadows=shadows)
-        return self._renderers[key].render({name: self.field(name) for name in POSES} | dict(poses))
+            args = (self.model, self.n, *key[:3], self.device)
+            self._renderers[key] = Renderer(*args, shadows=shadows, threads=self.threads)
+        drawn = {name: self.field(name) for name in POSES} | dict(poses)
+        if worlds is not None:
+            drawn = {name: value.index_select(0, worlds) for name, value in drawn.items()}
+        return self._renderers[key].render(drawn)
 
     def close(self) -> None:
         """Give back threads and memory."""

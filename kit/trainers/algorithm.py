@@ -62,6 +62,8 @@ class Algorithm:
     """Hyperparameters that a run takes over from an SB3 zip."""
     fewer_worlds: bool = True
     """Whether a run out of memory may go on with fewer worlds."""
+    own: Mapping[str, type] = field(default_factory=dict)
+    """Hyperparameters that SB3 does not have, and their types."""
     memory_remedy: str = "network, n_steps or batch_size"
     """What to make smaller when memory runs out for good."""
 

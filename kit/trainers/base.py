@@ -65,7 +65,7 @@ class TensorTrainer(BaseAlgorithm):
             self.normalizer = Normalizer(self.observation_space, self.n_envs, self.device, **settings)
         self._actors: dict[bool, Actor] = {}
         if self.env is not None:
-            self.tensor_env = _inside(self.env)
+            self.tensor_env = tensor_env_of(self.env)
             self._begin()
 
     def _begin(self) -> None:
@@ -266,7 +266,7 @@ class TensorTrainer(BaseAlgorithm):
         return [*super()._excluded_save_params(), *ours]
 
 
-def _inside(env: VecEnv) -> BatchEnv:
+def tensor_env_of(env: VecEnv) -> BatchEnv:
     """The tensor env that `env` is a view of."""
     if is_vecenv_wrapped(env, VecNormalize):
         raise UserError("VecNormalize around env is not seen by tensors; give the trainer normalize=True instead.")

@@ -73,7 +73,7 @@ class Networks:
         """Put the gradient of a loss over `batch` where the optimizer looks for it; what `slopes` wanted to know."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
-        values, log_prob, entropy = self._evaluate(batch, actions)
+        values, log_prob, entropy = self._evaluate(batch.assembled(), actions)
         values, mean_entropy = values.flatten(), -log_prob.mean() if entropy is None else entropy.mean()
         with torch.no_grad():
             evaluated = Evaluated(log_prob.detach(), values.detach(), mean_entropy.detach())
@@ -87,7 +87,7 @@ class Networks:
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Values, log-probabilities of `actions` and, where it has a formula, entropy, of each row."""
-        return self.policy.evaluate_actions(batch.obs, actions)  # type: ignore[arg-type]
+        return self.policy.evaluate_actions(batch.obs, actions)
 
     def step(self, max_norm: float) -> None:
         """One step of the optimizer along the gradient, clipped."""

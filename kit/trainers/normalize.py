@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
 
-from kit.envs.obs import Obs, from_leaves, leaves
+from kit.envs.obs import Obs, from_leaves, is_picture, leaves
 from kit.errors import UserError
 
 if TYPE_CHECKING:
@@ -142,4 +141,4 @@ class Normalizer:
 
 
 def _is_scaled(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and not is_image_space(space)
+    return isinstance(space, spaces.Box) and not is_picture(space)

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from kit.envs.obs import tree_map
 from kit.trainers import fast
 from kit.trainers.base import TensorTrainer
+from kit.trainers.clips import stacks_of_pictures
 from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
 
@@ -29,7 +30,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device)
+        frames = stacks_of_pictures(self.observation_space, self.tensor_env.frames) if self.env is not None else None
+        self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device, frames)
         self.networks = self._networks()
 
     def _networks(self) -> Networks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 
 from kit.envs.obs import Obs, tree_map
+from kit.trainers.clips import Clips, Seen, before, channels_last, newest, seen, with_stacks
 
 
 def gae(
@@ -41,7 +42,7 @@ def gae(
 class Batch:
     """Transitions in any order, leading size N: what an update learns from."""
 
-    obs: Obs
+    obs: Seen
     actions: torch.Tensor
     values: torch.Tensor
     log_probs: torch.Tensor
@@ -54,6 +55,10 @@ class Batch:
     def take(self, index: torch.Tensor) -> Self:
         """The rows `index` (k,), copied."""
         return type(self)(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
+
+    def assembled(self) -> Self:
+        """With every stack of frames put together: `obs` as the networks see them."""
+        return replace(self, obs=seen(self.obs))
 
     def split(self, size: int) -> list[Self]:
         """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
@@ -71,7 +76,7 @@ class Remembered(Batch):
     """What was remembered before the step, (N, ...) each; in an episode's first as of one that remembers nothing."""
 
 
-def _split(obs: Obs, size: int) -> Sequence[Obs]:
+def _split(obs: Seen, size: int) -> Sequence[Seen]:
     if isinstance(obs, dict):
         pieces = [_split(value, size) for value in obs.values()]
         return [dict(zip(obs, piece, strict=True)) for piece in zip(*pieces, strict=True)]
@@ -79,10 +84,13 @@ def _split(obs: Obs, size: int) -> Sequence[Obs]:
 
 
 class Rollout:
-    """Storage for `n_steps` steps of `n_envs` worlds, written once per iteration and read by one update."""
+    """Storage for `n_steps` steps of `n_envs` worlds, written once per iteration and read by one update. Of the stacks
+    of pictures that `frames` names it keeps every frame once."""
 
-    def __init__(self, n_steps: int, n_envs: int, device: torch.device) -> None:
-        self.n_steps, self.n_envs, self.device = n_steps, n_envs, device
+    def __init__(
+        self, n_steps: int, n_envs: int, device: torch.device, frames: Mapping[str, int] | None = None
+    ) -> None:
+        self.n_steps, self.n_envs, self.device, self.frames = n_steps, n_envs, device, frames or {}
 
         def zeros(dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(n_steps, n_envs, dtype=dtype, device=device)
@@ -90,7 +98,8 @@ class Rollout:
         self.rewards, self.values, self.log_probs, self.advantages, self.returns = (zeros() for _ in range(5))
         self.done = zeros(torch.bool)
         self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
-        self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen
+        self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen; of stacks there are only
+        self._pictures: dict[str, torch.Tensor] = {}  # (those before the first step and T, n, H, W, C)
         self.actions: torch.Tensor | None = None
         self.memory: Obs | None = None  # (T, n, ...), of policies that have one
         self._cuts: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
@@ -100,9 +109,19 @@ class Rollout:
 
     def observe(self, step: int, obs: Obs) -> Obs:
         """Store `obs` (n, ...) of `step` and return it as stored."""
+        frames, rest = newest(obs, self.frames)
         if self.obs is None:
-            self.obs = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), obs)
-        return tree_map(lambda kept, seen: kept[step].copy_(seen), self.obs, obs)
+            self.obs = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), rest)
+            for name, frame in frames.items():
+                self._pictures[name] = frame.new_zeros(self.frames[name] - 1 + self.n_steps, *frame.shape)
+        stacks: dict[str, Any] = {name: obs[name] if isinstance(obs, dict) else obs for name in frames}
+        for name, frame in frames.items():
+            earlier = self.frames[name] - 1
+            self._pictures[name][earlier + step] = frame
+            if step == 0:
+                self._pictures[name][:earlier] = channels_last(stacks[name][:, :-1]).transpose(0, 1)
+        kept = tree_map(lambda kept, value: kept[step].copy_(value), self.obs, rest)
+        return with_stacks(kept, stacks)
 
     def act(self, step: int, actions: torch.Tensor) -> None:
         """Store `actions` (n, ...) of `step`."""
@@ -118,8 +137,9 @@ class Rollout:
 
     def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
         """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...).
-        Only their rows are kept; on a GPU, which is not asked which those are, all."""
-        worlds = truncated.nonzero().flatten() if truncated.device.type == "cpu" else None
+        Only their rows are kept; on a GPU, which is not asked which those are, all, unless they are pictures."""
+        asked = truncated.device.type == "cpu" or self.frames
+        worlds = truncated.nonzero().flatten() if asked else None
         rows = tree_map(lambda x: x.clone() if worlds is None else x[worlds], final_obs)
         self._cuts.append((step, truncated, worlds, rows))
 
@@ -143,10 +163,24 @@ class Rollout:
     def batch(self) -> Batch:
         """All transitions, step-major: row t · n_envs + world. Views, no copies."""
         assert self.obs is not None and self.actions is not None
-        flat = [tree_map(lambda x: x.flatten(0, 1), self.obs), self.actions.flatten(0, 1)]
+        obs = with_stacks(tree_map(lambda x: x.flatten(0, 1), self.obs), self._clips())
+        flat = [obs, self.actions.flatten(0, 1)]
         columns = (self.values, self.log_probs, self.advantages, self.returns)
         batch = Batch(*flat, *(column.flatten() for column in columns))
         if self.memory is None:
             return batch
         begun = torch.cat([torch.ones_like(self.done[:1]), self.done[:-1]]).flatten()
         return Remembered(**vars(batch), begun=begun, memory=tree_map(lambda x: x.flatten(0, 1), self.memory))
+
+    def _clips(self) -> dict[str, Clips]:
+        """The stacks, step-major."""
+        clips: dict[str, Clips] = {}
+        for name, frames in self.frames.items():
+            earlier = frames - 1
+            step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
+            anew = torch.where(self.done[:-1], step[1:], -earlier)  # what was seen before the first step is one's own
+            first = torch.cat([torch.full_like(step[:1], -earlier), anew]).cummax(0).values
+            row = (before(step, first, frames) + earlier) * self.n_envs
+            world = torch.arange(self.n_envs, device=self.device).unsqueeze(1)
+            clips[name] = Clips(self._pictures[name].flatten(0, 1), (row + world).flatten(0, 1))
+        return clips

@@ -18,11 +18,13 @@ from kit.envs.obs import tree_map
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.base import TensorTrainer
+from kit.trainers.base import TensorTrainer, tensor_env_of
+from kit.trainers.clips import stacks_of_pictures
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 from kit.trainers.on_policy import READ_EVERY, LazyInfos
 from kit.trainers.replay import Replay, Transitions
 from kit.trainers.saving import Counters, Part, State, Values
+from kit.trainers.shifting import random_shift
 
 
 class SAC(TensorTrainer, sb3.SAC):
@@ -30,12 +32,23 @@ class SAC(TensorTrainer, sb3.SAC):
 
     replay_buffer: Replay  # type: ignore[assignment]
 
+    def __init__(self, *args: Any, random_shift: int = 4, **kwargs: Any) -> None:
+        """`random_shift`: pixels by which pictures are moved at random before they are learnt from; 0 leaves them."""
+        if random_shift < 0:
+            raise UserError(f"overrides random_shift={random_shift!r} must be a whole number of at least 0.")
+        self.random_shift = random_shift
+        super().__init__(*args, **kwargs)
+
     def _setup_model(self) -> None:
         if self.n_steps != 1 or self.action_noise is not None:
             raise UserError(f"n_steps={self.n_steps} and action_noise are SB3's alone; leave them out here.")
         if not isinstance(self.replay_buffer, Replay):
             rows = max(1, self.buffer_size // self.n_envs)
-            self.replay_buffer = Replay(rows, self.n_envs, self.device)
+            frames: dict[str, int] = {}
+            if self.env is not None:
+                inside = tensor_env_of(self.env)
+                frames = stacks_of_pictures(inside.observation_space, inside.frames)
+            self.replay_buffer = Replay(rows, self.n_envs, self.device, frames)
         self._sums = torch.zeros(len(FIGURES), device=self.device)
         self._summed = 0
         super()._setup_model()
@@ -98,7 +111,7 @@ class SAC(TensorTrainer, sb3.SAC):
             scaled = self._explore()
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
             done = terminated | truncated
-            self.replay_buffer.add(obs, scaled, reward, info["final_obs"], terminated)
+            self.replay_buffer.add(obs, scaled, reward, info["final_obs"], terminated, done)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))
                 self.normalizer.reward(reward, done)
@@ -151,7 +164,10 @@ class SAC(TensorTrainer, sb3.SAC):
         """A batch as the networks see it: normalised by what is known now."""
         batch, see = self.replay_buffer.sample(batch_size), self.as_actor().see
         rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
-        return Transitions(see(batch.obs), batch.actions, rewards, see(batch.next_obs), batch.terminated)
+        obs, next_obs = see(batch.obs), see(batch.next_obs)
+        if self.random_shift:
+            obs, next_obs = (random_shift(seen, self.random_shift) for seen in (obs, next_obs))
+        return Transitions(obs, batch.actions, rewards, next_obs, batch.terminated)
 
     def _gradient_step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
         """One step of everything; returns the row of `FIGURES`."""
@@ -243,6 +259,15 @@ class SAC(TensorTrainer, sb3.SAC):
         """Go on without the data that could not be put back; after `load_state`."""
         self.replay_buffer.forget()
 
+    def load_state(self, state: State) -> bool:
+        same_worlds = super().load_state(state)
+        if same_worlds and self.tensor_env.snapshots:
+            assert self._last_obs is not None
+            self.replay_buffer.go_on(self._last_obs)
+        else:
+            self.replay_buffer.begin_anew()
+        return same_worlds
+
     def begin_with(self, state: State) -> None:
         super().begin_with(state)
         learnt = state.get("trainer", {}).get("log_ent_coef")
@@ -277,13 +302,15 @@ class _OffPolicyCounters(Counters):
         learnt = {} if own.log_ent_coef is None else {"log_ent_coef": own.log_ent_coef.detach().cpu().clone()}
         sums = {"figure_sums": own._sums.cpu().clone(), "figures_summed": own._summed}
         lost = {"replay_first": own.replay_buffer.first} if own.replay_buffer.first else {}
-        return {**super().state(), "replay_written": own.replay_written, **lost, **sums, **learnt}
+        cuts = {"replay_breaks": list(own.replay_buffer.breaks)} if own.replay_buffer.breaks else {}
+        return {**super().state(), "replay_written": own.replay_written, **lost, **cuts, **sums, **learnt}
 
     def load_state(self, state: Values) -> None:
         super().load_state(state)
         own = self.trainer
         own.replay_buffer.written = int(state["replay_written"])
         own.replay_buffer.first = int(state.get("replay_first", 0))
+        own.replay_buffer.breaks = [int(row) for row in state.get("replay_breaks", [])]
         own._sums.copy_(state["figure_sums"])
         own._summed = int(state["figures_summed"])
         if own.log_ent_coef is not None:
@@ -312,5 +339,6 @@ ALGORITHM = Algorithm(
     rule=_keep_ratio,
     imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
     fewer_worlds=False,
+    own={"random_shift": int},
     memory_remedy="buffer_size, n_envs or network",
 )  # fmt: skip

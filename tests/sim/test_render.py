@@ -126,3 +126,27 @@ def test_the_default_camera_follows_a_robot_that_has_none():
     data.qpos[:3] = 30.0, -4.0, 2.0
     mujoco.mj_forward(model, data)
     assert np.allclose(red(render_data(model, data, height=41, width=41)).mean(0), 20.0, atol=0.5)
+
+
+def test_some_worlds_are_drawn_as_all_are(ball):
+    worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
+    renderer = Renderer(ball, 3, ("eye",), 40, 40)
+    every = renderer.render(poses(*worlds))
+    assert torch.equal(renderer.render(poses(worlds[2], worlds[0])), every[[2, 0]])
+    assert torch.equal(renderer.render(poses(*worlds)), every)
+
+
+def test_the_arm_before_a_backdrop_is_the_arm_in_its_scene():
+    """What stands still is drawn once; threads share the worlds: the same pictures as everything drawn by one."""
+    from kit.envs.reach import Reach
+    from kit.envs.vec import TensorEnv
+
+    env = TensorEnv(Reach(), 3)
+    cameras = ("front", "side", "top")
+    plain, quick = (Renderer(env.task.model, 3, cameras, 64, 64, threads=threads) for threads in (1, 2))
+    assert quick._still is not None and 0 < quick._still.sum() < env.task.model.ngeom
+    plain._still = None
+    for _ in range(5):
+        fields = {name: env.task.sim.field(name) for name in POSES}
+        assert torch.equal(quick.render(fields), plain.render(fields))
+        env.step(2 * torch.rand(3, 7) - 1)

@@ -1,0 +1,73 @@
+"""ReachVision: the same arm and the same goals as in Reach, seen through cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from kit.envs.obs import Obs
+from kit.envs.reach import Reach
+from kit.envs.reach_model import ARM, FINGER_OPEN_M
+from kit.errors import UserError
+
+EYES = ("front", "side", "top")
+
+
+class ReachVision(Reach):
+    """The arm of Reach is given a red ball that it can only see.
+
+    An observation has an entry for each camera, uint8 (frames, 3, size, size), and with `joints` the arm's angles
+    (rad), velocities (rad/s) and gripper (1 open, 0 closed), (15,). Where the ball or the hand is stands nowhere.
+
+    `critic_state` adds "critic_state", all that Reach sees (24,): privileged, for a critic alone while it trains
+    (asymmetric actor-critic, Pinto et al., 2017). An actor never reads an entry of a name that begins with "critic_".
+    """
+
+    name = "ReachVision"
+    goal_radius_m = 0.06  # 4 of 64 pixels
+
+    def __init__(
+        self,
+        cameras: Sequence[str] = EYES,
+        size: int = 64,
+        frames: int = 4,
+        joints: bool = True,
+        critic_state: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(cameras, str) or not cameras or not set(cameras) <= set(self.cameras):
+            raise UserError(f"env_options cameras={cameras!r} must be a list of some of {', '.join(self.cameras)}.")
+        if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 512:
+            raise UserError(f"env_options size={size!r} must be a whole number of pixels from 8 to 512.")
+        self.eyes, self.size, self.joints, self.critic_state = tuple(cameras), size, joints, critic_state
+        self.frames = dict.fromkeys(self.eyes, frames)
+        entries: dict[str, spaces.Space] = dict.fromkeys(self.eyes, spaces.Box(0, 255, (3, size, size), np.uint8))
+        if joints:
+            entries["joints"] = spaces.Box(-np.inf, np.inf, (2 * len(ARM) + 1,), np.float32)
+        if critic_state:
+            entries["critic_state"] = self.observation_space
+        self.observation_space = spaces.Dict(entries)
+
+    def observe(self) -> Obs:  # type: ignore[override]
+        return self._see(None)
+
+    def observe_first(self, worlds: torch.Tensor) -> Obs:
+        return self._see(worlds)
+
+    def _see(self, worlds: torch.Tensor | None) -> Obs:
+        """What those `worlds` (k,) see, by default all."""
+        pictures = self.sim.render(self.eyes, self.size, self.size, worlds=worlds).movedim(-1, 2)  # (k, eyes, 3, h, w)
+        obs: dict[str, Obs] = dict(zip(self.eyes, pictures.unbind(1), strict=True))
+        if self.joints:
+            gripper = (self._finger_m / FINGER_OPEN_M).unsqueeze(1)
+            obs["joints"] = _rows(torch.cat([self._angles, self._velocities, gripper], dim=1), worlds)
+        if self.critic_state:
+            obs["critic_state"] = _rows(super().observe(), worlds)
+        return obs
+
+
+def _rows(values: torch.Tensor, worlds: torch.Tensor | None) -> torch.Tensor:
+    return values if worlds is None else values.index_select(0, worlds)

@@ -1,0 +1,94 @@
+"""Stacks of frames by hand: what is in them, where an episode begins, and how often a task has to draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kit import make_vec
+from kit.envs.gym import TaskEnv, TaskVectorEnv
+from kit.envs.registry import describe
+from kit.envs.sb3 import TensorVecEnv
+from kit.envs.vec import TensorEnv
+from kit.errors import UserError
+from tests.envs.flipbook import SIDE, Flipbook
+
+NAME = "tests.envs.flipbook:Flipbook"
+TURN = torch.ones(3, 1)
+
+
+def pages(obs: dict[str, torch.Tensor]) -> list[list[int]]:
+    """The red of each frame of each world's stack; every pixel of a frame is the same."""
+    eye = obs["eye"]
+    assert torch.equal(eye, eye[..., :1, :1].expand_as(eye))
+    return eye[:, :, 0, 0, 0].tolist()
+
+
+def test_stacks_by_hand() -> None:
+    env = TensorEnv(Flipbook(), 3)  # world w ends after w + 2 steps, the third one's time runs out at that very step
+    assert pages(env.reset(0)) == [[1, 1, 1], [11, 11, 11], [21, 21, 21]]  # the second beginning: the first was page 0
+    env.task.drawn = 0
+    steps = [env.step(TURN) for _ in range(5)]
+    assert [pages(step[0]) for step in steps] == [
+        [[1, 1, 2], [11, 11, 12], [21, 21, 22]],
+        [[4, 4, 4], [11, 12, 13], [21, 22, 23]],  # world 0 has begun anew
+        [[4, 4, 5], [15, 15, 15], [22, 23, 24]],
+        [[7, 7, 7], [15, 15, 16], [26, 26, 26]],
+        [[7, 7, 8], [15, 16, 17], [26, 26, 27]],
+    ]
+    finals = [pages(step[4]["final_obs"]) for step in steps]
+    assert (finals[1][0], finals[2][1], finals[3][2]) == ([1, 2, 3], [12, 13, 14], [23, 24, 25])
+    assert finals[0] == pages(steps[0][0])
+    assert steps[1][0]["step"].tolist() == [[0], [2], [2]] and steps[1][4]["final_obs"]["step"].tolist() == [[2]] * 3
+    assert env.task.drawn == 5 * 3 + 4, "and only the four worlds that began anew are drawn a second time"
+
+
+def test_a_picture_alone_and_what_was_handed_out_is_the_callers() -> None:
+    env = TensorEnv(Flipbook(2, alone=True), 2)
+    obs = env.reset(0)
+    assert obs.shape == (2, 2, 3, SIDE, SIDE) and obs.dtype == torch.uint8
+    obs.fill_(99)
+    after = env.step(TURN[:2])[0]
+    assert after[:, :, 0, 0, 0].tolist() == [[1, 2], [11, 12]]
+
+
+def test_a_snapshot_holds_the_stacks() -> None:
+    env = make_vec(NAME, 3)
+    env.reset(0)
+    env.step(TURN)
+    saved = env.snapshot()
+    expected = [pages(env.step(TURN)[0]) for _ in range(3)]
+    again = make_vec(NAME, 3)
+    again.restore(saved)
+    assert [pages(again.step(TURN)[0]) for _ in range(3)] == expected
+
+
+def test_every_view_shows_the_stack() -> None:
+    space = describe(NAME).observation_space["eye"]
+    assert space.shape == (3, 3, SIDE, SIDE) and space.dtype == np.uint8
+    assert TaskEnv(NAME).reset(seed=0)[0] in TaskEnv(NAME).observation_space
+    vector = TaskVectorEnv(NAME, 2)
+    assert vector.reset(seed=0)[0] in vector.observation_space
+    assert TensorVecEnv(make_vec(NAME, 2)).reset()["eye"].shape == (2, 3, 3, SIDE, SIDE)
+
+
+class Wrong(Flipbook):
+    def __init__(self, **frames: object) -> None:
+        super().__init__()
+        self.frames = frames  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("frames", "says"), [({"ear": 3}, "'ear' is not a Box"), ({"eye": 0}, "0 must be a whole")])
+def test_impossible_frames_are_refused(frames: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        TensorEnv(Wrong(**frames), 1)
+
+
+def test_an_unstable_worlds_stack_ends_with_a_black_frame() -> None:
+    class Unstable(Flipbook):
+        def failed(self) -> torch.Tensor:
+            return self.step == 1
+
+    final = TensorEnv(Unstable(), 2).step(TURN[:2])[4]["final_obs"]
+    assert pages(final)[1] == [10, 10, 0]
