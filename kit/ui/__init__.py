@@ -8,6 +8,7 @@ from kit.ui.panel import TrainPanel
 from kit.ui.plots import compare, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
+from kit.ui.seeing import what_it_sees
 
 __all__ = [
     "Dashboard",
@@ -23,4 +24,5 @@ __all__ = [
     "report",
     "statistics",
     "video",
+    "what_it_sees",
 ]

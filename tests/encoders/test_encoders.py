@@ -179,3 +179,22 @@ def test_a_frozen_encoders_features_are_kept_in_place_of_pictures(algo: str, mon
     assert torch.equal(again.act(obs), trainer.act(obs))
     with pytest.raises(UserError, match="stale"):
         again.load_policy({**state, "encoder": {"sha256": "0" * 64}})
+
+
+def test_saliency_finds_the_pixels_that_an_action_hangs_on() -> None:
+    """A policy whose action is the brightness of one corner."""
+    from stable_baselines3.common.policies import ActorCriticPolicy
+
+    from kit.encoders.saliency import saliency
+
+    class Corner(ActorCriticPolicy):
+        def _predict(self, observation: Any, deterministic: bool = False) -> torch.Tensor:
+            return observation["left"][:, -1, 0, 3:6, 7:9].sum((1, 2)).unsqueeze(1).tanh()
+
+    space = spaces.Dict({"left": CLIP, "joints": spaces.Box(-1, 1, (5,))})
+    policy = Corner(space, spaces.Box(-1, 1, (1,)), lambda _: 0.0, features_extractor_class=load("simple2dcnn"))
+    obs = {"left": torch.zeros(2, *CLIP.shape, dtype=torch.uint8), "joints": torch.zeros(2, 5)}
+    (marked,) = saliency(policy, obs).values()
+    expected = torch.zeros(48, 48)
+    expected[3:6, 7:9] = 1
+    assert torch.equal(marked, expected.expand(2, -1, -1))
