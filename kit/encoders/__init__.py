@@ -47,22 +47,38 @@ CARDS = {
     "nature_cnn": Card(
         "kit.encoders.convolutions:NatureEncoder",
         "three convolutions (32, 64, 64) of all frames at once, an eye for each camera",
-        "", "pictures are simple and how things move matters; what Atari agents use",
+        "22 M, 0.7 M",
+        "pictures are simple and how things move matters; what Atari agents use",
     ),
     "multi_camera": Card(
         "kit.encoders.convolutions:MultiCameraEncoder",
         "the same at half the width (16, 32, 32); shared=True gives all cameras one eye",
-        "", "there are several cameras and few cores",
+        "10 M, 0.3 M",
+        "there are several cameras and few cores",
     ),
     "simple2dcnn": Card(
         "kit.encoders.convolutions:Simple2DEncoder",
         "each frame by itself in patches of 4×4 (16, 32, 32); the newest, and how it differs from the mean",
-        "", "in doubt, with stacks: where things are is read from one frame, little from the others",
+        "6 M, 0.3 M",
+        "in doubt, with stacks: where things are is read from one frame, little from the others",
     ),
     "simple3dcnn": Card(
         "kit.encoders.convolutions:Simple3DEncoder",
         "convolutions of time and space (16, 32, 32)",
-        "", "the task is about motion, in clips of 8 frames and more",
+        "15 M, 0.3 M",
+        "the task is about motion, in clips of 8 frames and more",
+    ),
+    "r3d18": Card(
+        "kit.encoders.r3d18:R3D18Encoder",
+        "a residual network in time and space; options weights (kinetics, or a file) and frozen",
+        "10,600 M, 33 M",
+        "clips of 8 frames or more look like what people film; frozen on a CPU, fine-tuned on a GPU",
+    ),
+    "timesformer": Card(
+        "kit.encoders.timesformer:TimesformerEncoder",
+        "attention over time and space; options weights (a checkpoint's name or folder) and frozen",
+        "112 M, 0.6 M (random ones; the published are 121 M)",
+        "there is a GPU and much data",
     ),
 }  # fmt: skip
 
@@ -77,8 +93,13 @@ def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | 
     if encoder == "mlp" and pictures:
         raise UserError(f"encoder={encoder!r} wants numbers and this env gives pictures; use nature_cnn or auto.")
     policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if pictures else "MlpPolicy"
+    if isinstance(space, spaces.Dict) and any(name.startswith("critic_") for name in space.spaces):
+        policy = "AsymmetricPolicy"
+        if not pictures:
+            raise UserError(f"env gives {observation_space} with entries for a critic alone; that is for pictures.")
     stacks = any(len(picture.shape) == 4 for picture in pictures)
-    if not pictures or (not stacks and not options and encoder in ("auto", "nature_cnn")):
+    plain = not stacks and not options and policy != "AsymmetricPolicy" and encoder in ("auto", "nature_cnn")
+    if not pictures or plain:
         for picture in pictures:
             _enlarged(encoder, picture)
         return Encoder(policy, {})

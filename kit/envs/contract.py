@@ -70,6 +70,10 @@ class BatchEnv(ABC):
     def step(self, action: torch.Tensor) -> Step:
         """One step with `action` (n, ...); continuous ones are clipped to the action space."""
 
+    def scripted(self) -> torch.Tensor | None:
+        """Actions (n, ...) of a plan that learns nothing, to compare policies with, where the task has one."""
+        return None
+
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copies of everything that decides the future where `snapshots`, else what `restore` needs to begin anew."""

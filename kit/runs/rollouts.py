@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from kit.envs.contract import BatchEnv
-    from kit.trainers.actor import Actor
+    from kit.envs.obs import Obs
+    from kit.trainers.actor import Actor, Memory
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
@@ -83,8 +84,8 @@ class Evaluator:
 def evaluate(
     run: Run | str | Path, episodes: int = 100, step: int | str | None = None, scripted: bool = False
 ) -> dict[str, Any]:
-    """Play `episodes` with the policy of `step` (default: the best), actions without noise; or, `scripted`, by the
-    task's own plan in the same worlds.
+    """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
+    task's own plan.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
     the task's own figures as `Task.info` says, such as Reach's "within_5cm".
@@ -103,15 +104,18 @@ class Script:
     """A task's own plan, as an actor. Raises `UserError` if it has none."""
 
     def __init__(self, env: BatchEnv) -> None:
-        self._task: Any = getattr(env, "task", None)
-        if self._task is None or self._task.scripted() is None:
+        self._env = env
+        if env.scripted() is None:
             raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
 
-    def memory(self, n: int) -> None:
+    def memory(self, n: int) -> Memory:
         """None is needed."""
+        return ()
 
-    def __call__(self, obs: object, memory: Any, begun: object) -> tuple[torch.Tensor, Any]:
-        return self._task.scripted(), memory
+    def __call__(self, obs: Obs, memory: Memory, begun: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+        planned = self._env.scripted()
+        assert planned is not None
+        return planned, memory
 
 
 def record(

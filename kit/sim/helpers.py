@@ -19,7 +19,6 @@ class Helpers:
     """
 
     def __init__(self, count: int) -> None:
-        self.count = count
         self._jobs: Jobs = SimpleQueue()
         threads = [threading.Thread(target=_serve, args=(self._jobs,), daemon=True) for _ in range(count)]
         for thread in threads:

@@ -24,9 +24,12 @@ from kit.machine.limits import usable_cores
 from kit.sim.helpers import Helpers
 from kit.sim.kernels import beside_torch, compiling, numbered, wp
 from kit.sim.layer import POSES, Layer
+from kit.sim.sight import Sight
 
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Where a ray hits nothing and the model has no skybox: a light sky."""
+WORLDS_TOGETHER = 16
+"""In one launch on the CPU: rays go wherever something may be in any of them, and a launch has its own cost."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -38,9 +41,9 @@ class Renderer:
 
     One ray a pixel: four would smooth the edges and take three times as long. `shadows` make depth readable, at up to
     twice the work. Without them, what stands still for ever before cameras that stand still is drawn once, and later
-    only what moves in front of it: of an arm at a table 4 times as many pictures a second. Building one takes a moment
-    and holds the meshes' search trees, so keep it; `render` may be called from one thread at a time, and shares the
-    work with `threads` on the CPU (by default one per usable core).
+    only what moves in front of it, on the CPU only where it may be: of an arm at a table many times as many pictures a
+    second, and the same ones. Building one takes a moment and holds the meshes' search trees, so keep it; `render` may
+    be called from one thread at a time, and shares the work with `threads` on the CPU (by default one per usable core).
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
@@ -54,10 +57,15 @@ class Renderer:
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
         self._still = None if shadows else still(model, self._columns)
+        self._directions = torch.as_tensor(self._rays()).flatten(1, 2).to(self.device)
+        self._sight: Sight | None = None
+        if self._still is not None and self.device.type == "cpu":
+            sight = Sight(model, ~self._still, self._columns, self._fovy, height, width)
+            self._sight = sight if sight.bounded else None
         self._layers: dict[str, list[Layer]] = {}
         self._backdrop: tuple[torch.Tensor, torch.Tensor] | None = None
-        threads = min(threads or usable_cores(), n) if self.device.type == "cpu" else 1
-        self._helpers = Helpers(threads - 1)
+        self._threads = min(threads or usable_cores(), n) if self.device.type == "cpu" else 1
+        self._helpers = Helpers(self._threads - 1)
 
     def render(self, poses: Mapping[str, Poses]) -> torch.Tensor:
         """RGB pictures, uint8 (k, cameras, height, width, 3), on the renderer's device.
@@ -75,53 +83,77 @@ class Renderer:
             if self._still is None or own is not None:
                 if own is not None:
                     seen["geom_rgba"] = self._warp(own, wp.vec4)
-                pixels = self._draw("all", seen)[0]
+                blocks = [_rows(seen, *edge) for edge in self._blocks(k)]
+                pixels = torch.cat([colours for colours, _ in self._draw("all", blocks)])
             else:
-                pixels = self._before_backdrop(seen)
+                pixels = self._before_backdrop(seen, poses)
         bgra = pixels.view(torch.uint8).view(k, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
-    def _before_backdrop(self, seen: dict[str, Any]) -> torch.Tensor:
+    def _before_backdrop(self, seen: dict[str, Any], poses: Mapping[str, Poses]) -> torch.Tensor:
         """What moves, where it is nearer than what stands still."""
         if self._backdrop is None:
-            self._backdrop = self._draw("still", _first(seen))
+            (self._backdrop,) = self._draw("still", [_rows(seen, 0, 1)])
             self._layers.pop("still")
-        (pixels, depths), (still_pixels, still_depths) = self._draw("moving", seen), self._backdrop
-        nearer = (depths > 0) & ((depths < still_depths) | (still_depths == 0))
-        return torch.where(nearer, pixels, still_pixels)
+        colours, depths = self._backdrop
+        edges = self._blocks(seen["cam_xpos"].shape[0], WORLDS_TOGETHER if self._sight else self.n)
+        shown = [self._shown(poses, *edge) for edge in edges]
+        drawn = self._draw("moving", [_rows(seen, *edge) for edge in edges], shown)
+        pictures = colours.repeat(edges[-1][1], 1)
+        for (start, stop), where, (nearest, near) in zip(edges, shown, drawn, strict=True):
+            area: Any = slice(None)
+            if where is not None:  # its pixels among those of all views
+                area = torch.cat([view * self.height * self.width + pixels for view, pixels in enumerate(where)])
+            behind = depths[:, area]
+            in_front = (near > 0) & ((near < behind) | (behind == 0))
+            pictures[start:stop, area] = torch.where(in_front, nearest, colours[:, area])
+        return pictures
 
-    def _draw(self, what: str, seen: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pixels and depths (k, views, height, width) of "all", or of what is "still" or "moving"."""
-        k = seen["cam_xpos"].shape[0]
-        if what not in self._layers:
+    def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
+        """First and last of as many worlds as one launch draws, of `k`."""
+        count = max(min(k, self._threads), -(-k // (at_most or self.n)))
+        return list(pairwise(k * i // count for i in range(count + 1)))
+
+    def _shown(self, poses: Mapping[str, Poses], start: int, stop: int) -> list[torch.Tensor] | None:
+        """The pixels of each view that may show something that moves in those worlds; None for all."""
+        if self._sight is None:
+            return None
+        geoms, cameras, turned = (torch.as_tensor(poses[name]) for name in ("geom_xpos", "cam_xpos", "cam_xmat"))
+        one = cameras[0].float(), turned[0].reshape(-1, 3, 3).float()
+        return self._sight.rays(geoms[start:stop].float(), *one)
+
+    def _draw(
+        self, what: str, blocks: list[dict[str, Any]], shown: Sequence[list[torch.Tensor] | None] | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each of the `blocks` of worlds what its layer draws of "all", or of what is "still" or "moving"."""
+        layers = self._layers.setdefault(what, [])
+        if not layers:
             with compiling("the renderer"):
-                self._layers[what] = self._make(what)
-                self._layers[what][0].draw(_first(seen))
-        layers = self._layers[what][:k]
-        edges = [k * i // len(layers) for i in range(len(layers) + 1)]
-        rows = [{name: v[a:b] if v.size else v for name, v in seen.items()} for a, b in pairwise(edges)]
-        mine, *others = [partial(layer.draw, part) for layer, part in zip(layers, rows, strict=True)]
-        self._helpers.run(mine, *others)
-        sizes = [b - a for a, b in pairwise(edges)]
-        both = [(layer.pixels[:size], layer.depths[:size]) for layer, size in zip(layers, sizes, strict=True)]
-        pixels, depths = (torch.cat(parts) for parts in zip(*both, strict=True))
-        return pixels, depths
+                layers.append(self._layer(what))
+                layers[0].draw(_rows(blocks[0], 0, 1))
+        layers += [self._layer(what) for _ in range(len(layers), len(blocks))]
+        wanted = shown or [None] * len(blocks)
+        drawn: list[Any] = [None] * len(blocks)
+        threads = min(self._threads, len(blocks))
 
-    def _make(self, what: str) -> list[Layer]:
-        """A layer for each thread, with its share of the worlds."""
+        def draw(first: int) -> None:
+            for i in range(first, len(blocks), threads):
+                drawn[i] = layers[i].draw(blocks[i], wanted[i])
+
+        mine, *others = [partial(draw, first) for first in range(threads)]
+        self._helpers.run(mine, *others)
+        return drawn
+
+    def _layer(self, what: str) -> Layer:
         shown = np.ones(self.model.ngeom, dtype=bool)
         if what != "all" and self._still is not None:
             shown = self._still if what == "still" else ~self._still
-        threads = 1 if what == "still" else self._helpers.count + 1
-        n = 1 if what == "still" else -(-self.n // threads)
-
-        def layer() -> Layer:
-            return Layer(
-                self.model, shown, n, self._columns, self._rays(), self.device, depth=what != "all",
-                use_shadows=self._shadows, render_skybox=what != "moving", background_color=BACKGROUND_RGBA,
-            )  # fmt: skip
-
-        return [layer() for _ in range(threads)]
+        n = 1 if what == "still" else -(-self.n // self._threads)
+        return Layer(
+            self.model, shown, n, self._columns, self._directions,
+            depth=what != "all", use_shadows=self._shadows, render_skybox=what != "moving",
+            background_color=BACKGROUND_RGBA,
+        )  # fmt: skip
 
     def _warp(self, values: Poses, dtype: Any) -> Any:
         tensor = torch.as_tensor(values).to(self.device, torch.float32).contiguous()
@@ -155,9 +187,9 @@ class Renderer:
         return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
 
 
-def _first(seen: dict[str, Any]) -> dict[str, Any]:
-    """Of the first world."""
-    return {name: values[:1] if values.size else values for name, values in seen.items()}
+def _rows(seen: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Those of the worlds from `start` to `stop`."""
+    return {name: values[start:stop] if values.size else values for name, values in seen.items()}
 
 
 def still(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | None:

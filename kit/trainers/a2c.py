@@ -7,6 +7,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.encoders.asymmetric import AsymmetricActorCritic
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
@@ -16,6 +18,8 @@ from kit.trainers.rollout import Batch
 
 class A2C(OnPolicyTrainer, sb3.A2C):
     """SB3's A2C on tensors."""
+
+    policy_aliases = {**sb3.A2C.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
     default_log_interval = 10
 

@@ -10,6 +10,7 @@ import torch
 from kit import encoders
 from kit.envs.contract import BatchEnv
 from kit.envs.sb3 import TensorVecEnv
+from kit.errors import UserError
 from kit.trainers import algorithm
 from kit.trainers.arguments import arguments
 
@@ -29,6 +30,10 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
     hyperparameters = arguments(found, config.overrides)
     asked = hyperparameters.pop("policy_kwargs", {})
     encoder = encoders.choose(config.encoder, env.observation_space, asked.get(encoders.OPTIONS))
+    if encoder.policy not in found.trainer.policy_aliases:
+        raise UserError(
+            f"algo={config.algo!r} has no {encoder.policy}; use PPO, A2C or SAC for a critic that sees more."
+        )
     if policy_kwargs := encoder.policy_kwargs | asked:
         hyperparameters["policy_kwargs"] = policy_kwargs
     if isinstance(config.threads, int):

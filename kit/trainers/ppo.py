@@ -11,6 +11,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.encoders.asymmetric import AsymmetricActorCritic
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm, largest_batch
@@ -141,6 +143,8 @@ class ProximalTrainer(OnPolicyTrainer):
 
 class PPO(ProximalTrainer, sb3.PPO):
     """SB3's PPO on tensors."""
+
+    policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
 
 FIGURES = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)

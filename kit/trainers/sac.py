@@ -14,6 +14,8 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from stable_baselines3.sac.policies import SACPolicy
 from torch.nn import functional as F
 
+from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.encoders.asymmetric import AsymmetricSAC
 from kit.envs.obs import tree_map
 from kit.errors import UserError
 from kit.presets import Row
@@ -30,6 +32,7 @@ from kit.trainers.shifting import random_shift
 class SAC(TensorTrainer, sb3.SAC):
     """SB3's SAC on tensors. Replay data is not part of `state()`: see `replay_rows` and `load_replay`."""
 
+    policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
     replay_buffer: Replay  # type: ignore[assignment]
 
     def __init__(self, *args: Any, random_shift: int = 4, **kwargs: Any) -> None:

@@ -1,0 +1,89 @@
+"""R3D-18 (Tran et al., 2018): a residual network of convolutions in time and space, from torchvision."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from gymnasium import Space
+from torch import nn
+
+from kit.encoders.extractor import PictureExtractor, at_least, in_colour
+from kit.encoders.weights import Pretrained, load_weights
+from kit.errors import UserError
+
+KINETICS = "kinetics"
+MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
+"""With which torchvision's Kinetics-400 weights were trained."""
+
+
+class R3D18Encoder(PictureExtractor):
+    """512 numbers from each camera's clip, by one network (33 M weights) for all cameras.
+
+    `weights`: "kinetics" for torchvision's, downloaded once; a file with such; or none, random ones. `frozen` ones
+    never change; else they are fine-tuned, slowly on a CPU.
+    """
+
+    def __init__(
+        self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
+    ) -> None:
+        self._made = functools.cache(lambda: Pretrained(_network(weights), frozen))
+        super().__init__(observation_space, features, shared=True)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        at_least("r3d18", shape, 16)
+        in_colour("r3d18", shape)
+        return _Normalised(self._made())
+
+
+class _Normalised(nn.Module):
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        for name, values in (("mean", MEAN), ("std", STD)):
+            self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1, 1), persistent=False)
+
+    def forward(self, clip: torch.Tensor) -> torch.Tensor:
+        return self.net((clip.transpose(1, 2) / 255.0 - self.mean) / self.std)  # (B, C, T, H, W)
+
+
+def _network(weights: str | None) -> nn.Module:
+    video = torchvision("r3d18").models.video
+    kinetics = video.R3D_18_Weights.KINETICS400_V1 if weights == KINETICS else None
+    try:
+        net = video.r3d_18(weights=kinetics)
+    except OSError as error:
+        raise UserError(
+            f"weights={weights!r} could not be downloaded ({error}); give the path of a file with them instead."
+        ) from None
+    net.fc = nn.Identity()
+    if weights not in (None, KINETICS):
+        load_weights(net, str(weights), but=("fc.",))
+    return net
+
+
+def torchvision(encoder: str) -> Any:
+    """The package, also beside a torch without its compiled operators: of a CPU on a machine made for a GPU, say. They
+    are for detection and do nothing here, but torchvision cannot be imported without two of their names."""
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}{schema}")
+        _KEPT.append(library)
+        return importlib.import_module("torchvision")
+    except ImportError as error:
+        raise UserError(f"encoder={encoder!r} needs torchvision ({error}); pip install 'kit[video]'.") from None
+
+
+_KEPT: list[Any] = []
+"""Operators live as long as what defined them."""

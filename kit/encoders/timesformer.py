@@ -1,0 +1,75 @@
+"""TimeSformer (Bertasius et al., 2021): attention over time, then over space, from transformers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import Space
+from torch import nn
+
+from kit.encoders.extractor import PictureExtractor, in_colour
+from kit.encoders.weights import Pretrained
+from kit.errors import UserError
+
+MEAN = STD = 0.5
+"""(pixel - 127.5) / 127.5; what the published checkpoints were trained with differs by hundredths."""
+PATCH = 16
+TINY = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
+
+
+class TimesformerEncoder(PictureExtractor):
+    """The class token of each camera's clip, by one network for all cameras.
+
+    `weights`: the name of a checkpoint on the Hub or the folder of one (config.json and model.safetensors), made for
+    clips of this length and size; or none, a small random one (0.5 M weights). `frozen` ones never change.
+    """
+
+    def __init__(
+        self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
+    ) -> None:
+        self._made = functools.cache(lambda shape: Pretrained(_network(weights, shape), frozen))
+        super().__init__(observation_space, features, shared=True)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        in_colour("timesformer", shape)
+        height, width = shape[2:]
+        if height != width or height % PATCH:
+            raise UserError(
+                f"encoder='timesformer' sees squares whose side is a multiple of {PATCH} and this env gives "
+                f"{height}×{width}; use size=64."
+            )
+        return _ClassToken(self._made(shape))
+
+
+class _ClassToken(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, clip: torch.Tensor) -> torch.Tensor:
+        return self.net(pixel_values=(clip / 255.0 - MEAN) / STD).last_hidden_state[:, 0]
+
+
+def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
+    try:
+        from transformers import TimesformerConfig, TimesformerModel
+    except ImportError as error:
+        raise UserError(f"encoder='timesformer' needs transformers ({error}); pip install 'kit[video]'.") from None
+    frames, _, side, _ = shape
+    if weights is None:
+        config = TimesformerConfig(image_size=side, patch_size=PATCH, num_frames=frames, **TINY)
+        return TimesformerModel(config)
+    local = Path(weights).expanduser()
+    try:
+        net = TimesformerModel.from_pretrained(local if local.exists() else weights)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"weights={weights!r} cannot be loaded ({reason}); give a checkpoint's folder.") from None
+    made_for = net.config.num_frames, net.config.num_channels, net.config.image_size, net.config.image_size
+    if made_for != shape:
+        raise UserError(f"weights={weights!r} are made for clips {made_for} and this env gives {shape}; set its frames "
+                        "and size.")  # fmt: skip
+    return net

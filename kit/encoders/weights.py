@@ -1,0 +1,74 @@
+"""Weights of networks that others have trained: from a file, checked, and under a hash that says which they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kit.errors import UserError
+
+
+class Pretrained(nn.Module):
+    """`net` as it was trained: nothing that initialises the layers around it (SB3 does) changes it, its running
+    statistics stand still, and with `frozen` its weights do too."""
+
+    def __init__(self, net: nn.Module, frozen: bool) -> None:
+        super().__init__()
+        self.net, self.frozen = net.eval().requires_grad_(not frozen), frozen
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Pretrained:
+        return self
+
+    def train(self, mode: bool = True) -> Pretrained:
+        return super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.net(*args, **kwargs)
+
+
+def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """Name -> tensor of a .safetensors file, or of a .pt or .pth file that holds tensors and no code."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise UserError(f"weights={str(path)!r} does not exist; give the path of a .safetensors or .pth file.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"weights={str(path)!r} cannot be read as weights ({reason}); give a whole file.") from None
+    if not isinstance(values, Mapping) or not all(isinstance(value, torch.Tensor) for value in values.values()):
+        raise UserError(f"weights={str(path)!r} holds no state_dict; save one with torch.save(net.state_dict(), path).")
+    return dict(values)
+
+
+def load_weights(net: nn.Module, path: str | Path, but: tuple[str, ...] = ()) -> None:
+    """Put the weights of the file into `net`; those whose names begin with one of `but` may lack or be left over."""
+    given, mine = read_weights(path), net.state_dict()
+    usable = {name: value for name, value in given.items() if not name.startswith(but or ("\0",))}
+    wrong = [name for name in mine if name not in usable or usable[name].shape != mine[name].shape]
+    wrong += [name for name in usable if name not in mine]
+    if wrong:
+        raise UserError(
+            f"weights={str(path)!r} do not fit {type(net).__name__}: {', '.join(wrong[:3])} differ; give a file of the "
+            "same architecture, clip length and size."
+        )
+    net.load_state_dict(usable)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Hex SHA-256 of every weight and buffer, by name."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

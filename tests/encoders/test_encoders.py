@@ -1,0 +1,135 @@
+"""Encoders as features extractors: shapes, what they make of bytes, which pictures they refuse, pretrained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from safetensors.torch import save_file
+
+from kit.encoders import CARDS, OPTIONS, choose, load
+from kit.encoders.weights import fingerprint
+from kit.errors import UserError
+
+SMALL = [name for name in CARDS if name not in ("r3d18", "timesformer")]
+CLIP = spaces.Box(0, 255, (4, 3, 48, 48), np.uint8)
+ROBOT = spaces.Dict({
+    "left": CLIP, "right": CLIP, "joints": spaces.Box(-1, 1, (5,)), "critic_state": spaces.Box(-1, 1, (9,)),
+})  # fmt: skip
+
+
+def seen(n: int = 2) -> dict[str, torch.Tensor]:
+    bytes_ = {name: torch.randint(0, 256, (n, *CLIP.shape), dtype=torch.uint8) for name in ("left", "right")}
+    return bytes_ | {"joints": torch.rand(n, 5), "critic_state": torch.full((n, 9), torch.nan)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_of_cameras_and_numbers(name: str) -> None:
+    encoder = load(name)(ROBOT, features=16)
+    obs = seen()
+    features = encoder(obs)
+    assert features.shape == (2, 16 + 5) and encoder.features_dim == 21
+    assert features.isfinite().all(), "and nothing that is for a critic alone"
+    assert torch.equal(features[:, 16:], obs["joints"])
+    as_floats = encoder({key: value.float() for key, value in obs.items()})
+    assert torch.equal(as_floats, features)
+    blinded = encoder({**obs, "right": torch.zeros_like(obs["right"])})
+    assert not torch.allclose(blinded[:, :16], features[:, :16])
+    earlier = {**obs, "left": obs["left"].clone()}
+    earlier["left"][:, 0] = 0
+    assert not torch.allclose(encoder(earlier)[:, :16], features[:, :16]), "the oldest frame counts too"
+
+
+def test_channels_last_in_memory_or_not_is_the_same() -> None:
+    encoder, obs = load("simple2dcnn")(ROBOT), seen()
+    moved = {k: v.movedim(-3, -1).contiguous().movedim(-1, -3) if v.ndim > 2 else v for k, v in obs.items()}
+    assert torch.allclose(encoder(moved), encoder(obs), atol=1e-5)
+
+
+def test_one_eye_for_all_cameras() -> None:
+    own, shared = load("multi_camera")(ROBOT), load("multi_camera")(ROBOT, shared=True)
+    assert len(own.eyes) == 2 and len(shared.eyes) == 1
+    assert shared(seen()).shape == own(seen()).shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "says"),
+    [((2, 4, 3, 40, 48), torch.uint8, r"is \(4, 3, 40, 48\) and this encoder was made for \(4, 3, 48, 48\)"),
+     ((2, 3, 3, 48, 48), torch.uint8, r"is \(3, 3, 48, 48\)"), ((2, 4, 3, 48, 48), torch.int64, "is torch.int64")],
+)  # fmt: skip
+def test_other_clips_are_refused(shape: tuple[int, ...], dtype: torch.dtype, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load("simple2dcnn")(ROBOT)({**seen(), "left": torch.zeros(shape, dtype=dtype)})
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "says"),
+    [("simple2dcnn", {"feature": 3}, "did you mean features"), ("simple2dcnn", {"features": 0}, "whole number"),
+     ("simple2dcnn", {"weights": "x"}, "weights='x' is not one of simple2dcnn's")],
+)  # fmt: skip
+def test_wrong_options_are_refused(encoder: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        choose(encoder, ROBOT, options)
+
+
+def test_auto_takes_an_encoder_that_looks_at_each_frame_where_there_are_stacks() -> None:
+    policy, kwargs = choose("auto", CLIP)
+    assert (policy, kwargs["features_extractor_class"]) == ("CnnPolicy", load("simple2dcnn"))
+    assert choose("auto", ROBOT).policy == "AsymmetricPolicy"
+    channels_last = spaces.Box(0, 255, (4, 48, 48, 3), np.uint8)
+    assert choose("auto", channels_last, {"features": 8}).policy == "CnnPolicy"
+    with pytest.raises(UserError, match="28×28 and this env gives 20×20"):
+        choose("simple2dcnn", spaces.Box(0, 255, (4, 3, 20, 20), np.uint8))
+
+
+def big(name: str) -> tuple[Any, spaces.Box]:
+    pytest.importorskip({"r3d18": "torch", "timesformer": "transformers"}[name])
+    space = spaces.Box(0, 255, (8, 3, 32, 32), np.uint8)
+    try:
+        return load(name)(space), space
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["r3d18", "timesformer"])
+def test_pretrained_weights_come_from_a_file_and_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    made, space = big(name)
+    net = next(iter(made.eyes.values())).net
+    if name == "r3d18":
+        save_file(net.net.state_dict(), tmp_path / "weights.safetensors")
+        weights = str(tmp_path / "weights.safetensors")
+    else:
+        net.net.save_pretrained(tmp_path / "weights")
+        weights = str(tmp_path / "weights")
+    torch.manual_seed(1)
+    again = load(name)(space, weights=weights, frozen=True)
+    again.apply(lambda m: torch.nn.init.zeros_(m.weight) if isinstance(m, torch.nn.Linear) else None)  # as SB3 does
+    again.train()
+    copy = next(iter(again.eyes.values())).net
+    assert fingerprint(copy.net) == fingerprint(net.net) and not copy.net.training
+    assert fingerprint(copy.net) != fingerprint(next(iter(load(name)(space).eyes.values())).net.net)
+    assert not any(p.requires_grad for p in copy.parameters()) and any(p.requires_grad for p in again.parameters())
+    clip = torch.randint(0, 256, (2, *space.shape), dtype=torch.uint8)
+    assert torch.equal(next(iter(again.eyes.values()))(clip.float()), next(iter(made.eyes.values()))(clip.float()))
+    assert again(clip).shape == (2, 128)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    _, space = big("r3d18")
+    save_file({"stem.0.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    (tmp_path / "torn.pth").write_bytes(b"PK half")
+    for name, says in (("other.safetensors", "do not fit VideoResNet: stem.0.weight"), ("torn.pth", "cannot be read"),
+                       ("none.pth", "does not exist")):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            choose("r3d18", space, {"weights": str(tmp_path / name)})
+    assert OPTIONS == "features_extractor_kwargs"
+
+
+def test_grey_or_oblong_pictures_are_refused_where_they_do_not_fit() -> None:
+    for name, shape, says in (("r3d18", (8, 1, 32, 32), "sees RGB"), ("timesformer", (8, 3, 32, 48), "squares")):
+        with pytest.raises(UserError, match=says):
+            choose(name, spaces.Box(0, 255, shape, np.uint8))
