@@ -40,7 +40,7 @@ class Dishwashing(MujocoTask):
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
     upward (-1) to 46 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
-    when 3 % of its dirt is left; it breaks when the sponge presses harder than 50 N, as it does where it is pushed
+    when 3 % of its dirt is left; it breaks when the sponge presses harder than 55 N, as it does where it is pushed
     into the rim from outside. Then the tool is lifted by itself and a lift brings the next plate. An episode is a
     shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units of ten cents. `Rules` has every
     constant.

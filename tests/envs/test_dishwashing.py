@@ -155,7 +155,7 @@ def test_a_plate_breaks_above_the_limit_and_costs() -> None:
 def test_running_into_the_rim_breaks_a_plate() -> None:
     broken = {}
     for speed in (0.1, 0.4):
-        env = sink()
+        env = sink(force_limit_n=50.0)
         put(env, 0.119, 0.0, -0.002, plate=-0.03)  # beside the plate, the tool at its stop
         for _ in range(4):
             env.step(do(x=-speed, press_n=46))
