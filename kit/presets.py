@@ -41,7 +41,7 @@ TASKS: dict[tuple[str, str], Row] = {
     },
     ("Dishwashing", "SAC"): {
         "n_envs": 8, "train_freq": 1, "gradient_steps": 4, "batch_size": 256, "learning_rate": 5e-4, "gamma": 0.98,
-        "learning_starts": 4000, "ent_coef": "auto_0.05", "tau": 0.01, "net_arch": [128, 128],
+        "learning_starts": 4000, "ent_coef": 0.005, "tau": 0.01, "net_arch": [128, 128],
     },
     # From clips, which take 30 times as long to look at as numbers, and from numbers by the same algorithm.
     **{(env, "PPO"): {
