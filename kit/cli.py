@@ -19,6 +19,8 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 
 WRONG_REQUEST = 2
+SAID_FIRST = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
+"""What `kit evaluate` says of every task, in one line."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -93,7 +95,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     found = kit.evaluate(options.run, options.episodes, options.step)
     rate = "" if found["success_rate"] is None else f", success {found['success_rate']:.1%}"
     line = f"{found['episodes']} episodes: return {found['mean_return']:.2f} ± {found['std_return']:.2f}{rate}"
-    return _print(options, found, f"{line}, length {found['mean_length']:.1f} steps")
+    own = [f"{name:32} {value:10.3f}" for name, value in found.items() if name not in SAID_FIRST]
+    return _print(options, found, "\n".join([f"{line}, length {found['mean_length']:.1f} steps", *own]))
 
 
 def _video(options: argparse.Namespace) -> int:

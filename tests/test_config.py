@@ -1,16 +1,32 @@
 """RunConfig: what is accepted, what is refused, and that it survives YAML."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
+from kit import envs
 from kit.config import RunConfig, byte_count, seconds
 from kit.errors import UserError
+from kit.measure.auto import resolve
+
+CONFIGS = Path(__file__).parents[1] / "notebooks" / "configs"
 
 
 def test_yaml_round_trip(tmp_path):
     config = RunConfig(env="Ant-v5", total_steps=5000, overrides={"gamma": 0.98, "policy_kwargs": {"net_arch": [32]}})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert RunConfig.load(tmp_path / "config.yaml") == config
+
+
+def test_the_configs_beside_the_notebooks_are_one_switch_apart():
+    state, video = (RunConfig.load(CONFIGS / f"dishwashing_{name}.yaml") for name in ("state", "video"))
+    assert (state.env, video.env) == ("Dishwashing", "DishwashingVideo")
+    for config, seen in ((state, (69,)), (video, (8, 3, 64, 64))):
+        assert resolve(config).overrides["gamma"] == 0.98, "the task's own row"
+        assert envs.describe(config.env, config.env_options).observation_space.shape == seen
+    switched = video.replace(env="Dishwashing")
+    assert resolve(switched).env == "Dishwashing", "nothing else says what is seen"
 
 
 def test_changing_what_was_passed_in_changes_nothing():

@@ -45,7 +45,7 @@ class BatchEnv(ABC):
     film_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of the task's own `info`."""
+    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
     frames: Mapping[str, int] = MappingProxyType({})
     """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
     newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""
@@ -69,6 +69,10 @@ class BatchEnv(ABC):
     @abstractmethod
     def step(self, action: torch.Tensor) -> Step:
         """One step with `action` (n, ...); continuous ones are clipped to the action space."""
+
+    def scripted(self) -> torch.Tensor | None:
+        """Actions (n, ...) of a plan that learns nothing, to compare policies with, where the task has one."""
+        return None
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:

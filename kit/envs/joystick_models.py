@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import mujoco
 
+from kit.envs.joystick_pictures import CAMERAS, add_arrow
 from kit.errors import UserError, need
 from kit.sim.studio import studio
 
-CAMERAS = ("view", "side", "front")
-"""They follow the robot: from ahead at an angle, from its right, from ahead."""
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
 """Names of sites on every robot."""
 
@@ -30,7 +29,7 @@ def g1_model() -> mujoco.MjModel:
     spec.delete(spec.geom("floor"))  # and all contact pairs with it
     for pair in list(spec.pairs):
         spec.delete(pair)
-    _dress(spec, base="pelvis", distance_m=2.6, height_m=0.75)
+    _dress(spec)
     sides = ("left", "right")
     feet = [f"{side}_foot_box_collision" for side in sides]
     for foot in feet:
@@ -64,7 +63,7 @@ def go1_model() -> mujoco.MjModel:
         spec.joint(actuator.target).damping = [0.5, 0, 0]
     spec.material("dark").rgba = [0.32, 0.33, 0.35, 1]
     feet = ["FR", "FL", "RR", "RL"]
-    _dress(spec, base="trunk", distance_m=1.5, height_m=0.25)
+    _dress(spec)
     for foot in feet:
         _stand_on_floor(spec, foot, friction=0.6)
     _add_sensors(spec, base="imu", torso="imu", feet=feet, soles=feet)
@@ -87,21 +86,13 @@ def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
     return spec
 
 
-def _dress(spec: mujoco.MjSpec, base: str, distance_m: float, height_m: float) -> None:
-    """Lights, the ground, and cameras at a distance that look at a point `height_m` above it."""
-    studio(spec)
+def _dress(spec: mujoco.MjSpec) -> None:
+    """Lights, the ground, and what pictures are made with; `joystick_pictures` puts it in its places."""
+    studio(spec, soft=True)
     spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts by explicit pairs only
-    track = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
-    body = spec.body(base)
-    above = height_m - body.pos[2]
-    s = 0.7071 * distance_m
-    for name, place, axes in (
-        ("view", (s, -s, above + 0.15 * distance_m), (0.7071, 0.7071, 0, -0.106, 0.106, 0.989)),
-        ("side", (0, -distance_m, above), (1, 0, 0, 0, 0, 1)),
-        ("front", (distance_m, 0, above), (0, 1, 0, 0, 0, 1)),
-    ):
-        camera = body.add_camera(name=name, mode=track, pos=place, fovy=45)
-        camera.alt.type, camera.alt.xyaxes = mujoco.mjtOrientation.mjORIENTATION_XYAXES, axes
+    add_arrow(spec)
+    for name in CAMERAS:
+        spec.worldbody.add_camera(name=name, fovy=45)
 
 
 def _stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:

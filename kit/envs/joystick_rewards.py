@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward has fallen to 1/e, (m/s)² or (rad/s)²."""
+LEAN = 0.073
+"""How far ahead the humanoid's torso points where it is up by 1; its waist is bent by as many rad at home."""
 PHASE_SIGMA = 0.01
 """Squared foot height error at which `feet_phase` has fallen to 1/e, m²."""
 
@@ -39,6 +41,14 @@ def ang_vel_xy(task: Joystick) -> torch.Tensor:
 def orientation(task: Joystick) -> torch.Tensor:
     """Squared sine of the torso's tilt."""
     return squared(task.sensor("torso_up_w")[:, :2])
+
+
+def orientation_leaning(task: Joystick) -> torch.Tensor:
+    """The humanoid's: the torso leans a little forward, as at home, whichever way the robot faces."""
+    off = task.sensor("torso_up_w").clone()
+    off[:, :2] -= LEAN * task.heading_w
+    off[:, 2] -= 1.0
+    return squared(off)
 
 
 def termination(task: Joystick) -> torch.Tensor:
@@ -124,8 +134,8 @@ def feet_phase(task: Joystick) -> torch.Tensor:
 
 
 def contact_force(task: Joystick) -> torch.Tensor:
-    """Newtons by which a foot's load exceeds what it should bear."""
-    return (task.feet_force.norm(dim=2) - task.most_foot_force_n).clamp(min=0.0).sum(1)
+    """Newtons by which the load on a foot exceeds what it should bear."""
+    return (task.feet_force_w[..., 2].abs() - task.most_foot_force_n).clamp(min=0.0).sum(1)
 
 
 def collision(task: G1Joystick) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from kit.envs import joystick_pictures as pictures
 from kit.envs import joystick_rewards as r
 from kit.envs.joystick import Joystick, Rewards, between
 from kit.envs.joystick_models import g1_model, go1_model
@@ -17,11 +18,12 @@ class G1Joystick(Joystick):
     """A humanoid with 29 joints walks as the joystick says. Falls, and feet that hit each other or a shin, end it."""
 
     name = "G1Joystick"
+    scene = pictures.G1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
         "tracking_ang_vel": (0.75, r.tracking_ang_vel),
         "ang_vel_xy": (-0.15, r.ang_vel_xy),
-        "orientation": (-2.0, r.orientation),
+        "orientation": (-2.0, r.orientation_leaning),
         "feet_air_time": (2.0, r.feet_air_time),
         "feet_slip": (-0.25, r.feet_slip_base),
         "feet_phase": (1.0, r.feet_phase),
@@ -82,6 +84,7 @@ class Go1Joystick(Joystick):
     """A quadruped with 12 joints trots as the joystick says."""
 
     name = "Go1Joystick"
+    scene = pictures.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
         "tracking_ang_vel": (0.5, r.tracking_ang_vel),

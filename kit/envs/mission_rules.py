@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
+from kit.envs.options import Options, number
 from kit.errors import UserError
 
 ARENA_M = 200.0
@@ -23,14 +23,11 @@ TERMS = ("progress", "holding", "capture", "losses")
 """What the reward is made of."""
 
 
-def number(default: float, low: float, high: float) -> Any:
-    """A field from `low` to `high`."""
-    return field(default=default, metadata={"low": low, "high": high})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(Options):
     """What a game is played by. A level gives the stock defenders other abilities than those written here."""
+
+    task: ClassVar[str] = "Mission"
 
     level: str = "standard"
     """Of the stock defenders: easy, standard or hard."""
@@ -88,7 +85,7 @@ class Rules:
     progress: float = number(0.05, 0.0, 100.0)
     """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
     keeps what it was paid."""
-    presence: float = number(0.01, 0.0, 100.0)
+    presence: float = number(0.03, 0.0, 100.0)
     """Paid for every second of every attacker in the zone; with `holding` it is the term "holding"."""
     holding: float = number(0.06, 0.0, 100.0)
     """Paid besides for every second of each of the others who are there with it: twice for two, six times for three."""
@@ -100,29 +97,14 @@ class Rules:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise UserError(f"env_options level={self.level!r} is unknown; valid are {', '.join(LEVELS)}.")
-        for f in fields(self):
-            if f.name == "level":
-                continue
-            value, low, high = getattr(self, f.name), f.metadata["low"], f.metadata["high"]
-            kinds = int if f.type == "int" else int | float
-            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                kind = "whole number" if f.type == "int" else "number"
-                raise UserError(f"env_options {f.name}={value!r} must be a {kind} from {low:g} to {high:g}.")
+        super().__post_init__()
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Rules:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """The level's, with what `options` say."""
-        names = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in names:
-                close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]}? " if close else ""
-                raise UserError(
-                    f"env_options {name}={options[name]!r} is not one of Mission's; {hint}valid are {', '.join(names)}."
-                )
         level = options.get("level", cls.level)
         known = LEVELS.get(level, {}) if isinstance(level, str) else {}
-        return cls(**{**known, **options})
+        return super().of({**known, **options})
 
 
 LEVELS: dict[str, dict[str, float]] = {

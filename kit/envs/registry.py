@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _TASKS = {
     "Ant": "kit.envs.ant:Ant",
+    "Dishwashing": "kit.envs.dishwashing:Dishwashing",
+    "DishwashingVideo": "kit.envs.dishwashing_video:DishwashingVideo",
     "G1Joystick": "kit.envs.joystick_robots:G1Joystick",
     "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
     "Mission": "kit.envs.mission:Mission",

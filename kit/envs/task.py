@@ -50,7 +50,7 @@ class Task(ABC):
     film_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, or a yes-or-no one of `info`."""
+    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
     keeps: tuple[str, ...] = ()
@@ -105,9 +105,14 @@ class Task(ABC):
         return None
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Further figures to report, each (n,). Evaluations say how often the yes-or-no ones are true at an episode's
-        end, and what those called "reward/NAME", the terms of the reward, come to in an episode."""
+        """Further figures to report, each (n,). Evaluations say what they are at an episode's end, on average, or how
+        often, if it is yes or no; what those called "reward/NAME", the terms of the reward, come to in an episode; and
+        how often what "NAME_per_minute" counts happens in a minute of the task's time."""
         return {}
+
+    def scripted(self) -> torch.Tensor | None:
+        """Actions (n, ...) of a machine that follows a plan without learning, to compare policies with."""
+        return None
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors in `keeps`."""

@@ -116,6 +116,9 @@ class TensorEnv(BatchEnv):
     def _typed(self, obs: Obs) -> Obs:
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
+    def scripted(self) -> torch.Tensor | None:
+        return self.task.scripted()
+
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Task and physics, frames, running totals, random generator."""
         return {

@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-_WHERE = {"resolve": "auto", "probe": "speed", "advise": "advice", "within_reach": "advice"}
+_WHERE = {"resolve": "auto", "probe": "speed", "advise": "advice", "within_reach": "advice",
+          "rented": "advice", "encoders": "encoder_speed"}  # fmt: skip
 __all__ = [*_WHERE]
 
 

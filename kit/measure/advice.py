@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit import envs
 from kit.config import RunConfig, byte_count
@@ -12,8 +13,13 @@ from kit.machine import places, settings
 from kit.machine.info import Machine, describe
 from kit.measure.speed import Speed, duration
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 PROOF_STEPS, PROOF_WORLDS = 8192, 32
 """What takes a CPU a minute: nothing is learnt by it, but everything is used."""
+WANT_A_GPU = ("G1Joystick",)
+"""Tasks that take a CPU a day or more."""
 DOLLARS_PER_HOUR = {
     ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
@@ -73,6 +79,20 @@ def cost(machine: Machine, seconds: float) -> str:
     return ""
 
 
+def rented(seconds: float) -> pd.DataFrame:
+    """A table to read: what a run of so many `seconds` costs on machines to rent. How long they take is another matter:
+    so long as here, is what is reckoned with."""
+    import pandas as pd
+
+    lines = {
+        " ".join(place): [f"{dollars:.2f}", f"{dollars * seconds / 3600:.2f}"]
+        for place, dollars in DOLLARS_PER_HOUR.items()
+        if place[1]
+    }
+    heads = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
+
+
 def keeping(config: RunConfig) -> str:
     """What checkpoints may take of the disk, such as "checkpoints take at most 10GB of the 71 GB that are free"."""
     folder = Path(config.runs_dir).expanduser().absolute()
@@ -90,10 +110,10 @@ def _preset(machine: Machine) -> str:
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """`config` where it has a GPU. Where it has none, a tiny one of the same kind, which proves that everything works,
-    and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
+    """`config` where it has a GPU or wants none. Where it lacks one, a tiny one of the same kind, which proves that
+    everything works, and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
     envs.describe(config.env, config.env_options)
-    if config.device != "cpu" and settings.gpu_works():
+    if config.env not in WANT_A_GPU or (config.device != "cpu" and settings.gpu_works()):
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(

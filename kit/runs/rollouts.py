@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     import torch
 
     from kit.envs.contract import BatchEnv
-    from kit.trainers.actor import Actor
+    from kit.envs.obs import Obs
+    from kit.trainers.actor import Actor, Memory
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS = 32
 FILM_FPS, FILM_S = 25, 10.0
 """Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
-REPORTED = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
+TERM, RATE = "reward/", "_per_minute"
+"""What the names of a task's figures begin or end with, if evaluations add them up over an episode."""
 
 
 class Evaluator:
@@ -36,19 +38,17 @@ class Evaluator:
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
-    def __call__(self, actor: Actor, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+    def __call__(self, actor: Actor | Script, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
-        what `evaluate` does, the task's further rates, such as Reach's within_5cm, and what each term of its reward,
-        such as "reward/progress", came to in an episode; or None if `should_stop`."""
+        what `evaluate` does, or None if `should_stop`."""
         import torch
 
         obs = self.env.reset(seed=self.seed)
         n = self.env.num_envs
         memory, begun = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
         finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
-        returns, lengths = [], []
-        rates: dict[str, list[torch.Tensor]] = {}  # the task's own yes-or-no figures at an episode's end, and terms
-        totals: dict[str, torch.Tensor] = {}
+        figures: dict[str, list[torch.Tensor]] = {}  # of the episodes that are over
+        totals: dict[str, torch.Tensor] = {}  # of those at play
         while bool((finished < self.per_world).any()):
             if should_stop():
                 return None
@@ -56,50 +56,66 @@ class Evaluator:
             obs, _, terminated, truncated, info = self.env.step(actions)
             done = terminated | truncated
             counted = done & (finished < self.per_world)
-            returns.append(info["episode_return"][counted])
-            lengths.append(info["episode_length"][counted])
             for name, value in info.items():
-                if name.startswith("reward/"):
-                    value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
-                elif name == "final_obs" or value.dtype is not torch.bool or value.ndim != 1:
+                if name == "final_obs" or value.ndim != 1:
                     continue
-                rates.setdefault(name, []).append(value[counted])
+                value = value.double()
+                if name.startswith(TERM) or name.endswith(RATE):
+                    value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
+                figures.setdefault(name, []).append(value[counted])
             begun = done
             finished += counted
-        returned = torch.cat(returns).double()
+        found = {name: torch.cat(values) for name, values in figures.items()}
+        returned, length, success = found.pop("episode_return"), found.pop("episode_length"), found.pop("success", None)
+        minutes = length.mean().item() * self.env.control_dt_s / 60
         return {
             "episodes": len(returned),
             "mean_return": returned.mean().item(),
             "std_return": returned.std(correction=0).item(),
-            "success_rate": _mean(rates.pop("success", None)),
-            "mean_length": _mean(lengths),
-            **{name: _mean(values) for name, values in rates.items()},
+            "success_rate": None if success is None else success.mean().item(),
+            "mean_length": length.mean().item(),
+            **{n: values.mean().item() / (minutes if n.endswith(RATE) else 1.0) for n, values in found.items()},
         }
 
     def close(self) -> None:
         self.env.close()
 
 
-def _mean(parts: list[torch.Tensor] | None) -> float | None:
-    import torch
+def evaluate(
+    run: Run | str | Path, episodes: int = 100, step: int | str | None = None, scripted: bool = False
+) -> dict[str, Any]:
+    """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
+    task's own plan.
 
-    return torch.cat(parts).double().mean().item() if parts else None
-
-
-def evaluate(run: Run | str | Path, episodes: int = 100, step: int | str | None = None) -> dict[str, Any]:
-    """Play `episodes` with the policy of `step` (default: the best), actions without noise.
-
-    Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}.
+    Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
+    the task's own figures as `Task.info` says, such as Reach's "within_5cm".
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
     run = run if isinstance(run, Run) else Run(run)
-    model = run.policy(step)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
-    result = evaluator(model.as_actor())
+    result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())
     evaluator.close()
     assert result is not None
-    return {name: result[name] for name in REPORTED}
+    return result
+
+
+class Script:
+    """A task's own plan, as an actor. Raises `UserError` if it has none."""
+
+    def __init__(self, env: BatchEnv) -> None:
+        self._env = env
+        if env.scripted() is None:
+            raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
+
+    def memory(self, n: int) -> Memory:
+        """None is needed."""
+        return ()
+
+    def __call__(self, obs: Obs, memory: Memory, begun: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+        planned = self._env.scripted()
+        assert planned is not None
+        return planned, memory
 
 
 def record(

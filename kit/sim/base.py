@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -97,20 +98,21 @@ class Simulator(ABC):
 
     def render(
         self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
-        worlds: torch.Tensor | None = None,
+        worlds: torch.Tensor | None = None, poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:  # fmt: skip
         """Pictures of every world, or of those numbered `worlds` (k,), uint8 (n or k, len(cameras), height, width, 3),
-        RGB. People's eyes like `shadows`."""
+        RGB. People's eyes like `shadows`. `poses`: what to draw in place of the worlds' own fields, such as "geom_xpos"
+        (n, geoms, 3), or of the model's colours, "geom_rgba" (n, geoms, 4)."""
         from kit.sim.render import POSES, Renderer
 
         key = (tuple(cameras), height, width, shadows)
         if key not in self._renderers:
             args = (self.model, self.n, *key[:3], self.device)
             self._renderers[key] = Renderer(*args, shadows=shadows, threads=self.threads)
-        poses = {name: self.field(name) for name in POSES}
+        drawn = {name: self.field(name) for name in POSES} | dict(poses)
         if worlds is not None:
-            poses = {name: value.index_select(0, worlds) for name, value in poses.items()}
-        return self._renderers[key].render(poses)
+            drawn = {name: value.index_select(0, worlds) for name, value in drawn.items()}
+        return self._renderers[key].render(drawn)
 
     def close(self) -> None:
         """Give back threads and memory."""

@@ -6,13 +6,16 @@ import mujoco
 
 SKY_RGB = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)  # at the horizon, overhead
 FLOOR_RGB = (0.55, 0.59, 0.64), (0.50, 0.54, 0.59)  # the two greys of the tiles
+SOFT_RGB = (0.76, 0.78, 0.80), (0.70, 0.73, 0.76)
+"""Of a floor that passes by: lines between its tiles would flicker."""
 
 
-def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5) -> None:
+def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, soft: bool = False) -> None:
     """Light `spec`'s scene and replace its sky; lights and skies it had are removed.
 
     `floor` True adds an endless ground plane "floor" at z = 0, with contacts; a name gives an existing geom the
-    floor's look instead; False leaves the ground alone. `tile_m`: length of a tile's side in metres.
+    floor's look instead; False leaves the ground alone. `tile_m`: length of a tile's side in metres. `soft`: a pale
+    floor without lines, for cameras that move over it.
     """
     for light in list(spec.lights):
         spec.delete(light)
@@ -27,13 +30,15 @@ def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5) -
                              pos=[2, -2, 5], dir=[-0.45, 0.35, -1.0], diffuse=[0.52, 0.51, 0.48],
                              specular=[0.2, 0.2, 0.2], castshadow=True)  # fmt: skip
     if floor:
-        _tile(spec, floor, tile_m)
+        _tile(spec, floor, tile_m, soft)
 
 
-def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float) -> None:
+def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float, soft: bool) -> None:
+    one, two = SOFT_RGB if soft else FLOOR_RGB
+    lines = mujoco.mjtMark.mjMARK_NONE if soft else mujoco.mjtMark.mjMARK_EDGE
     spec.add_texture(name="studio/tiles", type=mujoco.mjtTexture.mjTEXTURE_2D, width=256, height=256,
-                     builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, rgb1=FLOOR_RGB[0], rgb2=FLOOR_RGB[1],
-                     mark=mujoco.mjtMark.mjMARK_EDGE, markrgb=[0.61, 0.65, 0.70])  # fmt: skip
+                     builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, rgb1=one, rgb2=two,
+                     mark=lines, markrgb=[0.61, 0.65, 0.70])  # fmt: skip
     tiles = spec.add_material(name="studio/tiles", texuniform=True, texrepeat=[0.5 / tile_m, 0.5 / tile_m],
                               specular=0.0, shininess=0.0)  # fmt: skip
     tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "studio/tiles"

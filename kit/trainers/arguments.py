@@ -30,10 +30,17 @@ POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "ful
                  "clip_mean", "n_critics", "share_features_extractor", "normalize_images", "features_extractor_kwargs",
                  "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm")  # fmt: skip
 
+ANY = float("inf")
+RANGES = {
+    **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range"), (0.0, 1.0)),
+    **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, ANY)),
+}
+"""The smallest and the largest value that means anything; a schedule falls from one of them."""
+
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
-    that it does not have, or whose value is of a wrong type."""
+    that it does not have, or whose value is of a wrong type or cannot be."""
     parameters = inspect.signature(algorithm.stock).parameters
     known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
     valid = [*known, "normalize"]
@@ -59,6 +66,7 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
     schedule = any(kind not in (bool, int, float, str, dict, tuple, types.NoneType) for kind in kinds)
     if schedule and isinstance(value, str):
         return _schedule(name, value)
+    _check_range(name, value, value)
     if isinstance(value, list) and tuple in kinds:
         return tuple(value)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
@@ -80,7 +88,15 @@ def _schedule(name: str, text: str) -> LinearSchedule:
     match = re.fullmatch(r"lin_(\d*\.?\d+(?:[eE][-+]?\d+)?)", text)
     if not match:
         raise UserError(f'overrides {name}={text!r} is not a schedule; write a number, or "lin_0.0003" to fall to 0.')
+    _check_range(name, text, float(match[1]))
     return LinearSchedule(float(match[1]), 0.0, 1.0)
+
+
+def _check_range(name: str, said: Any, value: Any) -> None:
+    low, high = RANGES.get(name, (-ANY, ANY))
+    if type(value) in (int, float) and not low <= value <= high:
+        most = f" and at most {high:g}" if high < ANY else ""
+        raise UserError(f"overrides {name}={said!r} cannot be; it has to be at least {low:g}{most}.")
 
 
 def _normalize(value: Any) -> bool | dict[str, Any]:

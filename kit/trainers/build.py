@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.trainers.base import TensorTrainer
 
-WORTH_SHARING = 64_000_000
-"""Multiply-adds in one matrix product (0.7 ms on one core) from which more threads pay, their start and end included.
-Below it a second thread was slower in every size tried, and many times slower while the core was busy elsewhere."""
+WORTH_SHARING = 200_000
+"""Numbers made by the largest layer for one minibatch, from which more threads pay. Two threads on two cores, quiet or
+beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant's row) 1.4 and 0.5 times as fast,
+262,000 (Mission's row) 1.7 and 0.3. Small networks are left to one thread, which takes its time but not others'."""
 
 
 def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
@@ -46,14 +47,14 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
         view = TensorVecEnv(env, encoder.view)
         trainer = found.trainer(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
-    if isinstance(config.threads, int) and largest_product(trainer) >= WORTH_SHARING:
+    if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)
     return trainer
 
 
-def largest_product(trainer: TensorTrainer) -> int:
-    """Multiply-adds of the largest product in an update; convolutions count once for each place of the kernel. What an
-    LSTM makes of its own output is a product for each step in turn, of a few rows."""
+def largest_layer(trainer: TensorTrainer) -> int:
+    """Numbers that come out of the largest layer in an update; convolutions count once for each place of the kernel.
+    An LSTM works on a few rows at a time, one step after another, and does not count."""
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
-    shapes = [p.shape for name, p in trainer.policy.named_parameters() if "weight_hh" not in name]
-    return rows * max(shape.numel() * (100 if len(shape) > 2 else 1) for shape in shapes)
+    shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]
+    return rows * max(shape[0] * (100 if len(shape) > 2 else 1) for shape in shapes if len(shape) > 1)

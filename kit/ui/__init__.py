@@ -1,5 +1,6 @@
 """Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
 
+from kit.ui.accounts import account, economy
 from kit.ui.dashboard import Dashboard
 from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, statistics
@@ -15,8 +16,10 @@ __all__ = [
     "ResumePanel",
     "RunFailed",
     "TrainPanel",
+    "account",
     "checkpoints_side_by_side",
     "compare",
+    "economy",
     "find_run",
     "from_cameras",
     "learning_curve",

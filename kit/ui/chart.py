@@ -18,11 +18,11 @@ MAX_POINTS = 300
 
 
 def chart(curve: Curve, total_steps: int) -> str:
-    """SVG of `curve` over steps from 0 to `total_steps`, or further if the run went further."""
+    """SVG of `curve` over the steps from 0 to its end, or to `total_steps` while it has no points."""
     seen, played = thinned(curve.training), thinned(curve.evaluation)
     lines = [("train", 188, style.BLUE, seen), ("eval", 240, style.ORANGE, played)]
     steps, values = np.concatenate([seen, played]).T
-    x_max = max(total_steps, steps.max(initial=1))
+    x_max = steps.max(initial=0) or total_steps
     low, high = 0.0, 1.0
     if len(values) and not curve.percent:
         pad = 0.08 * float(np.ptp(values)) or 0.5 * abs(float(values[0])) or 0.5

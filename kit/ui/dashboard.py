@@ -33,8 +33,8 @@ class Dashboard:
 
     def __init__(self, run: Run | None = None) -> None:
         self.run = run
-        self.on_end: list[Callable[[Run], None]] = []
-        """Called with the run when it is finished."""
+        self.on_change: list[Callable[[Run], None]] = []
+        """Called with a run that begins to be watched, that has ended, and that has been filmed then."""
         self._watching: threading.Thread | None = None
         self._played: list[Path] = []
 
@@ -71,8 +71,9 @@ class Dashboard:
         """Watch `run` from now on, from any thread."""
         self.run = run
         self.say("")
-        self._watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
-        self._watching.start()
+        watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
+        watching.start()
+        self._watching = watching
 
     @property
     def is_working(self) -> bool:
@@ -107,6 +108,7 @@ class Dashboard:
         filming, rows, drawn = films.Filming(run), run.path / "metrics.jsonl", -1
         kin = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
+            self._tell_others(run)
             self._changed()
             working = True
             while working and self.run is run:
@@ -127,16 +129,20 @@ class Dashboard:
                 filming.close()
                 self.say("")
                 self._changed()
+                self._tell_others(run)
                 if now["state"] == "finished" and films.wanted(run):
                     self.say("Filming the policy…")
                     self.say(films.finish(run), bad=True)
                     self._play(run)
-                for end in self.on_end if now["state"] == "finished" else ():
-                    end(run)
+                    self._tell_others(run)
         except Exception as error:
             self.say(f"The display stopped ({type(error).__name__}: {error}); the run does not depend on it.", bad=True)
         finally:
             filming.close()
+
+    def _tell_others(self, run: Run) -> None:
+        for tell in self.on_change:
+            tell(run)
 
     def _play(self, run: Run) -> None:
         """Show the newest video, unless it is shown already."""

@@ -1,8 +1,9 @@
-"""The fields of RunConfig as a form: one entry each, in three groups, with the sentence of the field as its tooltip."""
+"""The fields of RunConfig as a form: one entry each, in three groups; pointing at a name shows its sentence."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ class Form:
         self._w = w = need("ipywidgets", "notebook")
         self.entries: dict[str, Any] = {}
         for field in dataclasses.fields(RunConfig):
-            entry = self._entry(field, getattr(config, field.name))
+            entry = self._entry(field, spelled(getattr(config, field.name)))
             entry.add_class(f"kit-field-{field.name}")
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
@@ -50,17 +51,29 @@ class Form:
         """The RunConfig of what stands in the form. Raises `UserError` for what cannot be."""
         return RunConfig(**{name: RunConfig.from_text(name, entry.value) for name, entry in self.entries.items()})
 
-    def _entry(self, field: dataclasses.Field[Any], value: Any) -> Any:
+    def fill(self, config: RunConfig) -> None:
+        """Spell `config`."""
+        for name, entry in self.entries.items():
+            text = spelled(getattr(config, name))
+            if name in CHOICES and text not in entry.options:
+                entry.options = (*entry.options, text)
+            entry.value = text
+
+    def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w = self._w
-        text = "" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
         shared = {
             "value": text,
-            "description": field.name.replace("_", " "),
+            "description": f"<span title='{html.escape(field.metadata['help'])}'>{field.name.replace('_', ' ')}</span>",
+            "description_allow_html": True,
             "style": {"description_width": "118px"},
             "layout": w.Layout(width="260px"),
-            "tooltip": field.metadata["help"],
         }
         if field.name in CHOICES:
             return w.Dropdown(options=tuple(dict.fromkeys((*CHOICES[field.name], text))), **shared)
         shared["placeholder"] = EMPTY.get(field.name, "")
         return w.Combobox(options=envs.names(), **shared) if field.name == "env" else w.Text(**shared)
+
+
+def spelled(value: Any) -> str:
+    """A field's value as people type it."""
+    return "" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)

@@ -27,7 +27,7 @@ class Curve:
     def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
         """From the rows of metrics.jsonl: the success rate, where the task has one, and the mean return."""
         success, returned = (
-            cls(title, _smooth(_series(rows, trained)), _series(rows, evaluated), percent)
+            cls(title, _smooth(series(rows, trained)), series(rows, evaluated), percent)
             for title, trained, evaluated, percent in (
                 ("Success rate", "rollout/success_rate", "eval/success_rate", True),
                 ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
@@ -36,7 +36,7 @@ class Curve:
         return [success, returned] if len(success.training) or len(success.evaluation) or not rows else [returned]
 
 
-def _series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     found = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
     found = found.reshape(-1, 2)
     return found[np.isfinite(found[:, 1])]

@@ -72,6 +72,7 @@ class TrainPanel(Panel):
     def _shown(self) -> None:
         for run in local_runs(self.config.runs_dir):
             if self.config.run_name in (None, run.name) and run.is_working():
+                self.form.fill(run.config)
                 self.attach(run)
                 self._tell(f"{run.name} is at work already: this panel shows it and steers it.", True)
                 return
@@ -144,7 +145,7 @@ class Estimator:
                     process.kill()
                 known = speed.answer(process, resolved)
             takes, keeps = advice.estimate(resolved, known), advice.keeping(resolved)
-            worlds = f"with {resolved.n_envs} worlds on {resolved.device}"
+            worlds = f"with {resolved.n_envs} world{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             say(f"{takes[0].upper()}{takes[1:]}, {worlds}; {keeps}.", True)
         except Exception as error:
             say(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -19,7 +19,7 @@ WHEEL = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "
 def learning_curve(run: Run) -> Any:
     """A matplotlib figure of success rate (where the task has one) and mean return over environment steps."""
     curves = Curve.of(run.rows())
-    figure, axes = _figure(curves)
+    figure, axes = draw(curves)
     for axis, curve in zip(axes, curves, strict=True):
         axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training (with exploration)")
         axis.plot(*curve.evaluation.T, "o", color=style.ORANGE, markersize=5, label="evaluation")
@@ -32,7 +32,7 @@ def learning_curve(run: Run) -> Any:
 def compare(runs: Iterable[Run]) -> Any:
     """A matplotlib figure of several runs: their evaluations, or their training where there are none."""
     learned = [(run.name, Curve.of(rows)) for run in runs if (rows := run.rows())]
-    figure, axes = _figure(max((curves for _, curves in learned), key=len, default=Curve.of([])))
+    figure, axes = draw(max((curves for _, curves in learned), key=len, default=Curve.of([])))
     for (name, curves), colour in zip(learned, itertools.cycle(WHEEL), strict=False):
         for axis, curve in zip(axes[-len(curves) :], curves, strict=True):  # the last is the mean return, of every run
             shown = curve.evaluation if len(curve.evaluation) else curve.training
@@ -43,7 +43,7 @@ def compare(runs: Iterable[Run]) -> Any:
     return figure
 
 
-def _figure(curves: Sequence[Curve]) -> tuple[Any, list[Any]]:
+def draw(curves: Sequence[Curve]) -> tuple[Any, list[Any]]:
     """A figure with axes for `curves`. It shows itself in a notebook; pyplot does not hold it."""
     need("matplotlib", "notebook")
     from matplotlib.figure import Figure

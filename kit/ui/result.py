@@ -7,7 +7,7 @@ import html
 
 from kit.runs.run import Run
 from kit.ui import style
-from kit.ui.films import caption, finish, tag
+from kit.ui.films import caption, finish, tag, wanted
 from kit.ui.headless import nobody_there
 from kit.ui.panel import Panel
 from kit.ui.plots import learning_curve
@@ -16,20 +16,28 @@ WAITING = "The result appears here as soon as the run is finished; you can also 
 
 
 def report(source: Panel | Run) -> None:
-    """Show the success rate, the learning curve and a video of a run; of a panel's run, as soon as it has ended."""
+    """Show the success rate, the learning curve and a video of a run; of a panel's run, as soon as it has ended, and so
+    of the next one. What is there already never waits for the film."""
     from IPython.display import display
 
     run = source.run if isinstance(source, Panel) else source
-    if isinstance(source, Panel) and not nobody_there() and (run is None or run.is_working()):
-        handle = display(style.Page(WAITING, style.note(WAITING)), display_id=True)
-        source.on_end.append(lambda run: handle.update(result(run)))
+    if isinstance(source, Panel) and not nobody_there():
+        handle = display(page(run), display_id=True)
+        source.on_change.append(lambda run: handle.update(page(run)))
     elif run is not None:
-        display(result(run))
+        handle = display(result(run), display_id=True)
+        if wanted(run):
+            handle.update(result(run, finish(run)))
 
 
-def result(run: Run) -> style.Page:
-    """A finished run as one output: sentence, figure, video."""
-    trouble, said = finish(run), sentence(run)
+def page(run: Run | None) -> style.Page:
+    """What there is to say of a run that may be at work."""
+    return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
+
+
+def result(run: Run, trouble: str = "") -> style.Page:
+    """A run that has ended as one output: sentence, figure, video."""
+    said = sentence(run)
     figure = base64.b64encode(learning_curve(run)._repr_png_()).decode()
     parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(said)}</b></p>"]
     parts.append(f"<img alt='learning curve' style='max-width:100%' src='data:image/png;base64,{figure}'>")

@@ -1,8 +1,9 @@
 """Mission measured: the game alone, PPO end to end beside stock Stable-Baselines3, and teams without a plan. By hand:
 
-    python tests/bench/mission.py                    # all three, about four minutes on two quiet cores
+    python tests/bench/mission.py                    # all four, about ten minutes on two quiet cores
     python tests/bench/mission.py --only game        # env steps a second on one core
     python tests/bench/mission.py --only ppo         # training with a 64-64 network on all cores
+    python tests/bench/mission.py --only presets     # fast, heavy and beast, and their matrix products alone
     python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
 
 The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/envs/test_mission.py); SB3 steps it
@@ -32,10 +33,10 @@ WORLDS, PROCESSES = 4096, 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("game", "ppo", "teams"))
+    parser.add_argument("--only", choices=("game", "ppo", "presets", "teams"))
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
-    for name, part in {"game": game, "ppo": ppo, "teams": teams}.items():
+    for name, part in {"game": game, "ppo": ppo, "presets": presets, "teams": teams}.items():
         if args.only in (None, name):
             part(args.turns)
 
@@ -121,6 +122,40 @@ def ppo(turns: int) -> None:
     others = f"SB3, SubprocVecEnv of the plain version, {PROCESSES} × 256 steps, batch 1,024"
     table(title, turns, {kits: (8 * steps, ours), others: (PROCESSES * 256, theirs)})
     stock.env.close()
+
+
+def presets(turns: int) -> None:
+    """Two iterations of each, the first not counted, beside the matrix products alone that an iteration asks for."""
+    from kit.trainers import make_trainer
+
+    print("\n| preset | env steps/s | of its matrix products | an iteration |\n|---|---:|---:|---:|")
+    for name in ("fast", "heavy", "beast"):
+        config = kit.resolve(RunConfig(env="Mission", preset=name, total_steps=100_000_000, device="cpu"))
+        model = make_trainer(config, kit.make_vec(config.env, int(config.n_envs), "cpu", 0, int(config.threads)))
+        rollout, hyper = int(config.n_envs) * config.overrides["n_steps"], config.overrides
+        model.learn(rollout)
+        begun = time.perf_counter()
+        model.learn(rollout, reset_num_timesteps=False)
+        seconds = time.perf_counter() - begun
+        alone = rollout * hyper["n_epochs"] * _products(model, hyper["batch_size"], turns)
+        print(f"| {name} | {rollout / seconds:,.0f} | {alone / seconds:.2f} | {seconds:.0f} s |", flush=True)
+
+
+def _products(model: Any, rows: int, turns: int) -> float:
+    """Seconds of matrix products for each row of an update: forward, back to the weights and, but for the first
+    layer, back to the inputs, of both networks."""
+    shapes = [p.shape for p in model.policy.parameters() if p.ndim == 2]
+    pairs = [(torch.randn(rows, cols), torch.randn(out, cols), torch.randn(rows, out)) for out, cols in shapes]
+    found = []
+    for _ in range(turns):
+        begun = time.perf_counter()
+        for inputs, weight, grad in pairs:
+            torch.mm(inputs, weight.t())
+            torch.mm(grad.t(), inputs)
+            if weight.shape[1] != model.observation_space.shape[0]:
+                torch.mm(grad, weight)
+        found.append((time.perf_counter() - begun) / rows)
+    return min(found)
 
 
 def teams(turns: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from kit.envs import joystick_rewards as r
 from kit.envs import make_task
-from kit.envs.joystick import CONTROL_DT_S, Joystick
+from kit.envs.joystick import CONTROL_DT_S, SUCCESS_MPS, Joystick
 from kit.envs.joystick_worlds import GROUND_FRICTION, MASS_SCALE, PAYLOAD_KG
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
@@ -110,7 +110,58 @@ def test_tracking_is_paid_in_full_when_the_command_is_followed(env):
     turning = torch.tensor([1, 1, 1, math.exp(-4)], dtype=torch.float64)
     assert torch.allclose(r.tracking_ang_vel(task), turning, atol=1e-6)
     assert task.moving.tolist() == [False, True, True, True]
-    assert torch.allclose(task.info()["velocity_error"], torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64), atol=1e-6)
+
+
+def test_an_episode_is_judged_by_its_mean_errors_and_a_fall(go1, monkeypatch):
+    go1.reset(seed=0)
+    stand(go1)
+    task = go1.task
+    task.command.zero_()
+    task._timers.fill_(1.0)
+    velocity = {0: [0.0, 0.3, 0.3, 0.0], 1: [0.0, 0.1, 0.3, 0.0]}  # m/s ahead, by step, world 0 to 3
+    seen = []
+
+    def in_place_of_the_physics(_):
+        step = len(seen)
+        task.sensor("linvel_b").zero_()[:, 0] = torch.tensor(velocity[step])
+        task.sensor("linvel_b")[1, 1] = 0.4 if step == 0 else 0.0
+        task.sensor("gyro_b").zero_()[0, 2] = -0.6 if step == 0 else 0.2
+        if step == 1:
+            task.sensor("torso_up_w")[3] = torch.tensor([0.0, 0.0, -1.0])
+
+    monkeypatch.setattr(task.sim, "step", in_place_of_the_physics)
+    for _ in range(2):
+        seen.append(go1.step(torch.zeros(4, 12)))
+    (_, _, _, _, first), (_, reward, terminated, _, info) = seen
+    assert first["velocity_error"].tolist() == pytest.approx([0, 0.5, 0.3, 0])
+    assert info["velocity_error"].tolist() == pytest.approx([0, 0.3, 0.3, 0])
+    assert info["turning_error"].tolist() == pytest.approx([0.4, 0, 0, 0])
+    assert info["falls_per_minute"].tolist() == terminated.tolist() == [False, False, False, True]
+    assert info["success"].tolist() == [True, False, False, False]
+    tracked = [0.02 * math.exp(-v * v / 0.25) for v in velocity[1]]
+    assert info["reward/tracking_lin_vel"].tolist() == pytest.approx(tracked)
+    assert info["reward/termination"].tolist() == pytest.approx([0, 0, 0, -0.02])
+    terms = sum(value for name, value in info.items() if name.startswith("reward/"))
+    assert torch.allclose(terms.clamp(min=0.0), reward.double()) and len(task.rewards) == 16
+    assert task.info()["velocity_error"].tolist() == pytest.approx([0, 0.3, 0.3, 0])
+    assert task._errors[3].tolist() == [0, 0, 0], "a new episode has begun"
+
+
+def test_commands_move(env):
+    """A policy that does nothing must not look good: 200 robots' commands through an episode, without the physics."""
+    task = env.task
+    task.sim.n, task._generator = 200, torch.Generator().manual_seed(0)
+    task.command = task.first_command(task.chances(task.command_chances)[0])
+    left, speeds = task.command_duration(task.chances(1)[0]), []
+    for _ in range(task.episode_steps):
+        left -= CONTROL_DT_S
+        changed, again = task.next_command(task.chances(task.command_chances)[0]), task.chances(1)[0]
+        task.command = torch.where(left <= 0, changed, task.command)
+        left = torch.where(left <= 0, task.command_duration(again), left)
+        speeds.append(task.command[:, :2].norm(dim=1))
+    asked = torch.stack(speeds)
+    assert asked.mean() > 0.5 and (asked == 0).double().mean() < 0.15
+    assert (asked.mean(0) < SUCCESS_MPS).double().mean() < 0.12, "episodes in which to stand still is a success"
 
 
 def test_costs_by_hand(go1):
@@ -130,6 +181,30 @@ def test_costs_by_hand(go1):
     qpos[:, 7] = task.model.jnt_range[1, 1]  # at its hard limit: 2.5 % of the range beyond the soft one
     stand(go1, qpos)
     assert r.dof_pos_limits(task)[0] == pytest.approx(0.025 * (0.863 * 2), rel=1e-6)
+
+
+def test_the_humanoid_leans_ahead_wherever_that_is(g1):
+    qpos = stand(g1)
+    half_yaw = torch.tensor([0.0, 0.5, 1.0, -0.3]) * math.pi / 2
+    qpos[:, 3], qpos[:, 6] = half_yaw.cos(), half_yaw.sin()
+    stand(g1, qpos)
+    assert g1.task.heading_w[1].tolist() == pytest.approx([0, 1])
+    assert (r.orientation_leaning(g1.task) < 1e-5).all(), "at home"
+    g1.task.sensor("torso_up_w")[:] = torch.tensor([0.0, 0.0, 1.0])
+    assert r.orientation_leaning(g1.task).tolist() == pytest.approx([0.073**2] * 4)
+
+
+def test_what_a_foot_bears_is_what_presses_on_the_ground(g1):
+    g1.task._feet_contact[:, :, 1:] = torch.tensor([[400.0, 300.0, -510.0], [0.0, 0.0, -499.0]])  # N, world
+    assert r.contact_force(g1.task).tolist() == [10.0] * 4
+
+
+def test_the_gait_clock_begins_with_the_first_step(g1):
+    g1.reset(seed=0)
+    for step in range(2):
+        g1.step(torch.zeros(4, 29))
+        swung = g1.task._memory["phase_rate"] * CONTROL_DT_S * step
+        assert torch.allclose(g1.task.phase, torch.cat([swung, swung - math.pi], 1), atol=1e-9)
 
 
 def test_swing_curve():

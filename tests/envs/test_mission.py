@@ -104,16 +104,16 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     place(env, 2, -14.9, 0.0)
     _, reward, *_, info = step(env, *[STAND] * 4, times=40)
     assert env.task.field[0, 1, 0] == 200
-    assert info["reward/holding"].item() == pytest.approx((2 * 0.01 + 2 * 0.06) / 4) == reward.item()
+    assert info["reward/holding"].item() == pytest.approx((2 * 0.03 + 2 * 0.06) / 4) == reward.item()
     place(env, 2, 50.0, 0.0)
     _, _, _, _, info = step(env, *[STAND] * 4, times=4)
-    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.01 / 4), "for the one"
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.03 / 4), "for the one"
     place(env, 2, 0.0, 0.0)
     _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
     assert not terminated.item()
     _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
     assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
-    assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + (2 * 0.01 + 2 * 0.06) / 4)
+    assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + (2 * 0.03 + 2 * 0.06) / 4)
 
 
 def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged() -> None:

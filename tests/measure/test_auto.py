@@ -32,7 +32,7 @@ def test_worlds_double_while_cores_and_rollouts_last(steps, worlds):
 def test_a_game_without_physics_has_thousands_of_worlds(steps, worlds):
     """Mission's row: 16 worlds, 16 steps. Two cores have 2,048, of which twenty rollouts are 655,360 steps."""
     resolved = resolve(RunConfig(env="Mission", total_steps=steps))
-    assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 4096
+    assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 1024
     assert resolve(RunConfig(env="Mission", preset="fast")).n_envs == 16
 
 

@@ -84,10 +84,11 @@ class Perverse(Task):
         return torch.ones(self.n, dtype=torch.bool)
 
     def info(self):
-        return {"won": self.exceeded, "reward/fee": -2.0 * self.exceeded, "reward/wage": torch.ones(self.n)}
+        paid = {"reward/fee": -2.0 * self.exceeded, "reward/wage": torch.ones(self.n)}
+        return {"won": self.exceeded, "wins_per_minute": self.exceeded, "number": self.shown[:, 0].abs(), **paid}
 
 
-def test_a_tasks_own_score_says_which_policy_is_best_and_its_rewards_terms_are_told(tmp_path):
+def test_a_tasks_own_score_says_which_policy_is_best_and_its_figures_are_told(tmp_path):
     run = kit.train(
         env="tests.runs.test_policies:Perverse", total_steps=4096, n_envs=16, runs_dir=str(tmp_path), eval_every=512,
         overrides={"n_steps": 32, "batch_size": 64, "learning_rate": 5e-4},
@@ -98,6 +99,8 @@ def test_a_tasks_own_score_says_which_policy_is_best_and_its_rewards_terms_are_t
     assert run.find("best").step == max(step for step, rate in rates.items() if rate == max(rates.values()))
     assert kept[run.find("best").step]["mean_return"] == min(found["mean_return"] for found in kept.values())
     for found in kept.values():
+        assert found["wins_per_minute"] == pytest.approx(60 * found["won"])  # episodes of a second
+        assert 0.3 < found["number"] < 0.7, "the mean of what is uniform in [0, 1]"
         assert found["reward/wage"] == 1 and found["reward/fee"] == pytest.approx(-2 * found["won"])
         assert found["reward/wage"] + found["reward/fee"] == pytest.approx(found["mean_return"])
     assert run.metrics()["eval/reward/fee"].dropna().tolist() == [found["reward/fee"] for found in kept.values()]

@@ -19,6 +19,11 @@ def test_chart_is_valid_svg_that_draws_inside() -> None:
     assert circles == [(LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, TOP)], "2.0 is shown at the upper edge of the range"
 
 
+def test_a_young_curve_takes_the_whole_width() -> None:
+    drawn = chart(Curve("Mean return", NONE, np.array([[0, 1.0], [1000, 2.0]])), 100_000)
+    assert f'cx="{WIDTH - RIGHT}.0"' in drawn and ">100k<" not in drawn
+
+
 def test_an_empty_chart_says_so_and_two_lines_have_a_legend() -> None:
     assert "no data yet" in chart(Curve("Success rate", NONE, NONE), 1000)
     both = chart(Curve("Mean return", np.array([[1, 2.0]]), np.array([[1, 3.0]])), 1000)

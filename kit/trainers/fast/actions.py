@@ -162,7 +162,9 @@ class Categorical(Actions):
         if self._columns is not None:
             wide = out.new_full((len(out), self._choices * self._most), NOWHERE)
             out = wide.index_copy_(1, self._columns, out)
-        return out.reshape(-1, self._choices, self._most).log_softmax(-1)
+        logits = out.reshape(-1, self._choices, self._most)
+        logits = logits - logits.amax(-1, keepdim=True)  # torch's log_softmax takes five times as long for nine numbers
+        return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
     def _of(self, log_p: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         return log_p.gather(2, actions.unsqueeze(2)).sum((1, 2))

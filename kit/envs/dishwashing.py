@@ -1,0 +1,261 @@
+"""Dishwashing: a sponge, plates, dirt that rubbing takes off, and what it earns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from kit.envs import dirt, economy
+from kit.envs import dishwashing_model as scene
+from kit.envs.dishwashing_rules import Rules
+from kit.envs.task import MujocoTask, may_have
+from kit.sim import Simulator
+
+LOOKS = 5
+"""A step's force and rubbing are looked at so often, every 20 ms."""
+SLOW_MPS = 0.1
+"""Well below this speed friction fades like a damper's, so that a sponge at rest stays at rest."""
+TINY = 1e-9
+"""Keeps quotients finite: once in a million, a plate comes clean."""
+START_M = 0.08
+"""At the start of a shift the sponge hovers so far from the sink's middle at most, along x and along y."""
+LIFT_M = 0.1
+"""Plates go down and come up so far, by a lift in the sink's floor."""
+SEEN = 0.01
+"""Thinner dirt than this does not show."""
+SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
+TURN_M, EDGE_M = 0.04, 0.095
+"""The scripted wiper's spiral: from one turn to the next, and its radius at the rim."""
+WIPER = (38.0, 0.4)
+"""Its pressure, N, and its speed, m/s: the best of those tried (tests/bench/dishes.py). With 40 N plates break as the
+sponge comes down."""
+
+
+class Dishwashing(MujocoTask):
+    """A shift at the sink: a sponge on a tool rubs plates clean, one after the other. It is told what to do 10 times a
+    second.
+
+    The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
+    upward (-1) to 44 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
+    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, as it does where it comes down
+    with the tool's full push, or runs into the rim from outside. Then the tool is lifted by itself and a lift brings
+    the next plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units
+    of ten cents. `Rules` has every constant.
+
+    What is seen, the left column first, places along x and y:
+        2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm
+        1   its height, of the tool's travel                1   contact force, of what breaks a plate
+        3   its velocity, of the most along x and y         1   dirt under the sponge
+        2   the plate's place, like the sponge's            1   a plate is there
+        2   from the sponge to the plate, 12 cm             1   share of the dirt that is left
+       52   thickness of the dirt in each cell              1   time with this plate, of the patience
+
+    "Dirt near it" is the mean of where dirt is, weighted by its thickness and by 1 / (r² + a²)², with r the distance
+    from the sponge and a the sponge's radius.
+    """
+
+    name = "Dishwashing"
+    substeps = 20
+    film_speed = 2.0
+    cameras = scene.CAMERAS
+    keeps = ("dirt", "plate", "ledger")
+
+    def __init__(self, **options: Any) -> None:
+        """`options` are those of `Rules`."""
+        self.rules = Rules.of(options)
+        self.model = scene.build_model()
+        self.episode_steps = round(self.rules.shift_s / self.control_dt_s)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (len(scene.cells()) + 17,), np.float32)
+
+    def bind(self, sim: Simulator) -> None:
+        super().bind(sim)
+        model, n = self.model, sim.n
+        self._cells = torch.as_tensor(scene.cells(), dtype=sim.dtype, device=sim.device)
+        # Views of the simulator's memory, always current:
+        self._sponge, self._velocity = sim.qpos[:, :3], sim.qvel[:, :3]
+        self._middle_w = sim.mocap_pos[:, model.body(scene.PLATE).mocapid[0]]
+        self._motors = sim.actuator_force
+        self._drag_n = sim.qfrc_applied[:, :2]
+        self._contact = sim.sensordata[:, model.sensor(scene.FORCE).adr[0] + 3]
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(n, *shape, dtype=sim.dtype, device=sim.device)
+
+        self.dirt = zeros(len(self._cells))
+        self.plate = zeros(7)
+        self._place, rest = self.plate[:, :2], self.plate[:, 2:]  # where this plate lies, or will
+        self._waiting_s, self._time_s, self._first_dirt, self._paid_usd, self._is_broken = rest.unbind(1)
+        self.ledger = zeros(len(economy.LEDGER))
+        self._terms_usd = zeros(len(economy.TERMS))
+        dirts = [model.geom(scene.DIRT.format(number)).id for number in range(len(self._cells))]
+        self._dirt_geoms = slice(dirts[0], dirts[-1] + 1)
+        self._well_geom = model.geom(scene.WELL).id
+        self._rgba = torch.as_tensor(model.geom_rgba, dtype=sim.dtype, device=sim.device).repeat(n, 1, 1)
+        colours = (scene.CHINA_RGB, SAUCE_RGB, BROKEN_RGB)
+        self._palette = torch.tensor(colours, dtype=sim.dtype, device=sim.device)
+
+    # -- plates ----------------------------------------------------------------------------------------------------
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        sim, n, self._generator = self.sim, self.n, generator
+        start = torch.rand(n, 2, generator=generator, dtype=sim.dtype, device=sim.device)
+        qpos = torch.full((n, 3), scene.HOVER_M, dtype=sim.dtype, device=sim.device)
+        qpos[:, :2] = START_M * (2 * start - 1)
+        self._serve(mask)
+        self._waiting_s.masked_fill_(mask, 0.0)
+        self.ledger.masked_fill_(mask.unsqueeze(1), 0.0)
+        middle_w = torch.cat([self._place, torch.zeros_like(self._place[:, :1])], 1)
+        sim.reset(mask, qpos=qpos, mocap_pos=middle_w.unsqueeze(1))
+
+    def _serve(self, mask: torch.Tensor) -> None:
+        """A new plate in the worlds of `mask` (n,)."""
+        shape = self.n, dirt.NUMBERS + 2
+        chance = torch.rand(shape, generator=self._generator, dtype=self.sim.dtype, device=self.device)
+        served = dirt.serve(chance[:, 2:], self._cells, scene.WELL_M)
+        new = torch.zeros_like(self.plate)
+        new[:, :2] = self.rules.offset_m * (2 * chance[:, :2] - 1)
+        new[:, 2], new[:, 4] = self._waiting_s, served.sum(1)
+        self.dirt.copy_(torch.where(mask.unsqueeze(1), served, self.dirt))
+        self.plate.copy_(torch.where(mask.unsqueeze(1), new, self.plate))
+
+    def act(self, action: torch.Tensor) -> None:
+        there = self._waiting_s <= 0
+        press_n = (scene.MOST_PRESS_N + scene.LIFT_N) / 2 * (action[:, 2] + 1) - scene.LIFT_N
+        self.sim.ctrl[:, :2] = scene.MOST_SPEED_MPS * action[:, :2]
+        self.sim.ctrl[:, 2] = torch.where(there, press_n, -scene.LIFT_N)
+
+    def advance(self, action: torch.Tensor) -> None:
+        self.act(action)
+        before, hardest_n = self.dirt.sum(1), torch.zeros_like(self._contact)
+        energy_j = torch.full_like(hardest_n, self.rules.standby_w * self.control_dt_s)
+        seconds, there = self.control_dt_s / LOOKS, self._waiting_s <= 0
+        for _ in range(LOOKS):
+            self.sim.step(self.substeps // LOOKS)
+            force_n = self._contact.abs() * there
+            speed_mps = self._velocity[:, :2].norm(dim=1)
+            drag = scene.FRICTION * force_n / (speed_mps + SLOW_MPS)  # Coulomb's, made smooth where the sponge rests
+            torch.mul(self._velocity[:, :2], -drag.unsqueeze(1), out=self._drag_n)
+            on_plate = self._sponge[:, :2] - self._place
+            self.dirt -= dirt.rubbed(
+                on_plate, self._cells, force_n, speed_mps, self.rules.sponge_m, self.rules.wear, seconds
+            )
+            self.dirt.clamp_(min=0.0)
+            hardest_n = torch.maximum(hardest_n, force_n)
+            energy_j += seconds * (self._motors * self._velocity).abs().sum(1)
+        self._hardest_n = hardest_n
+        self._settle(there, before, energy_j)
+        self._change()
+
+    def _settle(self, there: torch.Tensor, before: torch.Tensor, energy_j: torch.Tensor) -> None:
+        """What became of the plates in this step, and the money."""
+        rules, dt_s = self.rules, self.control_dt_s
+        left = self.dirt.sum(1)
+        self._time_s += dt_s * there
+        broken = there & (self._hardest_n > rules.force_limit_n)
+        clean = there & ~broken & (left <= rules.clean_share * self._first_dirt)
+        rejected = there & ~broken & ~clean & (self._time_s >= rules.patience_s)
+        enough = rules.clean_share * self._first_dirt
+        done = torch.maximum(before, enough) - torch.maximum(left, enough)
+        progress = done / (self._first_dirt - enough).clamp(min=TINY)
+        self._paid_usd += rules.price_usd * rules.advance * progress
+        happened = economy.Happened(progress, self._paid_usd, clean, broken, rejected, energy_j, dt_s)
+        self._terms_usd = economy.money(rules, happened)
+        counted = [clean, broken, rejected, energy_j, torch.full_like(energy_j, dt_s)]
+        self.ledger += torch.stack([c.to(energy_j.dtype) for c in counted], 1)
+        over = clean | broken | rejected
+        wait_s = rules.change_s + dt_s + rules.sweep_s * broken.to(left.dtype)  # this step's is taken off at once
+        self._waiting_s.copy_(torch.where(over, wait_s, self._waiting_s))
+        self._is_broken.copy_(self._is_broken.bool() | broken)
+
+    def _change(self) -> None:
+        """Bring plates down and the next ones up."""
+        dt_s, half_s = self.control_dt_s, self.rules.change_s / 2
+        old = self._waiting_s > half_s
+        self._waiting_s.sub_(dt_s).clamp_(min=0.0)
+        self._waiting_s.masked_fill_(self._waiting_s < dt_s / 2, 0.0)  # what rounding leaves
+        served = old & (self._waiting_s <= half_s)
+        if may_have(served):
+            self._serve(served)
+        down = torch.where(self._waiting_s > half_s, 2 * half_s - self._waiting_s, self._waiting_s).clamp(min=0.0)
+        self._middle_w[:, :2] = self._place
+        self._middle_w[:, 2] = -LIFT_M / half_s * down
+
+    # -- what is seen and paid -------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        self._to_cells = self._cells + (self._place - self._sponge[:, :2]).unsqueeze(1)  # (n, cells, 2), m
+        self._there = self._waiting_s <= 0
+
+    def observe(self) -> torch.Tensor:
+        rules = self.rules
+        away = self._to_cells.square().sum(2)
+        weight = self.dirt / (away + rules.sponge_m**2).square()
+        towards = (weight.unsqueeze(2) * self._to_cells).sum(1) / weight.sum(1, keepdim=True).clamp(min=TINY)
+        under = (self.dirt * (1 - away / rules.sponge_m**2).clamp(min=0.0)).sum(1)
+        return torch.cat(
+            [
+                self._sponge[:, :2] / scene.REACH_M,  # 2
+                self._sponge[:, 2:] / scene.HOVER_M,  # 1
+                self._velocity / scene.MOST_SPEED_MPS,  # 3
+                self._place / scene.REACH_M,  # 2
+                (self._place - self._sponge[:, :2]) / scene.WELL_M,  # 2
+                self.dirt,  # 52
+                towards / scene.WELL_M,  # 2
+                torch.stack([
+                    self._contact.abs() / rules.force_limit_n,
+                    under,
+                    self._there.to(under.dtype),
+                    self.dirt.sum(1) / self._first_dirt.clamp(min=TINY),
+                    self._time_s / rules.patience_s,
+                ], 1),  # 5
+            ],
+            dim=1,
+        )  # fmt: skip
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return economy.REWARD_PER_USD * self._terms_usd.sum(1)
+
+    def terminated(self) -> torch.Tensor:
+        return torch.zeros(self.n, dtype=torch.bool, device=self.device)
+
+    def info(self) -> dict[str, torch.Tensor]:
+        terms = (economy.REWARD_PER_USD * self._terms_usd).unbind(1)
+        paid = {f"reward/{name}": value for name, value in zip(economy.TERMS, terms, strict=True)}
+        shift = economy.figures(self.rules, self.ledger)
+        return {**paid, **{f"shift/{name}": value for name, value in shift.items()}}
+
+    def colours(self) -> dict[str, torch.Tensor]:
+        """Of every shape in every world, "geom_rgba" (n, ngeom, 4): dirt the browner the thicker, none where it is
+        gone."""
+        china, sauce, broken = self._palette
+        self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
+        self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
+        self._rgba[:, self._well_geom, :3] = torch.where(self._is_broken.bool().unsqueeze(1), broken, china)
+        return {"geom_rgba": self._rgba}
+
+    def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        return self.sim.render(cameras, height, width, shadows=True, poses=self.colours())
+
+    def scripted(self) -> torch.Tensor:
+        return self.wipe(*WIPER)
+
+    def wipe(self, press_n: float, speed_mps: float) -> torch.Tensor:
+        """What a plain machine would do, an action (n, 3): with one pressure and one speed along a spiral from the
+        plate's middle to its rim, once around, and back, wherever there is dirt. It is told where the plate lies."""
+        per_rad = TURN_M / (2 * math.pi)
+        spiral_m = EDGE_M**2 / (2 * per_rad)  # of r = b φ: b φ² / 2, nearly; then once around
+        whole_m = spiral_m + 2 * math.pi * EDGE_M
+        gone_m = torch.remainder(self._time_s * speed_mps, 2 * whole_m)
+        along_m = torch.minimum(gone_m, 2 * whole_m - gone_m)
+        radius = (2 * per_rad * along_m.clamp(max=spiral_m)).sqrt()
+        angle = radius / per_rad + (along_m - spiral_m).clamp(min=0.0) / EDGE_M
+        spot = self._place + radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
+        wanted = (spot - self._sponge[:, :2]) / self.control_dt_s  # m/s, to be there a step later
+        wanted *= (speed_mps / wanted.norm(dim=1, keepdim=True).clamp(min=TINY)).clamp(max=1.0)
+        press = torch.full_like(radius, 2 * (press_n + scene.LIFT_N) / (scene.MOST_PRESS_N + scene.LIFT_N) - 1)
+        return torch.cat([wanted / scene.MOST_SPEED_MPS, press.unsqueeze(1)], 1).to(torch.float32)

@@ -1,0 +1,145 @@
+"""A sink with a plate in it and a sponge on a tool with three slides. All of it is made here, from plain shapes.
+
+The world's z is 0 at the plate's top. The sponge's place is the middle of its underside. Only sponge and plate touch:
+the tool's own stop keeps the sponge from falling beside the plate. Dirt is a grid of thin boxes on the plate, without
+contacts; what is left on each of them is the task's business, which colours them for each world.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mujoco
+import numpy as np
+
+from kit.sim.studio import studio
+
+PLATE, WELL, SPONGE, FORCE = "plate", "well", "sponge", "sponge_force"
+DIRT = "dirt{}"
+SLIDES = ("tool_x", "tool_y", "tool_z")
+
+PLATE_M, WELL_M = 0.135, 0.12
+"""Radius of a dinner plate, and of the part of it that carries dirt."""
+GRID = 8
+"""Cells along each axis of the square around that part; those whose middle lies in it count."""
+CELL_M = 2 * WELL_M / GRID
+REACH_M = 0.14
+"""The sponge's middle moves so far from the sink's, along x and y."""
+HOVER_M = 0.06
+"""Top of the tool's travel above the plate; its stop is `STOP_M` below the plate's top."""
+STOP_M = 0.004
+MOST_SPEED_MPS = 0.4
+LIFT_N, MOST_PRESS_N = 10.0, 44.0
+"""The tool pulls up with at most one and pushes down with at most the other."""
+SLIDE_N = 60.0
+"""Most force of the slides along x and y."""
+FRICTION = 0.4
+"""Between a wet sponge and glazed ceramic; an assumption."""
+
+CAMERAS = ("view", "eye")
+_CAMERA_POSES = {  # eye and target, world frame, m; vertical field of view, degrees
+    "view": ((0.30, -0.46, 0.44), (0.0, 0.02, 0.0), 40),
+    "eye": ((0.0, -0.22, 0.55), (0.0, 0.0, 0.0), 33),
+}
+_STEEL, _COUNTER = (0.66, 0.69, 0.72, 1), (0.32, 0.36, 0.40, 1)
+CHINA_RGB, RIM_RGB = (0.93, 0.92, 0.88), (0.80, 0.83, 0.86)
+_GEOM = mujoco.mjtObj.mjOBJ_GEOM
+_FOUND, _FORCE = 1, 2  # what a contact sensor reports, as bits
+_NET_FORCE = 3  # of its ways to report several contacts: their sum, in the world's frame
+
+
+def cells() -> np.ndarray:
+    """Middles (cells, 2) of the dirt's cells, relative to the plate's, m."""
+    line = (np.arange(GRID) + 0.5) * CELL_M - WELL_M
+    y, x = np.meshgrid(line, line, indexing="ij")
+    middles = np.stack([x.ravel(), y.ravel()], 1)
+    return middles[np.linalg.norm(middles, axis=1) < WELL_M]
+
+
+@cache
+def build_model() -> mujoco.MjModel:
+    """One sink. The plate is a mocap body, put where the task wants it."""
+    spec = mujoco.MjSpec()
+    spec.option.timestep = 0.005
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # one contact: a third of the time for nothing
+    studio(spec, floor=False)
+    _add_sink(spec)
+    _add_plate(spec)
+    _add_tool(spec)
+    # Without friction, which is the task's: with it MuJoCo's contacts rise as they slide, and bounce.
+    spec.add_pair(name=PLATE, geomname1=SPONGE, geomname2=PLATE, condim=1, solref=[0.03, 1.0])
+    spec.add_sensor(name=FORCE, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=SPONGE, reftype=_GEOM,
+                    refname=PLATE, intprm=[_FOUND | _FORCE, _NET_FORCE, 1])  # fmt: skip
+    for name, (eye, target, fovy) in _CAMERA_POSES.items():
+        spec.worldbody.add_camera(name=name, pos=eye, fovy=fovy, quat=looking(np.subtract(target, eye)))
+    return spec.compile()
+
+
+def _box(body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[float, ...], rgba: tuple[float, ...],
+         kind: mujoco.mjtGeom = mujoco.mjtGeom.mjGEOM_BOX) -> mujoco.MjsGeom:  # fmt: skip
+    """A shape to look at, without contacts."""
+    return body.add_geom(name=name, type=kind, pos=pos, size=[*size, *[0.0] * (3 - len(size))], rgba=rgba,
+                         contype=0, conaffinity=0, mass=0)  # fmt: skip
+
+
+def _add_sink(spec: mujoco.MjSpec) -> None:
+    inner, deep, thick = 0.27, 0.06, 0.006
+    world, low, middle = spec.worldbody, -0.022 - thick, -0.022 + deep / 2
+    _box(world, "sink_floor", (0, 0, low), (inner, inner, thick), _STEEL)
+    for axis, name in enumerate(("x", "y")):
+        for side in (-1, 1):
+            at, size = [0.0, 0.0, middle], [inner, inner, deep / 2]
+            at[axis], size[axis] = side * (inner + thick), thick
+            _box(world, f"sink_{name}{side}", tuple(at), tuple(size), _STEEL)
+            at, size = [0.0, 0.0, middle + deep / 2 - 0.01], [0.75, 0.75, 0.01]
+            at[axis], size[axis] = side * (inner + 0.24 + 2 * thick), 0.24
+            if axis:
+                size[0] = inner + 2 * thick
+            _box(world, f"counter_{name}{side}", tuple(at), tuple(size), _COUNTER)
+
+
+def _add_plate(spec: mujoco.MjSpec) -> None:
+    plate = spec.worldbody.add_body(name=PLATE, mocap=True)
+    disc = mujoco.mjtGeom.mjGEOM_CYLINDER
+    body = plate.add_geom(name=PLATE, type=disc, pos=(0, 0, -0.01), size=(PLATE_M, 0.01, 0), rgba=(*RIM_RGB, 1))
+    body.contype = body.conaffinity = 0  # contacts by the explicit pair only
+    _box(plate, WELL, (0, 0, -0.0005), (WELL_M, 0.001), (*CHINA_RGB, 1), disc)
+    for number, (x, y) in enumerate(cells()):
+        _box(plate, DIRT.format(number), (x, y, 0.0), (CELL_M / 2, CELL_M / 2, 0.0012), (0.45, 0.24, 0.08, 1))
+
+
+def _add_tool(spec: mujoco.MjSpec) -> None:
+    """A carriage of 1 kg, free of gravity, that carries the sponge on an arm leaning away from the cameras."""
+    tool = spec.worldbody.add_body(name="tool", gravcomp=1)
+    for name, axis in zip(SLIDES, np.eye(3), strict=True):
+        across = name != "tool_z"
+        tool.add_joint(name=name, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=axis, limited=True,
+                       range=(-REACH_M, REACH_M) if across else (-STOP_M, HOVER_M),
+                       damping=[0.0 if across else 100.0, 0, 0])  # fmt: skip
+        motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.ctrllimited = motor.forcelimited = True
+        if across:
+            motor.set_to_velocity(kv=500.0)
+            motor.ctrlrange, motor.forcerange = (-MOST_SPEED_MPS, MOST_SPEED_MPS), (-SLIDE_N, SLIDE_N)
+        else:
+            motor.set_to_motor()
+            motor.gear = [-1.0, 0, 0, 0, 0, 0]  # its force, in N, pushes down
+            motor.ctrlrange = motor.forcerange = (-LIFT_N, MOST_PRESS_N)
+    ball = tool.add_geom(name=SPONGE, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=(0, 0, 0.03), size=(0.03, 0, 0), mass=1.0)
+    ball.contype = ball.conaffinity = 0
+    ball.group = 3  # not drawn
+    _box(tool, "scourer", (0, 0, 0.004), (0.034, 0.024, 0.004), (0.16, 0.45, 0.24, 1))
+    _box(tool, "foam", (0, 0, 0.018), (0.034, 0.024, 0.010), (0.96, 0.80, 0.22, 1))
+    rod = _box(tool, "rod", (0, 0, 0), (0.008,), (0.22, 0.25, 0.29, 1), mujoco.mjtGeom.mjGEOM_CAPSULE)
+    rod.fromto = [0, 0, 0.03, 0, 0.22, 0.16]
+
+
+def looking(direction: np.ndarray) -> np.ndarray:
+    """Quaternion of a camera that looks along `direction` with the world's z up."""
+    z = -direction / np.linalg.norm(direction)
+    x = np.cross((0, 0, 1), z)
+    x /= np.linalg.norm(x)
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
+    return quat

@@ -1,0 +1,43 @@
+"""Dishwashing seen by a camera: dirt can be seen, not read."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from kit.envs.dishwashing import Dishwashing
+from kit.errors import UserError
+
+EYE = "eye"
+FRAMES = 8
+"""0.8 seconds."""
+LEAST_PIXELS = 16
+
+
+class DishwashingVideo(Dishwashing):
+    """`Dishwashing` for a policy that sees clips (8, 3, 64, 64) of the plate, a frame for each step, newest last, and
+    nothing else: not the force either. `size` is the pictures' side in pixels."""
+
+    name = "DishwashingVideo"
+    frames = MappingProxyType({"": FRAMES})
+
+    def __init__(self, size: int = 64, **options: Any) -> None:
+        super().__init__(**options)
+        if isinstance(size, bool) or not isinstance(size, int) or size < LEAST_PIXELS:
+            raise UserError(f"env_options size={size!r} must be a whole number of at least {LEAST_PIXELS} pixels.")
+        self.size = size
+        self.observation_space = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
+
+    def observe(self) -> torch.Tensor:
+        return self._look(None)
+
+    def observe_first(self, worlds: torch.Tensor) -> torch.Tensor:
+        return self._look(worlds)
+
+    def _look(self, worlds: torch.Tensor | None) -> torch.Tensor:
+        pictures = self.sim.render((EYE,), self.size, self.size, worlds=worlds, poses=self.colours())
+        return pictures[:, 0].permute(0, 3, 1, 2).contiguous()

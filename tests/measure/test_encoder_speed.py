@@ -1,0 +1,37 @@
+"""The panel of encoders: what it says of one is what can be counted by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kit import envs
+from kit.encoders import CARDS, load
+from kit.errors import UserError
+from kit.measure import encoder_speed as measured
+from kit.measure.encoder_speed import encoders
+
+
+def test_every_encoder_has_its_line(monkeypatch):
+    monkeypatch.setattr(measured, "BUDGET_S", 0.0)
+    table = encoders("DishwashingVideo", {"size": 48})
+    assert list(table.index) == list(CARDS)
+    space = envs.describe("DishwashingVideo", {"size": 48}).observation_space
+    network = load("simple2dcnn")(space)
+    count = sum(p.numel() for p in network.parameters())
+    line = table.loc["simple2dcnn"]
+    assert line["parameters"] == f"{count:,}" and line["weights"] == f"{16 * count / 1e6:,.1f} MB"
+    assert float(line["clips/s acting"].replace(",", "")) > 0 < float(line["clips/s learning"].replace(",", ""))
+
+
+def test_what_a_pass_keeps_is_counted():
+    network = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Tanh())
+    batch = torch.randn(16, 10)
+    assert measured._kept_bytes(network, batch) == 16 * (10 + 20) * 4  # the input and tanh's output, in float32
+
+
+def test_an_encoder_that_cannot_be_made_says_why(monkeypatch):
+    def load(name):
+        raise UserError("needs torchvision; pip install torchvision.")
+
+    monkeypatch.setattr(measured, "load", load)
+    assert set(encoders("DishwashingVideo")["use it when"]) == {"needs torchvision; pip install torchvision."}
