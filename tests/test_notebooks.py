@@ -202,6 +202,17 @@ def test_a_team_learns_and_meets_harder_defenders_and_some_that_have_learnt(work
     assert "video/mp4" in shown and "reward/capture" in shown
 
 
+@pytest.mark.timeout(2 * CELL_LIMIT_S)
+def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
+    small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 64, "n_envs": 2}
+    small |= {"eval_every": 64, "checkpoint_every": 64, "overrides": {"n_steps": 16, "batch_size": 16}}
+    shown = execute("05_vision", workplace, **small, runs_dir="sights", episodes=2)
+    (run,) = local_runs(workplace / "sights")
+    assert run.status()["state"] == "finished" and run.config.encoder == "simple2dcnn"
+    assert shown.count("where it looks") == 2 * 2 * 2 and "success rate" in shown
+    assert "TimeSformer" in shown or "timesformer" in shown
+
+
 @pytest.mark.timeout(CELL_LIMIT_S)
 def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     short = {"total_steps": 256, "n_envs": 2, "eval_every": 256, "checkpoint_every": 256}
@@ -217,14 +228,3 @@ def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     assert re.search(r"DishwashingVideo with PPO: a mean return of -?[\d.]+ after 128 steps", shown)
     assert "RunPod 4090" in shown
     assert shown.count("data:video/mp4;base64") == 2
-
-
-@pytest.mark.timeout(2 * CELL_LIMIT_S)
-def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
-    small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 64, "n_envs": 2}
-    small |= {"eval_every": 64, "checkpoint_every": 64, "overrides": {"n_steps": 16, "batch_size": 16}}
-    shown = execute("05_vision", workplace, **small, runs_dir="sights", episodes=2)
-    (run,) = local_runs(workplace / "sights")
-    assert run.status()["state"] == "finished" and run.config.encoder == "simple2dcnn"
-    assert shown.count("where it looks") == 2 * 2 * 2 and "success rate" in shown
-    assert "TimeSformer" in shown or "timesformer" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,10 @@ def test_saliency_finds_the_pixels_that_an_action_hangs_on() -> None:
     expected = torch.zeros(48, 48)
     expected[3:6, 7:9] = 1
     assert torch.equal(marked, expected.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize(("encoder", "package"), [("r3d18", "torchvision"), ("timesformer", "transformers")])
+def test_a_missing_package_is_named(encoder: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"needs {package} .*pip install 'kit\[video\]'"):
+        choose(encoder, spaces.Box(0, 255, (8, 3, 32, 32), np.uint8))
