@@ -10,7 +10,6 @@ import torch
 from kit import RunConfig, make_vec
 from kit.trainers import make_trainer
 
-
 ONE, STACK = "tests.encoders.painted:Painted", "tests.encoders.painted:PaintedStack-v0"
 
 
