@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
-NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "harder", "branch_steps", "clips"}
+NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips"}
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
 
@@ -193,7 +193,7 @@ def test_a_wrong_parameter_ends_the_notebook_with_one_sentence(workplace: Path) 
     assert not (workplace / "none").exists()
 
 
-def test_a_team_learns_and_meets_harder_defenders_and_some_that_have_learnt(workplace: Path) -> None:
+def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
     small = {"n_envs": 64, "total_steps": 4096, "branch_steps": 2048, "eval_every": 2048, "checkpoint_every": 2048}
     shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16})
     games = {run.name: run for run in local_runs(workplace / "games")}

@@ -30,9 +30,8 @@ SEEN = 0.01
 SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
 """The scripted wiper's spiral: from one turn to the next, and its radius at the rim."""
-WIPER = (38.0, 0.4)
-"""Its pressure, N, and its speed, m/s: the best of those tried (tests/bench/dishes.py). With 40 N plates break as the
-sponge comes down."""
+WIPER = (44.0, 0.4)
+"""Its pressure, N, and its speed, m/s: the best of those tried (tests/bench/dishes.py)."""
 
 
 class Dishwashing(MujocoTask):
@@ -40,11 +39,11 @@ class Dishwashing(MujocoTask):
     second.
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
-    upward (-1) to 44 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
-    when 3 % of its dirt is left; it breaks when the sponge presses harder than 45 N, as it does where it comes down
-    with the tool's full push, or runs into the rim from outside. Then the tool is lifted by itself and a lift brings
-    the next plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units
-    of ten cents. `Rules` has every constant.
+    upward (-1) to 46 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
+    when 3 % of its dirt is left; it breaks when the sponge presses harder than 55 N, as it does where it is pushed
+    into the rim from outside. Then the tool is lifted by itself and a lift brings the next plate. An episode is a
+    shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units of ten cents. `Rules` has every
+    constant.
 
     What is seen, the left column first, places along x and y:
         2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm

@@ -23,13 +23,13 @@ PLATE_M, WELL_M = 0.135, 0.12
 GRID = 8
 """Cells along each axis of the square around that part; those whose middle lies in it count."""
 CELL_M = 2 * WELL_M / GRID
-REACH_M = 0.14
+REACH_M = 0.12
 """The sponge's middle moves so far from the sink's, along x and y."""
 HOVER_M = 0.06
 """Top of the tool's travel above the plate; its stop is `STOP_M` below the plate's top."""
-STOP_M = 0.004
+STOP_M = 0.002
 MOST_SPEED_MPS = 0.4
-LIFT_N, MOST_PRESS_N = 10.0, 44.0
+LIFT_N, MOST_PRESS_N = 10.0, 46.0
 """The tool pulls up with at most one and pushes down with at most the other."""
 SLIDE_N = 60.0
 """Most force of the slides along x and y."""
@@ -116,7 +116,7 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
         across = name != "tool_z"
         tool.add_joint(name=name, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=axis, limited=True,
                        range=(-REACH_M, REACH_M) if across else (-STOP_M, HOVER_M),
-                       damping=[0.0 if across else 100.0, 0, 0])  # fmt: skip
+                       damping=[0.0 if across else 200.0, 0, 0])  # fmt: skip
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.ctrllimited = motor.forcelimited = True
         if across:
