@@ -45,6 +45,17 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _encoders(options: argparse.Namespace) -> int:
+    from kit.encoders import CARDS
+
+    cards = {name: {"does": card.does, "costs": card.costs, "use_when": card.use_when} for name, card in CARDS.items()}
+    lines = [f"{n:<14}{c['does']}\n{'':14}costs {c['costs']}; use it when {c['use_when']}" for n, c in cards.items()]
+    return _print(options, cards, "\n".join([*lines, "", COSTS]))
+
+
+COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each, and parameters"
+
+
 def _train(options: argparse.Namespace) -> int:
     config = RunConfig.load(options.config) if options.config else None
     with _bar() as show:
@@ -202,6 +213,8 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     add("verify", "say what this machine has and what is missing", _verify, reports=True)
+
+    add("encoders", "how pictures can become features: what each way costs, when to use it", _encoders, reports=True)
 
     train = add("train", "start a run and train it here until it is done", _train)
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")

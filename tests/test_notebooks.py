@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kit.config import RunConfig
+from kit.errors import UserError
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
 
@@ -19,7 +20,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
-NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "harder", "branch_steps", "clips"}
+NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips"}
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
 
@@ -55,7 +56,7 @@ def trained(workplace: Path) -> tuple[Run, str]:
 
 
 def test_there_are_the_first_notebooks() -> None:
-    first = ["00_setup", "01_train", "02_resume", "03_visualize", "04_humanoid"]
+    first = ["00_setup", "01_train", "02_resume", "03_visualize", "04_walk"]
     assert [path.stem for path in NOTEBOOKS][:5] == first
 
 
@@ -138,27 +139,50 @@ def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
     assert Run(run.path).status()["step"] >= stopped_at + 512
 
 
+PUPPY = """
+from kit.envs.joystick_robots import Go1Joystick
+
+class Puppy(Go1Joystick):
+    episode_steps = 20  # so that films are short
+"""
+SMALL_WALK = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
+
+
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(workplace: Path) -> None:
+def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
     menagerie = pytest.importorskip("mujoco_menagerie")
     try:
-        menagerie.load("unitree_g1", "scene_mjx")
+        menagerie.load("unitree_go1", "go1")
     except menagerie._errors.MenagerieError as error:
+        pytest.skip(f"no model of the Go1: {error}")
+    (workplace / "puppies.py").write_text(PUPPY)
+    little = {"total_steps": 512, "n_envs": 4, "eval_every": 512, "episodes": 2, "film_episodes": 1}
+    little |= {"env": "puppies:Puppy", "runs_dir": "walks", "run_name": "walk"}
+    shown = execute("04_walk", workplace, overrides=SMALL_WALK, **little)
+    assert "No GPU here" not in shown
+    run = Run(workplace / "walks" / "walk")
+    assert run.status()["state"] == "finished" and run.status()["step"] == 512
+    assert re.search(r"puppies:Puppy with PPO: \d+ % success after 512 steps", shown)
+    assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
+    assert shown.count("data:video/mp4;base64") == 4, "the report's and three cameras'"
+
+
+def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from kit.measure import within_reach
+
+    try:
+        small = within_reach(RunConfig(env="G1Joystick", total_steps=10**8, n_envs=512, device="cpu"))
+    except UserError as error:
         pytest.skip(f"no model of the G1: {error}")
-    small = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
-    shown = execute("04_humanoid", workplace, run_name="walk", total_steps=256, n_envs=512, overrides=small)
-    assert "No GPU here, which G1Joystick wants. 256 steps instead of 256" in shown
-    run = Run(workplace / "runs" / "walk")
-    assert run.status()["state"] == "finished" and run.config.n_envs == 32
-    assert re.search(r"G1Joystick with PPO: a mean return of -?\d+\.\d+ after 2,048 steps", shown)
-    assert "data:video/mp4;base64" in shown
+    assert (small.total_steps, small.n_envs, small.eval_every) == (8192, 32, 8192)
+    assert "No GPU here, which G1Joystick wants. 8,192 steps instead of 100,000,000" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_a_humanoid_without_its_model_is_a_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_robot_without_its_model_is_a_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENAGERIE_ROOT", str(workplace))
-    with pytest.raises(papermill.PapermillExecutionError, match=r"the model of unitree_g1 could not be fetched"):
-        execute("04_humanoid", workplace, runs_dir="none")
+    with pytest.raises(papermill.PapermillExecutionError, match=r"the model of unitree_go1 could not be fetched"):
+        execute("04_walk", workplace, runs_dir="none")
     assert not (workplace / "none").exists()
 
 
@@ -169,13 +193,24 @@ def test_a_wrong_parameter_ends_the_notebook_with_one_sentence(workplace: Path) 
     assert not (workplace / "none").exists()
 
 
-def test_a_team_learns_and_meets_harder_defenders_and_some_that_have_learnt(workplace: Path) -> None:
+def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
     small = {"n_envs": 64, "total_steps": 4096, "branch_steps": 2048, "eval_every": 2048, "checkpoint_every": 2048}
     shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16})
     games = {run.name: run for run in local_runs(workplace / "games")}
     assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
     assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
     assert "video/mp4" in shown and "reward/capture" in shown
+
+
+@pytest.mark.timeout(2 * CELL_LIMIT_S)
+def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
+    small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 64, "n_envs": 2}
+    small |= {"eval_every": 64, "checkpoint_every": 64, "overrides": {"n_steps": 16, "batch_size": 16}}
+    shown = execute("05_vision", workplace, **small, runs_dir="sights", episodes=2)
+    (run,) = local_runs(workplace / "sights")
+    assert run.status()["state"] == "finished" and run.config.encoder == "simple2dcnn"
+    assert shown.count("where it looks") == 2 * 2 * 2 and "success rate" in shown
+    assert "TimeSformer" in shown or "timesformer" in shown
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from gymnasium import Space, spaces
 
 from kit.envs.obs import PolicyView, is_picture
@@ -30,6 +31,8 @@ class Encoder(NamedTuple):
 
     policy: str
     policy_kwargs: dict[str, Any]
+    view: PolicyView | None = None
+    """How observations are seen, where that is an encoder's work already: one whose weights never change."""
 
 
 class Card(NamedTuple):
@@ -106,6 +109,12 @@ def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | 
     name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
     made = load(name)
     _check(name, made, options or {})
+    if (options or {}).get("frozen"):
+        from kit.encoders.frozen import FrozenView
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # random weights are the same in every run and after every resume
+            return Encoder("MlpPolicy", {}, FrozenView(observation_space, made(space, **options or {})))
     made(space, **options or {})
     return Encoder(policy, {"features_extractor_class": made, "normalize_images": False})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from gymnasium import Space, spaces
@@ -40,6 +41,7 @@ class PictureExtractor(BaseFeaturesExtractor):
         self.eyes = nn.ModuleDict({_module_name(name): self.eye(clips[name]) for name in names})
         with torch.no_grad():
             wide = sum(self._look(name, torch.zeros(1, *shape)).shape[1] for name, shape in clips.items())
+        self.features, self.wide = features, wide
         # narrow, even and bounded, as in DrQ-v2 (Yarats et al., 2021): no camera drowns the numbers
         self.mix = nn.Sequential(nn.Linear(wide, features), nn.LayerNorm(features), nn.Tanh())
 
@@ -49,9 +51,13 @@ class PictureExtractor(BaseFeaturesExtractor):
         shape that it cannot take."""
 
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
-        entries = observations if isinstance(observations, dict) else {"": observations}
+        looked = self.look(observations if isinstance(observations, dict) else {"": observations})
+        return torch.cat([self.mix(looked[:, : self.wide]), looked[:, self.wide :]], dim=1)
+
+    def look(self, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What the eyes see, `wide` numbers, and the numbers behind it."""
         seen = [self._look(name, entries[name]) for name in self.clips]
-        return torch.cat([self.mix(torch.cat(seen, 1)), *(entries[name].flatten(1) for name in self.numbers)], dim=1)
+        return torch.cat([*seen, *(entries[name].flatten(1).float() for name in self.numbers)], dim=1)
 
     def _look(self, name: str, pictures: torch.Tensor) -> torch.Tensor:
         shape = self.clips[name]

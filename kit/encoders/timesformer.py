@@ -17,7 +17,7 @@ from kit.errors import UserError
 MEAN = STD = 0.5
 """(pixel - 127.5) / 127.5; what the published checkpoints were trained with differs by hundredths."""
 PATCH = 16
-TINY = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
+TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
 
 
 class TimesformerEncoder(PictureExtractor):

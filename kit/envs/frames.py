@@ -59,7 +59,7 @@ class FrameStacks:
         return self._stacked(_put(obs, worlds, first, self.frames) if isinstance(obs, dict) else obs)
 
     def _stacked(self, obs: Obs) -> Obs:
-        stacks = {name: torch.stack(kept, dim=1) for name, kept in self._kept.items()}
+        stacks = {name: torch.stack(kept).transpose(0, 1) for name, kept in self._kept.items()}
         if isinstance(obs, Mapping):
             return {**obs, **stacks}
         return stacks.get("", obs)

@@ -21,9 +21,9 @@ class TensorVecEnv(VecEnv):
     `Monitor` would: at the end of an episode the world's info holds "episode" {"r", "l", "t"}, "terminal_observation",
     "TimeLimit.truncated" and, where the task knows success, "is_success"."""
 
-    def __init__(self, tensor_env: BatchEnv) -> None:
+    def __init__(self, tensor_env: BatchEnv, view: PolicyView | None = None) -> None:
         self.tensor_env = tensor_env
-        self.view = PolicyView(tensor_env.observation_space)
+        self.view = view or PolicyView(tensor_env.observation_space)
         self._started = time.time()
         super().__init__(tensor_env.num_envs, self.view.space, tensor_env.action_space)
 

@@ -105,7 +105,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
                 "an NVIDIA card is plugged in, but no driver answers.",
                 "install NVIDIA's driver, then reboot",
             )
-        return "ok", f"none, which is fine for Reach; humanoids want one ({places.where().get_gpu}).", ""
+        return "ok", f"none, which is fine for Reach, Ant and Go1; humanoids want one ({places.where().get_gpu}).", ""
     card, built = machine.gpus[0], torch.version.cuda
     count = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
     seen = f"{count}{card.name}, {card.memory_bytes / GIB:.0f} GB, driver {card.driver} (CUDA up to {card.cuda or '?'})"

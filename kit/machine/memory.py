@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import re
 from collections.abc import Iterator
@@ -42,6 +43,19 @@ def nothing_collected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def keep_freed() -> None:
+    """From now on, memory that this process frees stays with it, where its C library is glibc. A batch of pictures
+    takes a hundred megabytes, which otherwise go back to the system each time and come again page by page: a quarter of
+    the time of an update on the CPU."""
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 def give_back() -> None:

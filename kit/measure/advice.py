@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PROOF_STEPS, PROOF_WORLDS = 8192, 32
 """What takes a CPU a minute: nothing is learnt by it, but everything is used."""
+WANT_A_GPU = ("G1Joystick",)
+"""Tasks that take a CPU a day or more."""
 DOLLARS_PER_HOUR = {
     ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
@@ -108,10 +110,10 @@ def _preset(machine: Machine) -> str:
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """`config` where it has a GPU. Where it has none, a tiny one of the same kind, which proves that everything works,
-    and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
+    """`config` where it has a GPU or wants none. Where it lacks one, a tiny one of the same kind, which proves that
+    everything works, and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
     envs.describe(config.env, config.env_options)
-    if config.device != "cpu" and settings.gpu_works():
+    if config.env not in WANT_A_GPU or (config.device != "cpu" and settings.gpu_works()):
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(

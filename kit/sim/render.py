@@ -80,15 +80,23 @@ class Renderer:
         own = poses.get("geom_rgba")
         with beside_torch(self.device):
             seen = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
-            if self._still is None or own is not None:
-                if own is not None:
-                    seen["geom_rgba"] = self._warp(own, wp.vec4)
+            if own is not None:
+                seen["geom_rgba"] = self._warp(own, wp.vec4)
+            if self._still is None or not self._same(own):
                 blocks = [_rows(seen, *edge) for edge in self._blocks(k)]
                 pixels = torch.cat([colours for colours, _ in self._draw("all", blocks)])
             else:
                 pixels = self._before_backdrop(seen, poses)
         bgra = pixels.view(torch.uint8).view(k, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
+
+    def _same(self, geom_rgba: Poses | None) -> bool:
+        """Whether what stands still has the model's colours in every world."""
+        if geom_rgba is None or self._still is None:
+            return True
+        own, drawn = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
+        shown = torch.from_numpy(self._still).to(self.device)
+        return bool((own[:, shown] == drawn[shown]).all())
 
     def _before_backdrop(self, seen: dict[str, Any], poses: Mapping[str, Poses]) -> torch.Tensor:
         """What moves, where it is nearer than what stands still."""

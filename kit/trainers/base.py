@@ -14,6 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, is_vecenv_wrapped
 
+from kit.encoders.frozen import FrozenView
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.sb3 import TensorVecEnv
@@ -182,6 +183,9 @@ class TensorTrainer(BaseAlgorithm):
     def policy_parts(self) -> dict[str, Part]:
         """What acting needs."""
         parts: dict[str, Part] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
+        view = self.as_actor().view
+        if isinstance(view, FrozenView):
+            parts["encoder"] = view
         return parts | ({} if self.normalizer is None else {"normalizer": self.normalizer})
 
     def parts(self) -> dict[str, Part]:
@@ -241,6 +245,8 @@ class TensorTrainer(BaseAlgorithm):
     def load_policy(self, state: State) -> None:
         """Only what acting needs. Any number of worlds will do."""
         parts = self.policy_parts()
+        if "encoder" in parts:
+            parts["encoder"].load_state(state.get("encoder", {}))
         parts["policy"].load_state(state["policy"])
         if "frozen" in state:
             parts["frozen"].load_state(state["frozen"])

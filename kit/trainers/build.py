@@ -11,6 +11,7 @@ from kit import encoders
 from kit.envs.contract import BatchEnv
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import UserError
+from kit.machine.memory import keep_freed
 from kit.trainers import algorithm
 from kit.trainers.arguments import arguments
 
@@ -34,13 +35,17 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
         raise UserError(
             f"algo={config.algo!r} has no {encoder.policy}; use PPO, A2C or SAC for a critic that sees more."
         )
+    if encoder.view is not None:  # its options have had their say
+        asked.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | asked:
         hyperparameters["policy_kwargs"] = policy_kwargs
+    if config.device == "cpu" and encoders.sees_pictures(env.observation_space):
+        keep_freed()
     if isinstance(config.threads, int):
         torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads
     with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
-        view = TensorVecEnv(env)
+        view = TensorVecEnv(env, encoder.view)
         trainer = found.trainer(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)

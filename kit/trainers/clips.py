@@ -14,7 +14,7 @@ from kit.envs.obs import is_picture, tree_map
 class Clips:
     """N stacks of T pictures. Of the tensor that they stand for, it can do what an update needs before it looks.
 
-    Channels lie last in memory, as convolutions on a CPU like them.
+    In memory channels lie last and time in front, as convolutions on a CPU like them.
     """
 
     def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
@@ -31,8 +31,9 @@ class Clips:
 
     def seen(self) -> torch.Tensor:
         """(N, T, C, H, W)"""
-        drawn = self.frames.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
-        return drawn.movedim(-1, -3)
+        by_time = self.index.t()
+        drawn = self.frames.index_select(0, by_time.flatten()).unflatten(0, by_time.shape)
+        return drawn.transpose(0, 1).movedim(-1, -3)
 
 
 Seen: TypeAlias = Any
@@ -47,7 +48,7 @@ def seen(obs: Seen) -> Any:
 def stacks_of_pictures(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
     """Those of an env's `frames` that are of pictures; numbers are small enough to be kept as they come."""
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    return {name: count for name, count in frames.items() if is_picture(entries[name])}
+    return {name: count for name, count in frames.items() if name in entries and is_picture(entries[name])}
 
 
 def newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric import AsymmetricSAC
-from kit.envs.obs import tree_map
+from kit.encoders.frozen import FrozenView
+from kit.envs.obs import Obs, tree_map
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm
@@ -49,8 +50,9 @@ class SAC(TensorTrainer, sb3.SAC):
             rows = max(1, self.buffer_size // self.n_envs)
             frames: dict[str, int] = {}
             if self.env is not None:
-                inside = tensor_env_of(self.env)
-                frames = stacks_of_pictures(inside.observation_space, inside.frames)
+                inside, kept = tensor_env_of(self.env), self.observation_space
+                kept = kept if isinstance(self.env.unwrapped.view, FrozenView) else inside.observation_space
+                frames = stacks_of_pictures(kept, inside.frames)
             self.replay_buffer = Replay(rows, self.n_envs, self.device, frames)
         self._sums = torch.zeros(len(FIGURES), device=self.device)
         self._summed = 0
@@ -101,6 +103,7 @@ class SAC(TensorTrainer, sb3.SAC):
         if by_episode and self.n_envs > 1:
             raise UserError(f"train_freq in episodes needs n_envs=1, not {self.n_envs}; give it in steps.")
         self.policy.set_training_mode(False)
+        frozen = isinstance(self.as_actor().view, FrozenView)
         steps = episodes = 0
         if self.use_sde:
             self.actor.reset_noise(self.n_envs)
@@ -110,11 +113,13 @@ class SAC(TensorTrainer, sb3.SAC):
             if self.use_sde and self.sde_sample_freq > 0 and steps % self.sde_sample_freq == 0:
                 self.actor.reset_noise(self.n_envs)
             assert self._last_obs is not None
+            self._last_obs = self._keep(self._last_obs)
             obs = tree_map(torch.clone, self._last_obs)
             scaled = self._explore()
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
-            done = terminated | truncated
-            self.replay_buffer.add(obs, scaled, reward, info["final_obs"], terminated, done)
+            done, new_obs = terminated | truncated, self._keep(new_obs)
+            followed = new_obs if frozen and not done.any() else self._keep(info["final_obs"])
+            self.replay_buffer.add(obs, scaled, reward, followed, terminated, done)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))
                 self.normalizer.reward(reward, done)
@@ -131,6 +136,11 @@ class SAC(TensorTrainer, sb3.SAC):
                 return RolloutReturn(steps * self.n_envs, episodes, continue_training=False)
         callback.on_rollout_end()
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
+
+    def _keep(self, obs: Obs) -> Obs:
+        """What of `obs` is worth keeping: of pictures that an encoder has seen which never changes, what it saw."""
+        view = self.as_actor().view
+        return view(obs) if isinstance(view, FrozenView) else obs
 
     def _has_seen_enough(self) -> bool:
         """Whether to learn yet; where the replay was lost it must fill again first."""

@@ -9,6 +9,7 @@ from kit.ui.panel import TrainPanel
 from kit.ui.plots import compare, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
+from kit.ui.seeing import what_it_sees
 
 __all__ = [
     "Dashboard",
@@ -26,4 +27,5 @@ __all__ = [
     "report",
     "statistics",
     "video",
+    "what_it_sees",
 ]

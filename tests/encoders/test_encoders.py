@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_wrong_options_are_refused(encoder: str, options: dict[str, Any], says: 
 
 
 def test_auto_takes_an_encoder_that_looks_at_each_frame_where_there_are_stacks() -> None:
-    policy, kwargs = choose("auto", CLIP)
+    policy, kwargs, _ = choose("auto", CLIP)
     assert (policy, kwargs["features_extractor_class"]) == ("CnnPolicy", load("simple2dcnn"))
     assert choose("auto", ROBOT).policy == "AsymmetricPolicy"
     channels_last = spaces.Box(0, 255, (4, 48, 48, 3), np.uint8)
@@ -133,3 +134,75 @@ def test_grey_or_oblong_pictures_are_refused_where_they_do_not_fit() -> None:
     for name, shape, says in (("r3d18", (8, 1, 32, 32), "sees RGB"), ("timesformer", (8, 3, 32, 48), "squares")):
         with pytest.raises(UserError, match=says):
             choose(name, spaces.Box(0, 255, shape, np.uint8))
+
+
+@pytest.mark.parametrize("algo", ["PPO", "SAC"])
+def test_a_frozen_encoders_features_are_kept_in_place_of_pictures(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small random network stands for the large one; what matters here is who looks when."""
+    from kit import RunConfig, make_vec
+    from kit.encoders.convolutions import Simple2DEncoder
+    from kit.trainers import make_trainer
+
+    looks: list[int] = []
+
+    class Fixed(Simple2DEncoder):
+        def __init__(self, space: Any, features: int = 8, frozen: bool = True) -> None:
+            super().__init__(space, features)
+
+        def look(self, entries: Any) -> torch.Tensor:
+            looks.append(len(next(iter(entries.values()))))
+            return super().look(entries)
+
+    monkeypatch.setattr("kit.encoders.load", lambda name: Fixed)
+    options = {"policy_kwargs": {OPTIONS: {"frozen": True}}}
+    options |= {"learning_starts": 8, "buffer_size": 60} if algo == "SAC" else {"n_steps": 5, "batch_size": 15}
+    config = RunConfig(env="tests.envs.flipbook:Flipbook", algo=algo, encoder="simple2dcnn", overrides=options,
+                       n_envs=3, device="cpu", threads=1)  # fmt: skip
+
+    def new() -> Any:
+        return make_trainer(config, make_vec(config.env, 3, threads=1))
+
+    trainer = new()
+    looks.clear()
+    trainer.learn(30)  # 10 steps, in some of which episodes end
+    assert sum(looks) <= 3 * (10 + 10 + 1), "each observation once, and once more where an episode ended"
+    width = trainer.observation_space.shape[0]
+    if algo == "SAC":
+        kept = trainer.replay_rows(0, 10)
+        assert kept["obs"].shape == (10, 3, width) and "frames.eye" not in kept
+    else:
+        assert trainer.rollout_buffer.obs.shape == (5, 3, width)
+    obs = trainer.tensor_env.reset(0)
+    assert trainer.act(obs).shape == (3, 1)
+
+    state, again = trainer.state(), new()
+    again.load_state(state)
+    assert torch.equal(again.act(obs), trainer.act(obs))
+    with pytest.raises(UserError, match="stale"):
+        again.load_policy({**state, "encoder": {"sha256": "0" * 64}})
+
+
+def test_saliency_finds_the_pixels_that_an_action_hangs_on() -> None:
+    """A policy whose action is the brightness of one corner."""
+    from stable_baselines3.common.policies import ActorCriticPolicy
+
+    from kit.encoders.saliency import saliency
+
+    class Corner(ActorCriticPolicy):
+        def _predict(self, observation: Any, deterministic: bool = False) -> torch.Tensor:
+            return observation["left"][:, -1, 0, 3:6, 7:9].sum((1, 2)).unsqueeze(1).tanh()
+
+    space = spaces.Dict({"left": CLIP, "joints": spaces.Box(-1, 1, (5,))})
+    policy = Corner(space, spaces.Box(-1, 1, (1,)), lambda _: 0.0, features_extractor_class=load("simple2dcnn"))
+    obs = {"left": torch.zeros(2, *CLIP.shape, dtype=torch.uint8), "joints": torch.zeros(2, 5)}
+    (marked,) = saliency(policy, obs).values()
+    expected = torch.zeros(48, 48)
+    expected[3:6, 7:9] = 1
+    assert torch.equal(marked, expected.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize(("encoder", "package"), [("r3d18", "torchvision"), ("timesformer", "transformers")])
+def test_a_missing_package_is_named(encoder: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"needs {package} .*pip install 'kit\[video\]'"):
+        choose(encoder, spaces.Box(0, 255, (8, 3, 32, 32), np.uint8))

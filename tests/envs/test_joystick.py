@@ -279,6 +279,15 @@ def test_nothing_is_forgotten(env):
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_a_snapshot_from_before_errors_were_added_up_is_taken(go1):
+    go1.reset(seed=0)
+    saved = go1.snapshot()
+    saved.pop("task.errors")
+    go1.step(random_actions(go1, 1)[0])
+    go1.restore(saved)
+    assert (go1.task._errors == 0).all() and torch.equal(go1.task.command, saved["task.command"])
+
+
 def test_worlds_differ_in_friction_and_mass_on_warp(monkeypatch):
     monkeypatch.setattr("kit.envs.task.make_sim", lambda model, n, *_: WarpSim(model, n, "cpu"))
     env = TensorEnv(make_joystick("Go1Joystick"), 3)

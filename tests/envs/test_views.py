@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecFrameStack
 
 import kit.envs
 from kit.envs import make_vec
+from kit.envs.obs import leaves
 from kit.envs.sb3 import TensorVecEnv
 
 TASKS = kit.envs.names()
@@ -24,6 +25,17 @@ ENVS = [*TASKS, "Ant-v5", "HalfCheetah-v5", "CartPole-v1", "Pendulum-v1", "Froze
 LONG = ("Dishwashing", "DishwashingVideo", "HalfCheetah-v5", "Mission")
 """Whose episodes end by time alone, or late."""
 N = 3
+
+
+def parts(obs) -> list:
+    """What an observation, or its space, consists of, by name where it is a dict."""
+    return [part for _, part in sorted(leaves("obs", obs), key=lambda named: named[0])]
+
+
+def flat(step) -> list[torch.Tensor]:
+    """All tensors that `step` of an env returned."""
+    obs, *others, info = step
+    return [*parts(obs), *others, *parts(info)]
 
 
 def sampler(env, n: int = N):
@@ -38,13 +50,13 @@ def test_tensors(name):
     obs = env.reset(seed=0)
     for _ in range(60):
         obs, reward, terminated, truncated, info = env.step(action())
-        assert obs.shape == info["final_obs"].shape == (N, *env.observation_space.shape)
-        assert obs.dtype in (torch.float32, torch.int64, torch.uint8) and obs.isfinite().all()
+        for seen, final, space in zip(*map(parts, (obs, info["final_obs"], env.observation_space)), strict=True):
+            assert seen.shape == final.shape == (N, *space.shape)
+            assert seen.dtype in (torch.float32, torch.int64, torch.uint8) and seen.isfinite().all()
+            assert torch.equal(seen[~(terminated | truncated)], final[~(terminated | truncated)])
         assert reward.shape == terminated.shape == truncated.shape == (N,)
         assert reward.dtype == torch.float32 and terminated.dtype == truncated.dtype == torch.bool
         assert not (terminated & truncated).any()
-        done = terminated | truncated
-        assert torch.equal(obs[~done], info["final_obs"][~done])
         assert info["episode_return"].shape == info["episode_length"].shape == (N,)
     env.close()
 
@@ -53,14 +65,14 @@ def test_tensors(name):
 def test_the_same_seed_gives_the_same_episodes(name):
     def run(env) -> list[torch.Tensor]:
         first, action = env.reset(seed=7), sampler(env)
-        return [first, *(env.step(action())[0] for _ in range(20))]
+        return [part for obs in (first, *(env.step(action())[0] for _ in range(20))) for part in parts(obs)]
 
     env, other = make_vec(name, N, seed=1, threads=1), make_vec(name, N, seed=2, threads=1)
     one = run(env)
     assert all(torch.equal(a, b) for a, b in zip(one, run(env), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one, run(other), strict=True))
     if name != "FrozenLake-v1":  # always begins in the same corner
-        assert not torch.equal(env.reset(seed=8), one[0])
+        assert not torch.equal(parts(env.reset(seed=8))[0], one[0])
 
 
 @pytest.mark.parametrize("name", [*TASKS, "Ant-v5", "HalfCheetah-v5"])
@@ -78,8 +90,7 @@ def test_snapshots_are_bit_exact_over_200_random_steps(name):
         target.restore(saved)
         for a, step in zip(actions, expected, strict=True):
             again = target.step(a)
-            assert all(torch.equal(x, y) for x, y in zip(step[:4], again[:4], strict=True))
-            assert all(torch.equal(value, again[4][key]) for key, value in step[4].items())
+            assert all(torch.equal(x, y) for x, y in zip(flat(step), flat(again), strict=True))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -102,8 +113,10 @@ def test_gymnasium_env_shows_the_end_of_an_episode(name):
         if terminated or truncated:
             break
     assert terminated or truncated
-    newest = obs[-1] if env.unwrapped.tensor_env.frames else obs
-    assert np.array_equal(newest, env.unwrapped.tensor_env.task.observe()[0].float())
+    made = env.unwrapped.tensor_env
+    newest = {name: seen[-1] if name[4:] in made.frames else seen for name, seen in leaves("obs", obs)}
+    for name, seen in leaves("obs", made.task.observe()):
+        assert np.array_equal(newest[name], seen[0].float())
     assert all(isinstance(value, float | bool | int) for value in info.values())
     env.close()
 
@@ -126,7 +139,6 @@ def test_gymnasium_vector_env(name):
     obs, _ = env.reset(seed=0)
     assert obs in env.observation_space
     for step in range(1, 16):
-        before = obs
         obs, reward, terminated, truncated, infos = env.step(env.action_space.sample())
         assert obs in env.observation_space and reward.dtype == np.float64
         if step < 15:
@@ -135,7 +147,7 @@ def test_gymnasium_vector_env(name):
     for world in range(N):
         last = infos["final_obs"][world]
         assert last in env.single_observation_space
-        assert np.abs(last - before[world]).max() < np.inf and not np.array_equal(last, obs[world])
+        assert not all(np.array_equal(a, b[world]) for a, b in zip(parts(last), parts(obs), strict=True))
     assert infos["_final_obs"].all() and infos["final_info"]
     env.close()
 
@@ -158,17 +170,19 @@ def test_sb3(name):
     env.seed(3)
     first = env.reset()
     env.seed(3)
-    assert np.array_equal(first, env.reset())
+    assert all(np.array_equal(a, b) for a, b in zip(parts(first), parts(env.reset()), strict=True))
     totals, lengths, episodes = np.zeros(N), np.zeros(N), 0
     for _ in range(120):
         obs, reward, done, infos = env.step(action().numpy())
-        assert obs.shape == (N, *env.observation_space.shape) and done.dtype == bool and len(infos) == N
+        assert done.dtype == bool and len(infos) == N
+        for seen, space in zip(parts(obs), parts(env.observation_space), strict=True):
+            assert seen.shape == (N, *space.shape)
         totals, lengths = totals + reward, lengths + 1
         for world in np.flatnonzero(done):
             info = infos[world]
             assert info["episode"]["l"] == lengths[world]
             assert info["episode"]["r"] == pytest.approx(totals[world], rel=1e-4, abs=1e-4)
-            assert info["terminal_observation"].shape == obs[world].shape
+            assert [part.shape for part in parts(info["terminal_observation"])] == [p[world].shape for p in parts(obs)]
             assert isinstance(info["TimeLimit.truncated"], bool)
             episodes += 1
         totals[done] = lengths[done] = 0

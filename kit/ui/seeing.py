@@ -1,0 +1,58 @@
+"""What a policy's cameras see, and where in it the policy looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kit.errors import UserError, need
+from kit.runs.opponents import make_worlds
+from kit.runs.policies import load_policy
+from kit.runs.run import Run
+
+AFTER = 8
+"""Steps into an episode: enough for the arm to be on its way."""
+SIZE = 192
+"""Pixels a side of each picture."""
+GLOW = np.array([255.0, 220.0, 0.0])
+
+
+def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after: int = AFTER) -> list[np.ndarray]:
+    """Show for each of `worlds` the newest picture of every camera, and beside it the same dimmed, with a glow where
+    a change of a pixel would change the action; `after` so many steps of the policy of `step` (default: the best;
+    0: as training began). The pictures, uint8 (H, W, 3), camera after camera."""
+    need("mediapy", "notebook,video")
+    import mediapy
+
+    from kit.encoders.saliency import saliency
+
+    trainer: Any = load_policy(run.config, None) if step == 0 else run.policy(step)
+    actor = trainer.as_actor()
+    env = make_worlds(run.config.replace(device="cpu"), worlds, run.config.seed)
+    obs = env.reset(seed=run.config.seed)
+    memory = actor.memory(worlds)
+    for _ in range(after):
+        action, memory = actor(obs, memory)
+        obs = env.step(action)[0]
+    seen = actor.see(obs)
+    if memory:
+        raise UserError(f"algo={run.config.algo!r} remembers, so that its action hangs on more than what it sees now.")
+    glow = saliency(actor.policy, seen)
+    env.close()
+    pictures, titles = [], []
+    for world in range(worlds):
+        for name, marked in glow.items():
+            picture = _newest(seen[name] if name else seen, world)
+            light = marked[world].numpy()[..., None] ** 0.5
+            pictures += [picture, (picture * 0.35 * (1 - light) + GLOW * light).clip(0, 255).astype(np.uint8)]
+            titles += [name, "where it looks"]
+    mediapy.show_images(pictures, titles, height=SIZE, columns=2 * len(glow), border=True)
+    return pictures
+
+
+def _newest(pictures: Any, world: int) -> np.ndarray:
+    """RGB, uint8 (H, W, 3), of the newest frame of one world."""
+    picture = pictures[world][-1] if pictures.ndim == 5 else pictures[world]
+    colours = picture.movedim(0, -1)[..., -3:] if picture.shape[0] >= 3 else picture[-1:].movedim(0, -1)
+    return np.broadcast_to(colours.numpy(), (*colours.shape[:2], 3))
