@@ -31,7 +31,7 @@ SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
 """The scripted wiper's spiral: from one turn to the next, and its radius at the rim."""
 WIPER = (44.0, 0.4)
-"""Its pressure, N, and its speed, m/s: the best of those tried (tests/bench/dishes.py)."""
+"""Its pressure, N, and its speed, m/s: hard and fast, with plates that all stand it (tests/bench/dishes.py)."""
 
 
 class Dishwashing(MujocoTask):
