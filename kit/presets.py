@@ -43,11 +43,13 @@ TASKS: dict[tuple[str, str], Row] = {
     ("ReachVision", "PPO"): {
         "n_envs": 16, "n_steps": 64, "batch_size": 128, "n_epochs": 4, "learning_rate": 7e-4, "gamma": 0.97,
     },
+    # Not yet run to the end, as the rows for PPO below. The temperature is fixed: one that is learnt fell before plates
+    # had been touched often enough, and the policy then left them alone.
     ("Dishwashing", "SAC"): {
         "n_envs": 8, "train_freq": 1, "gradient_steps": 4, "batch_size": 256, "learning_rate": 5e-4, "gamma": 0.98,
         "learning_starts": 4000, "ent_coef": 0.005, "tau": 0.01, "net_arch": [128, 128],
     },
-    # From clips, which take 30 times as long to look at as numbers, and from numbers by the same algorithm.
+    # The same for clips and for numbers.
     **{(env, "PPO"): {
         "n_envs": 32, "n_steps": 64, "batch_size": 256, "n_epochs": 3, "learning_rate": 5e-4, "gamma": 0.98,
         "ent_coef": 0.002, "log_std_init": -0.5, "normalize": {"norm_obs": False},

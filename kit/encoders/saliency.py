@@ -1,35 +1,58 @@
-"""Where a policy looks: by how much its action would change with each pixel (Simonyan et al., 2013)."""
+"""Where a policy looks: how much its action changes if it sees a spot of a picture blurred (Greydanus et al., 2018)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
+from torch.nn.functional import avg_pool2d
 
-from kit.envs.obs import is_picture, leaves
+from kit.envs.obs import is_picture
 from kit.errors import UserError
 
+SPOTS = 16
+"""Along each side of a picture; so many by so many are tried."""
+BLUR = 15
+"""Side, in pixels, of the square whose mean a blurred pixel is: more than a ball of five and an arm of eight."""
 
+
+@torch.no_grad()
 def saliency(policy: BasePolicy, seen: Any) -> dict[str, torch.Tensor]:
-    """Σ_i |∂ a_i / ∂ pixel| over the numbers of the action and over frames and channels, for each picture of the
-    observations `seen` (n, ...), as the policy sees them: entry -> (n, H, W), the greatest of each picture 1."""
+    """For each picture of the observations `seen` (n, ...), as the policy sees them, entry -> (n, H, W) from 0 to 1:
+    the mean |Δ action| of blurred spots, each a Gaussian as wide as the distance to the next, the greatest of all
+    pictures 1. Spots are blurred in all frames of a stack."""
     entries = dict(seen) if isinstance(seen, dict) else {"": seen}
-    spaces = dict(leaves("", policy.observation_space)) if isinstance(seen, dict) else {"": policy.observation_space}
-    pictures = [name for name in entries if is_picture(spaces[f".{name}" if isinstance(seen, dict) else name])]
+    space = policy.observation_space
+    kinds = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    pictures = [name for name in entries if is_picture(kinds[name])]
     if not pictures:
         raise UserError("this policy sees no pictures, so there is nothing to mark in them; train one with an encoder.")
     policy.set_training_mode(False)
-    inputs = {name: entries[name].float().requires_grad_() for name in pictures}
-    given: Any = {**entries, **inputs}
-    with torch.enable_grad():
-        actions = policy._predict(given if isinstance(seen, dict) else given[""], deterministic=True).float()
-        if not actions.requires_grad:
-            raise UserError(f"actions of {policy.action_space} are chosen, not computed: their slope is nowhere.")
-        slopes = {name: torch.zeros_like(value) for name, value in inputs.items()}
-        for number in actions.flatten(1).sum(0):
-            for name, slope in zip(inputs, torch.autograd.grad(number, list(inputs.values()), retain_graph=True),
-                                   strict=True):  # fmt: skip
-                slopes[name] += slope.abs()
-    maps = {name: slope.flatten(1, -3).sum(1) for name, slope in slopes.items()}
-    return {name: m / m.amax((1, 2), keepdim=True).clamp(min=1e-12) for name, m in maps.items()}
+
+    def act(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        actions = policy._predict(given if isinstance(seen, dict) else given[""], deterministic=True)
+        return actions.float().flatten(1)
+
+    plain, maps = act(entries), {}
+    for name in pictures:
+        whole = entries[name].float()
+        blurred = avg_pool2d(whole.flatten(0, -4), BLUR, 1, BLUR // 2, count_include_pad=False).view_as(whole)
+        spots = _spots(*whole.shape[-2:])
+        changes = [
+            (act({**entries, name: whole + spot * (blurred - whole)}) - plain).abs().sum(1) for spot in spots
+        ]  # each (n,)
+        weights = spots / spots.sum(0)
+        maps[name] = torch.einsum("sn,shw->nhw", torch.stack(changes), weights)
+    greatest = torch.stack([m.amax((1, 2)) for m in maps.values()]).amax(0).clamp(min=1e-12)
+    return {name: m / greatest.view(-1, 1, 1) for name, m in maps.items()}
+
+
+def _spots(height: int, width: int) -> torch.Tensor:
+    """Gaussians (SPOTS², height, width), each 1 in its middle."""
+    sides = []
+    for size in (height, width):
+        middles = (torch.arange(SPOTS) + 0.5) * size / SPOTS - 0.5
+        sides.append(torch.exp(-0.5 * ((torch.arange(size) - middles.unsqueeze(1)) / (size / SPOTS)).square()))
+    return torch.einsum("ah,bw->abhw", *sides).flatten(0, 1)

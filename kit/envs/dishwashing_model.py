@@ -1,8 +1,9 @@
 """A sink with a plate in it and a sponge on a tool with three slides. All of it is made here, from plain shapes.
 
-The world's z is 0 at the plate's top. The sponge's place is the middle of its underside. Only sponge and plate touch:
-the tool's own stop keeps the sponge from falling beside the plate. Dirt is a grid of thin boxes on the plate, without
-contacts; what is left on each of them is the task's business, which colours them for each world.
+The world's z is 0 at the plate's top. The sponge's place is the middle of its underside. The plate lies in a mat level
+with its top, so that nothing hits it from the side; what the sponge touches is one flat shape under both. Dirt is a
+grid of thin boxes on the plate, without contacts; what is left on each of them is the task's business, which colours
+them for each world.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from kit.sim.studio import studio
 
-PLATE, WELL, SPONGE, FORCE = "plate", "well", "sponge", "sponge_force"
+PLATE, WELL, BASE, SPONGE, FORCE = "plate", "well", "base", "sponge", "sponge_force"
 DIRT = "dirt{}"
 SLIDES = ("tool_x", "tool_y", "tool_z")
 
@@ -26,10 +27,11 @@ CELL_M = 2 * WELL_M / GRID
 REACH_M = 0.12
 """The sponge's middle moves so far from the sink's, along x and y."""
 HOVER_M = 0.06
-"""Top of the tool's travel above the plate; its stop is `STOP_M` below the plate's top."""
-STOP_M = 0.002
+"""Top of the tool's travel above the plate."""
+MAT_M = 0.3
+"""Radius of the mat: more than the sponge can reach."""
 MOST_SPEED_MPS = 0.4
-LIFT_N, MOST_PRESS_N = 10.0, 46.0
+LIFT_N, MOST_PRESS_N = 10.0, 50.0
 """The tool pulls up with at most one and pushes down with at most the other."""
 SLIDE_N = 60.0
 """Most force of the slides along x and y."""
@@ -41,6 +43,7 @@ _CAMERA_POSES = {  # eye and target, world frame, m; vertical field of view, deg
     "view": ((0.30, -0.46, 0.44), (0.0, 0.02, 0.0), 40),
     "eye": ((0.0, -0.22, 0.55), (0.0, 0.0, 0.0), 33),
 }
+_RUBBER = (0.40, 0.44, 0.48, 1)
 _STEEL, _COUNTER = (0.66, 0.69, 0.72, 1), (0.32, 0.36, 0.40, 1)
 CHINA_RGB, RIM_RGB = (0.93, 0.92, 0.88), (0.80, 0.83, 0.86)
 _GEOM = mujoco.mjtObj.mjOBJ_GEOM
@@ -68,9 +71,9 @@ def build_model() -> mujoco.MjModel:
     _add_plate(spec)
     _add_tool(spec)
     # Without friction, which is the task's: with it MuJoCo's contacts rise as they slide, and bounce.
-    spec.add_pair(name=PLATE, geomname1=SPONGE, geomname2=PLATE, condim=1, solref=[0.03, 1.0])
+    spec.add_pair(name=PLATE, geomname1=SPONGE, geomname2=BASE, condim=1, solref=[0.03, 1.0])
     spec.add_sensor(name=FORCE, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=SPONGE, reftype=_GEOM,
-                    refname=PLATE, intprm=[_FOUND | _FORCE, _NET_FORCE, 1])  # fmt: skip
+                    refname=BASE, intprm=[_FOUND | _FORCE, _NET_FORCE, 1])  # fmt: skip
     for name, (eye, target, fovy) in _CAMERA_POSES.items():
         spec.worldbody.add_camera(name=name, pos=eye, fovy=fovy, quat=looking(np.subtract(target, eye)))
     return spec.compile()
@@ -102,8 +105,11 @@ def _add_sink(spec: mujoco.MjSpec) -> None:
 def _add_plate(spec: mujoco.MjSpec) -> None:
     plate = spec.worldbody.add_body(name=PLATE, mocap=True)
     disc = mujoco.mjtGeom.mjGEOM_CYLINDER
-    body = plate.add_geom(name=PLATE, type=disc, pos=(0, 0, -0.01), size=(PLATE_M, 0.01, 0), rgba=(*RIM_RGB, 1))
-    body.contype = body.conaffinity = 0  # contacts by the explicit pair only
+    base = plate.add_geom(name=BASE, type=disc, pos=(0, 0, -0.01), size=(MAT_M, 0.01, 0))
+    base.contype = base.conaffinity = 0  # contacts by the explicit pair only
+    base.group = 3  # not drawn
+    _box(plate, "mat", (0, 0, -0.012), (PLATE_M + 0.03, 0.009), _RUBBER, disc)
+    _box(plate, PLATE, (0, 0, -0.01), (PLATE_M, 0.01), (*RIM_RGB, 1), disc)
     _box(plate, WELL, (0, 0, -0.0005), (WELL_M, 0.001), (*CHINA_RGB, 1), disc)
     for number, (x, y) in enumerate(cells()):
         _box(plate, DIRT.format(number), (x, y, 0.0), (CELL_M / 2, CELL_M / 2, 0.0012), (0.45, 0.24, 0.08, 1))
@@ -115,7 +121,7 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
     for name, axis in zip(SLIDES, np.eye(3), strict=True):
         across = name != "tool_z"
         tool.add_joint(name=name, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=axis, limited=True,
-                       range=(-REACH_M, REACH_M) if across else (-STOP_M, HOVER_M),
+                       range=(-REACH_M, REACH_M) if across else (-0.02, HOVER_M),
                        damping=[0.0 if across else 200.0, 0, 0])  # fmt: skip
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.ctrllimited = motor.forcelimited = True

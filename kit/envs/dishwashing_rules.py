@@ -17,9 +17,12 @@ class Rules(Economy):
 
     shift_s: float = number(60.0, 1.0, 36_000.0)
     """Length of an episode."""
-    force_limit_n: float = number(55.0, 1.0, 1000.0)
-    """A plate on which the sponge presses harder breaks; an assumption. The tool pushes with up to 46 N, and running
-    into the rim adds to that; below 50 N a full push breaks plates too, and there is more to learn."""
+    force_limit_n: float = number(50.0, 1.0, 1000.0)
+    """Contact force that the weakest plate stands; pressed harder, it breaks. An assumption. The tool pushes with up to
+    50 N, and a little harder as it comes down. With a lower limit plates break often while a policy tries things out,
+    and it easily learns not to touch them at all."""
+    force_spread_n: float = number(50.0, 0.0, 1000.0)
+    """The strongest plate stands so much more, and those between are as many each; an assumption."""
     clean_share: float = number(0.03, 0.0, 0.9)
     """A plate is clean when this share of its dirt is left; an assumption."""
     patience_s: float = number(60.0, 1.0, 36_000.0)

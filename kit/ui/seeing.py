@@ -20,7 +20,7 @@ GLOW = np.array([255.0, 220.0, 0.0])
 
 def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after: int = AFTER) -> list[np.ndarray]:
     """Show for each of `worlds` the newest picture of every camera, and beside it the same dimmed, with a glow where
-    a change of a pixel would change the action; `after` so many steps of the policy of `step` (default: the best;
+    a blurred spot would change the action; `after` so many steps of the policy of `step` (default: the best;
     0: as training began). The pictures, uint8 (H, W, 3), camera after camera."""
     need("mediapy", "notebook,video")
     import mediapy
@@ -44,7 +44,7 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     for world in range(worlds):
         for name, marked in glow.items():
             picture = _newest(seen[name] if name else seen, world)
-            light = marked[world].numpy()[..., None] ** 0.5
+            light = marked[world].numpy()[..., None]
             pictures += [picture, (picture * 0.35 * (1 - light) + GLOW * light).clip(0, 255).astype(np.uint8)]
             titles += [name, "where it looks"]
     mediapy.show_images(pictures, titles, height=SIZE, columns=2 * len(glow), border=True)

@@ -28,7 +28,7 @@ from kit.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / ".github" / "dishes.png"
-PRESSES_N, SPEEDS_MPS = (20.0, 30.0, 40.0, 44.0, 46.0), (0.2, 0.3, 0.4)
+PRESSES_N, SPEEDS_MPS = (20.0, 30.0, 40.0, 44.0, 48.0, 50.0), (0.2, 0.3, 0.4)
 FIGURES = ("profit_per_hour", "plates_per_hour", "breakage_rate", "error_rate", "value_to_wage")
 HEADS = "| | profit, USD/h | clean plates/h | broken | broken or not clean | value, in wages |\n|---|" + 5 * "---:|"
 

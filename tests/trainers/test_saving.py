@@ -61,7 +61,7 @@ class Pretrained(BaseFeaturesExtractor):
 
 def test_frozen_weights_are_a_part_of_their_own(monkeypatch: Any) -> None:
     answer = Encoder("MlpPolicy", {"features_extractor_class": Pretrained})
-    monkeypatch.setattr(build.encoders, "choose", lambda encoder, space: answer)
+    monkeypatch.setattr(build.encoders, "choose", lambda *_: answer)
 
     def make(seed: int) -> Any:
         config = RunConfig(n_envs=4, seed=seed, device="cpu", threads=1, overrides={"n_steps": 16, "batch_size": 32})
