@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError, need
 from kit.runs.opponents import make_worlds
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
-MAX_WORLDS = 32
+MAX_WORLDS, MAX_GAMES = 32, 256
+"""Side by side in an evaluation: of worlds with physics, and of those without."""
 FILM_FPS, FILM_S = 25, 10.0
 """Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
 TERM, RATE = "reward/", "_per_minute"
@@ -34,7 +37,8 @@ class Evaluator:
 
     def __init__(self, config: RunConfig, episodes: int) -> None:
         self.seed = config.seed + EVAL_SEED
-        self.per_world = -(-episodes // MAX_WORLDS)
+        most = MAX_WORLDS if envs.describe(config.env, config.env_options).physics else MAX_GAMES
+        self.per_world = -(-episodes // most)
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
@@ -94,10 +98,24 @@ def evaluate(
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
     run = run if isinstance(run, Run) else Run(run)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
-    result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())
+    with one_thread():
+        result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())
     evaluator.close()
     assert result is not None
     return result
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Networks that look at a few dozen rows gain nothing by more threads, and on a busy machine lose much."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Script:

@@ -1,10 +1,11 @@
 """Mission measured: the game alone, PPO end to end beside stock Stable-Baselines3, and teams without a plan. By hand:
 
-    python tests/bench/mission.py                    # all four, about ten minutes on two quiet cores
+    python tests/bench/mission.py                    # these four, about ten minutes on two quiet cores
     python tests/bench/mission.py --only game        # env steps a second on one core
     python tests/bench/mission.py --only ppo         # training with a 64-64 network on all cores
     python tests/bench/mission.py --only presets     # fast, heavy and beast, and their matrix products alone
     python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
+    python tests/bench/mission.py --only lessons     # three seeds of what notebook 07_mission does, and the curve
 
 The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/envs/test_mission.py); SB3 steps it
 in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
@@ -24,21 +25,29 @@ import torch
 
 import kit
 from kit.config import RunConfig
+from kit.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.bench.mission_plain import PlainMission
 
 WORLDS, PROCESSES = 4096, 16
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / ".github" / "mission.png"
+LESSON = 16_000_000
+TOGETHER = {"env_options": {"presence": 0.0}, "overrides": {"ent_coef": 0.002}}
+"""The second lesson, as notebook 07_mission has it."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("game", "ppo", "presets", "teams"))
+    parser.add_argument("--only", choices=("game", "ppo", "presets", "teams", "lessons"))
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
     for name, part in {"game": game, "ppo": ppo, "presets": presets, "teams": teams}.items():
         if args.only in (None, name):
             part(args.turns)
+    if args.only == "lessons":
+        lessons(ROOT / "runs" / "mission")
 
 
 def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], Any]]]) -> None:
@@ -156,6 +165,50 @@ def _products(model: Any, rows: int, turns: int) -> float:
                 torch.mm(grad, weight)
         found.append((time.perf_counter() - begun) / rows)
     return min(found)
+
+
+def lessons(folder: Path) -> None:
+    """Train what is missing; how many of 224 games on maps that it has not seen each seed's best policy wins."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
+    print("\n| seed | after the first lesson | after the second |\n|---:|---:|---:|")
+    for seed in range(3):
+        first, second = folder / f"first{seed}", folder / f"second{seed}"
+        if not first.exists():
+            kit.launch(
+                RunConfig(env="Mission", total_steps=LESSON, seed=seed, runs_dir=str(folder), run_name=first.name)
+            )
+        runs = [_finished(first)]
+        if not second.exists():
+            kit.branch(first, "latest", run_name=second.name, total_steps=LESSON, **TOGETHER)
+        runs.append(_finished(second))
+        before, after = (kit.evaluate(run, 224)["win_rate"] for run in runs)
+        print(f"| {seed} | {before:.1%} | {after:.1%} |", flush=True)
+        points = [
+            ((r["step"] + LESSON * lesson) / 1e6, 100 * r["eval/win_rate"])
+            for lesson, run in enumerate(runs) for r in run.rows() if "eval/win_rate" in r
+        ]  # fmt: skip
+        axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
+    axis.axvline(LESSON / 1e6, color="black", linestyle="--", linewidth=1)
+    axis.set(xlabel="million steps", ylabel="games won, % of 20", title="Mission: two lessons")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.savefig(PICTURE, dpi=110, facecolor="white")
+    print(f"Drawn to {PICTURE}.")
+
+
+def _finished(path: Path) -> Run:
+    """The run at `path`, trained to its end."""
+    run = Run(path)
+    while run.status()["state"] != "finished":
+        if not run.is_working():
+            kit.resume(path, background=True)
+        run.wait()
+    return run
 
 
 def teams(turns: int) -> None:
