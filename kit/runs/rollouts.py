@@ -26,6 +26,8 @@ EVAL_SEED = 1_000_003
 """Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
 MAX_WORLDS, MAX_GAMES = 32, 256
 """Side by side in an evaluation: of worlds with physics, and of those without."""
+EPISODES, GAMES = 20, 100
+"""In an evaluation that belongs to a training, likewise."""
 FILM_FPS, FILM_S = 25, 10.0
 """Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
 TERM, RATE = "reward/", "_per_minute"
@@ -35,9 +37,11 @@ TERM, RATE = "reward/", "_per_minute"
 class Evaluator:
     """Plays whole episodes in worlds of its own; leaves training and its random numbers alone."""
 
-    def __init__(self, config: RunConfig, episodes: int) -> None:
+    def __init__(self, config: RunConfig, episodes: int | None = None) -> None:
         self.seed = config.seed + EVAL_SEED
-        most = MAX_WORLDS if envs.describe(config.env, config.env_options).physics else MAX_GAMES
+        physics = envs.describe(config.env, config.env_options).physics
+        most = MAX_WORLDS if physics else MAX_GAMES
+        episodes = episodes or (EPISODES if physics else GAMES)
         self.per_world = -(-episodes // most)
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))

@@ -28,7 +28,6 @@ LONG_ITERATION_S = 1.0
 """Iterations longer than this are cut inside; shorter ones are finished first, and need no copy."""
 PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
 """How long the last checkpoint of a session is tried on a disk that refuses; after a signal the machine may go."""
-EVAL_EPISODES = 20
 POLICIES = 20
 """Policies kept from evaluations, to look back on how the run learnt."""
 
@@ -76,7 +75,7 @@ class Training:
         self._closing.append(self.metrics.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
-        self._evaluator = Evaluator(config, EVAL_EPISODES)
+        self._evaluator = Evaluator(config)
         self._closing.append(self._evaluator.close)
         budget = byte_count("disk_budget", config.disk_budget)
         self.writer = Writer(self.run.path, resumed, self._written, not forgot, budget)

@@ -194,7 +194,7 @@ def lessons(folder: Path) -> None:
         ]  # fmt: skip
         axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
     axis.axvline(LESSON / 1e6, color="black", linestyle="--", linewidth=1)
-    axis.set(xlabel="million steps", ylabel="games won, % of 20", title="Mission: two lessons")
+    axis.set(xlabel="million steps", ylabel="games won, % of 100", title="Mission: two lessons")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
     figure.savefig(PICTURE, dpi=110, facecolor="white")
