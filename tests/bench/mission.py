@@ -33,7 +33,7 @@ from tests.bench.mission_plain import PlainMission
 WORLDS, PROCESSES = 4096, 16
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / ".github" / "mission.png"
-LESSON = 16_000_000
+FIRST, SECOND = 16_000_000, 24_000_000
 TOGETHER = {"env_options": {"presence": 0.0}, "overrides": {"ent_coef": 0.002}}
 """The second lesson, as notebook 07_mission has it."""
 
@@ -180,20 +180,20 @@ def lessons(folder: Path) -> None:
         first, second = folder / f"first{seed}", folder / f"second{seed}"
         if not first.exists():
             kit.launch(
-                RunConfig(env="Mission", total_steps=LESSON, seed=seed, runs_dir=str(folder), run_name=first.name)
+                RunConfig(env="Mission", total_steps=FIRST, seed=seed, runs_dir=str(folder), run_name=first.name)
             )
         runs = [_finished(first)]
         if not second.exists():
-            kit.branch(first, "latest", run_name=second.name, total_steps=LESSON, **TOGETHER)
+            kit.branch(first, "latest", run_name=second.name, total_steps=SECOND, **TOGETHER)
         runs.append(_finished(second))
         before, after = (kit.evaluate(run, 224)["win_rate"] for run in runs)
         print(f"| {seed} | {before:.1%} | {after:.1%} |", flush=True)
         points = [
-            ((r["step"] + LESSON * lesson) / 1e6, 100 * r["eval/win_rate"])
+            ((r["step"] + FIRST * lesson) / 1e6, 100 * r["eval/win_rate"])
             for lesson, run in enumerate(runs) for r in run.rows() if "eval/win_rate" in r
         ]  # fmt: skip
         axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
-    axis.axvline(LESSON / 1e6, color="black", linestyle="--", linewidth=1)
+    axis.axvline(FIRST / 1e6, color="black", linestyle="--", linewidth=1)
     axis.set(xlabel="million steps", ylabel="games won, % of 100", title="Mission: two lessons")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
