@@ -42,10 +42,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("game", "ppo", "presets", "teams", "lessons"))
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, help="of kit's PPO in place of the preset's")
     args = parser.parse_args()
     for name, part in {"game": game, "ppo": ppo, "presets": presets, "teams": teams}.items():
         if args.only in (None, name):
-            part(args.turns)
+            ppo(args.turns, args.batch_size) if part is ppo else part(args.turns)
     if args.only == "lessons":
         lessons(ROOT / "runs" / "mission")
 
@@ -94,16 +95,15 @@ def game(turns: int) -> None:
     )
 
 
-def ppo(turns: int) -> None:
+def ppo(turns: int, batch_size: int | None = None) -> None:
     """The task's row with SB3's default network; SB3 with as many epochs, 16 × 256 steps and batches of 1024."""
     import stable_baselines3 as sb3
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     from kit.trainers import make_trainer
 
-    asked = RunConfig(
-        env="Mission", total_steps=100_000_000, device="cpu", overrides={"policy_kwargs": {"net_arch": [64, 64]}}
-    )
+    own = {"policy_kwargs": {"net_arch": [64, 64]}} | ({"batch_size": batch_size} if batch_size else {})
+    asked = RunConfig(env="Mission", total_steps=100_000_000, device="cpu", overrides=own)
     config = kit.resolve(asked)
     steps = int(config.n_envs) * config.overrides["n_steps"]
     env = kit.make_vec(config.env, int(config.n_envs), "cpu", 0, int(config.threads))
