@@ -61,6 +61,7 @@ class Dishwashing(MujocoTask):
     substeps = 20
     film_speed = 2.0
     cameras = scene.CAMERAS
+    shadows = False
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:
@@ -240,7 +241,7 @@ class Dishwashing(MujocoTask):
         return {"geom_rgba": self._rgba}
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, poses=self.colours())
+        return self.sim.render(cameras, height, width, shadows=self.shadows, poses=self.colours())
 
     def scripted(self) -> torch.Tensor:
         return self.wipe(*WIPER)

@@ -42,6 +42,7 @@ class Reach(MujocoTask):
     substeps = 25
     episode_steps = 100
     cameras = CAMERAS
+    shadows = False
 
     goal_radius_m = 0.03
 

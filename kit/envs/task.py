@@ -151,6 +151,9 @@ class MujocoTask(Task):
     substeps: int
     """Physics steps per step."""
     sim: Simulator
+    shadows: bool = True
+    """In pictures for people. Before cameras that stand still, films without come five times as fast
+    (`kit.sim.render`)."""
 
     @property
     def control_dt_s(self) -> float:  # type: ignore[override]
@@ -182,7 +185,7 @@ class MujocoTask(Task):
         super().restore(snapshot)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True)
+        return self.sim.render(cameras, height, width, shadows=self.shadows)
 
     def close(self) -> None:
         self.sim.close()

@@ -24,7 +24,13 @@ TASKS = kit.envs.names()
 ENVS = [*TASKS, "Ant-v5", "HalfCheetah-v5", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
 LONG = ("Dishwashing", "DishwashingVideo", "HalfCheetah-v5", "Mission")
 """Whose episodes end by time alone, or late."""
+SMALL = {"ReachVision": {"cameras": ["front", "top"], "size": 16}, "DishwashingVideo": {"size": 32}}
+"""Options with which a task that is seen is drawn quickly."""
 N = 3
+
+
+def make(name: str, seed: int, threads: int):
+    return make_vec(name, N, seed=seed, threads=threads, env_options=SMALL.get(name))
 
 
 def parts(obs) -> list:
@@ -45,7 +51,7 @@ def sampler(env, n: int = N):
 
 @pytest.mark.parametrize("name", ENVS)
 def test_tensors(name):
-    env = make_vec(name, N, seed=0, threads=1)
+    env = make(name, seed=0, threads=1)
     action = sampler(env)
     obs = env.reset(seed=0)
     for _ in range(60):
@@ -67,7 +73,7 @@ def test_the_same_seed_gives_the_same_episodes(name):
         first, action = env.reset(seed=7), sampler(env)
         return [part for obs in (first, *(env.step(action())[0] for _ in range(20))) for part in parts(obs)]
 
-    env, other = make_vec(name, N, seed=1, threads=1), make_vec(name, N, seed=2, threads=1)
+    env, other = make(name, seed=1, threads=1), make(name, seed=2, threads=1)
     one = run(env)
     assert all(torch.equal(a, b) for a, b in zip(one, run(env), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one, run(other), strict=True))
@@ -77,7 +83,7 @@ def test_the_same_seed_gives_the_same_episodes(name):
 
 @pytest.mark.parametrize("name", [*TASKS, "Ant-v5", "HalfCheetah-v5"])
 def test_snapshots_are_bit_exact_over_200_random_steps(name):
-    env = make_vec(name, N, seed=0, threads=1)
+    env = make(name, seed=0, threads=1)
     assert env.snapshots
     action = sampler(env)
     for _ in range(90):
@@ -86,7 +92,7 @@ def test_snapshots_are_bit_exact_over_200_random_steps(name):
     actions = [action() for _ in range(200)]
     expected = [env.step(a) for a in actions]
     assert any((step[2] | step[3]).any() for step in expected) or name in LONG
-    for target in (env, make_vec(name, N, seed=5, threads=2)):
+    for target in (env, make(name, seed=5, threads=2)):
         target.restore(saved)
         for a, step in zip(actions, expected, strict=True):
             again = target.step(a)
@@ -96,7 +102,7 @@ def test_snapshots_are_bit_exact_over_200_random_steps(name):
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.filterwarnings("ignore:.*A Box observation space m")
 def test_gymnasium_env_passes_both_checkers(name):
-    env = gymnasium.make(f"kit/{name}-v0").unwrapped
+    env = gymnasium.make(f"kit/{name}-v0", **SMALL.get(name, {})).unwrapped
     check_env(env, skip_render_check=True)
     sb3_check_env(env, warn=True)
     env.close()
@@ -104,7 +110,7 @@ def test_gymnasium_env_passes_both_checkers(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_gymnasium_env_shows_the_end_of_an_episode(name):
-    env = gymnasium.make(f"kit/{name}-v0")
+    env = gymnasium.make(f"kit/{name}-v0", **SMALL.get(name, {}))
     env.action_space.seed(0)
     obs, _ = env.reset(seed=0)
     for _ in range(env.unwrapped.tensor_env.episode_steps):
@@ -134,7 +140,7 @@ def test_gymnasium_envs_draw():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_gymnasium_vector_env(name):
-    env = gymnasium.make_vec(f"kit/{name}-v0", num_envs=N, max_episode_steps=15)
+    env = gymnasium.make_vec(f"kit/{name}-v0", num_envs=N, max_episode_steps=15, **SMALL.get(name, {}))
     env.action_space.seed(0)
     obs, _ = env.reset(seed=0)
     assert obs in env.observation_space
@@ -165,7 +171,7 @@ def test_gymnasium_vector_env_counts_like_gymnasiums_own():
 
 @pytest.mark.parametrize("name", ENVS)
 def test_sb3(name):
-    env = TensorVecEnv(make_vec(name, N, threads=1))
+    env = TensorVecEnv(make(name, seed=0, threads=1))
     action = sampler(env.tensor_env)
     env.seed(3)
     first = env.reset()

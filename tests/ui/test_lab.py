@@ -103,7 +103,7 @@ def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook)
     type_in(train, "run_name", "short")
     press(train, "train")
     train.see(".jp-OutputArea-output", "Reach with PPO:", 180)
-    train.see(".jp-OutputArea-output .kit video")
+    train.see('.jp-OutputArea-output:has-text("Reach with PPO:") video')  # the report's, not the dashboard's
     train.command("docmanager:save")
     wait_for(lambda: "data:video/mp4" in (train.lab.folder / train.name).read_text(), 30)
 
