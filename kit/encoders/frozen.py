@@ -9,9 +9,9 @@ import torch
 from gymnasium import Space, spaces
 
 from kit.encoders.extractor import PictureExtractor
-from kit.encoders.weights import fingerprint
 from kit.envs.obs import PolicyView
 from kit.errors import UserError
+from kit.format.weights import fingerprint
 
 
 class FrozenView(PolicyView):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,12 +62,3 @@ def load_weights(net: nn.Module, path: str | Path, but: tuple[str, ...] = ()) ->
             "same architecture, clip length and size."
         )
     net.load_state_dict(usable)
-
-
-def fingerprint(module: nn.Module) -> str:
-    """Hex SHA-256 of every weight and buffer, by name."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -14,6 +14,7 @@ from torch import nn
 from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 from kit.envs.task import Task
 from kit.errors import UserError
+from kit.format.weights import fingerprint
 
 STOCK = "stock"
 SEES = {"attackers": 42, "defenders": 40}
@@ -91,7 +92,7 @@ class Mission(Task):
         self.attackers, self.defenders, self.minds = zeros(ATTACKERS, 4), zeros(DEFENDERS, 4), zeros(DEFENDERS, 4)
         self.field, self.discs, self.near = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4)
         self.obs, self.guard = zeros(SEES["attackers"]), zeros(SEES["defenders"] if guarded else 0)
-        self.opponent = fingerprint(team)
+        self.opponent = identity(team)
         self.terms = zeros(len(TERMS))
         self._commands = {side: zeros(units, dtype=torch.int64) for side, units in UNITS.items()}
         self._commands["defenders"].fill_(-1)
@@ -163,14 +164,13 @@ class Mission(Task):
         return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, way)
 
 
-def fingerprint(team: str | Team) -> torch.Tensor:
+def identity(team: str | Team) -> torch.Tensor:
     """SHA-256 of what decides how `team` plays, (32,) uint8: a network's weights, or the name of what has none."""
-    found = hashlib.sha256()
     owner = getattr(team, "__self__", team)
     network = owner if isinstance(owner, nn.Module) else getattr(owner, "policy", None)
     if isinstance(network, nn.Module):
-        for name, value in sorted(network.state_dict().items()):
-            found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        digest = bytes.fromhex(fingerprint(network))
     else:
-        found.update(str(team if isinstance(team, str) else getattr(team, "__qualname__", type(team))).encode())
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+        name = team if isinstance(team, str) else getattr(team, "__qualname__", type(team))
+        digest = hashlib.sha256(str(name).encode()).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)

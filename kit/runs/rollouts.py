@@ -64,13 +64,15 @@ class Evaluator:
             obs, _, terminated, truncated, info = self.env.step(actions)
             done = terminated | truncated
             counted = done & (finished < self.per_world)
+            over = bool(counted.any())
             for name, value in info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue
                 value = value.double()
                 if name.startswith(TERM) or name.endswith(RATE):
                     value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
-                figures.setdefault(name, []).append(value[counted])
+                if over:
+                    figures.setdefault(name, []).append(value[counted])
             begun = done
             finished += counted
         found = {name: torch.cat(values) for name, values in figures.items()}

@@ -2,6 +2,7 @@
 
 The renderer needs poses only, so worlds simulated anywhere can be drawn: `Renderer.render` takes the geom, camera and
 light poses of all worlds as tensors; `render_data` takes an `MjData`, for environments that are not ours.
+CPU and CUDA are to agree within two of 255 levels, but for one pixel in a hundred (tests/sim/test_cuda.py).
 What it does not draw: sites (use a geom without contacts), tendons, reflections; translucent geoms are drawn solid,
 and only alpha 0 hides one.
 """

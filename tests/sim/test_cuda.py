@@ -13,6 +13,7 @@ from kit.envs import make_vec
 from kit.errors import Overflow
 from kit.runs.session import Session
 from kit.sim.kernels import beside_torch, mjw
+from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
@@ -136,6 +137,19 @@ def test_running_out_of_room_is_noticed_within_two_looks_and_before_any_checkpoi
         for _ in range(3 * _CHECK_EVERY):
             sim.step()
             torch.cuda.synchronize()
+
+
+def test_pictures_are_those_of_the_cpu():
+    """To within two of 255 levels, but for one pixel in a hundred: edges."""
+    env = make_vec("Reach", 4, threads=1)
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step(2 * torch.rand(4, 7) - 1)
+    fields = {name: env.task.sim.field(name) for name in POSES}
+    cameras, model = ("front", "side", "top"), env.task.model
+    here, there = (Renderer(model, 4, cameras, 64, 64, device).render(fields).cpu() for device in ("cpu", DEVICE))
+    apart = (here.int() - there.int()).abs().amax(-1)
+    assert (apart > 2).float().mean() < 0.01
 
 
 @pytest.mark.parametrize(

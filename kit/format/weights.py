@@ -1,0 +1,17 @@
+"""Which network it is: one hash of all its weights."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Hex SHA-256 of every weight and buffer, by name."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
