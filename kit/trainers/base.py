@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, is_vecenv_wrapped
+from torch.optim import Optimizer
 
 from kit.encoders.frozen import FrozenView
 from kit.envs.contract import BatchEnv
@@ -22,6 +23,14 @@ from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
+
+
+def spare_the_compiler() -> None:
+    """torch loads its compiler with the first optimizer, over a second, only to mark these methods as not to be
+    compiled (torch/_compile.py). Marked as they are, they do without."""
+    for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict):
+        if plain := getattr(method, "__wrapped__", None):
+            plain.__dict__.setdefault("__dynamo_disable", plain)
 
 
 class TensorTrainer(BaseAlgorithm):
@@ -45,6 +54,7 @@ class TensorTrainer(BaseAlgorithm):
         self.should_stop: Callable[[], bool] = _never
         self._normalize = normalize
         self._attached: dict[str, Part] = {}
+        spare_the_compiler()
         super().__init__(*args, **kwargs)
 
     # -- set-up ----------------------------------------------------------------------------------------------------
