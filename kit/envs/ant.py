@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.linalg import vecdot
 
+from kit.envs.card import Card, Part, numbers
 from kit.envs.task import MujocoTask
 from kit.sim import Simulator
 
@@ -20,6 +21,15 @@ CONTROL_COST = 0.5
 CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
 TORSO = 1
+SEES = (
+    Part("height of the torso", 1, "m"),
+    Part("how it is turned, a quaternion", 4),
+    Part("angles of the joints", 8, "rad"),
+    Part("velocity of the torso", 3, "m/s"),
+    Part("its turning", 3, "rad/s"),
+    Part("velocities of the joints", 8, "rad/s"),
+    Part("torque and force of contacts on each body, clipped to ±1", 78, "N m, N"),
+)
 
 
 class Ant(MujocoTask):
@@ -33,12 +43,24 @@ class Ant(MujocoTask):
     substeps = 5
     episode_steps = 1000
     cameras = ("track",)
+    card = Card(
+        sees={"": SEES},
+        does=(Part("torques of the joints", 8, "150 N m"),),
+        pays={
+            "forward": (1.0, "a m/s along x"),
+            "healthy": (HEALTHY_REWARD, "a step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),
+            "control": (-CONTROL_COST, "a step at full torque of one joint"),
+            "contact": (-CONTACT_COST, "a step with a force or torque of 1, squared"),
+        },
+        ends="the torso is lower or higher",
+        steps=1_000_000,
+    )
 
     def __init__(self) -> None:
         folder = Path(str(gymnasium.__file__)).parent / "envs" / "mujoco" / "assets"
         self.model = mujoco.MjModel.from_xml_path(str(folder / "ant.xml"))
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self.model.nu,), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (105,), np.float32)
+        self.observation_space = numbers(SEES)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -65,14 +87,8 @@ class Ant(MujocoTask):
         self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds, and a number
 
     def observe(self) -> torch.Tensor:
-        return torch.cat(
-            [
-                self._pose,  # 13  torso height and quaternion, 8 joint angles
-                self._velocity,  # 14  torso velocities, 8 joint velocities
-                self._clipped_forces,  # 78  contact torque and force on each body but the world
-            ],
-            dim=1,
-        )
+        """`SEES`, in that order."""
+        return torch.cat([self._pose, self._velocity, self._clipped_forces], dim=1)
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         forward_mps = (self._torso_x_w - self._torso_x_before_w).div_(self._dt_s)

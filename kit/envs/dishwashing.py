@@ -11,6 +11,7 @@ import torch
 
 from kit.envs import dirt, economy
 from kit.envs import dishwashing_model as scene
+from kit.envs.card import Card, Part, numbers
 from kit.envs.dishwashing_rules import Rules
 from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
@@ -33,6 +34,22 @@ TURN_M, EDGE_M = 0.04, 0.095
 WIPER = (44.0, 0.4)
 """Its pressure, N, and its speed, m/s: hard and fast, with plates that all stand it (tests/bench/dishes.py)."""
 
+SEES = (
+    Part("the sponge's place", 2, f"{scene.REACH_M} m"),
+    Part("its height", 1, f"{scene.HOVER_M} m"),
+    Part("its velocity", 3, f"{scene.MOST_SPEED_MPS} m/s"),
+    Part("the plate's place", 2, f"{scene.REACH_M} m"),
+    Part("from the sponge to the plate", 2, f"{scene.WELL_M} m"),
+    Part("thickness of the dirt in each cell", len(scene.cells())),
+    Part("from the sponge to dirt near it", 2, f"{scene.WELL_M} m"),
+    Part("contact force, of what the weakest plate stands", 1),
+    Part("dirt under the sponge", 1),
+    Part("a plate is there", 1),
+    Part("share of the dirt that is left", 1),
+    Part("time with this plate, of the patience", 1),
+)
+"""In this order."""
+
 
 class Dishwashing(MujocoTask):
     """A shift at the sink: a sponge on a tool rubs plates clean, one after the other. It is told what to do 10 times a
@@ -45,16 +62,8 @@ class Dishwashing(MujocoTask):
     plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units of ten
     cents. `Rules` has every constant.
 
-    What is seen, the left column first, places along x and y:
-        2   the sponge's, of the way that it can go         2   from the sponge to dirt near it, 12 cm
-        1   its height, of the tool's travel                1   contact force, of the weakest plate's
-        3   its velocity, of the most along x and y         1   dirt under the sponge
-        2   the plate's place, like the sponge's            1   a plate is there
-        2   from the sponge to the plate, 12 cm             1   share of the dirt that is left
-       52   thickness of the dirt in each cell              1   time with this plate, of the patience
-
-    "Dirt near it" is the mean of where dirt is, weighted by its thickness and by 1 / (r² + a²)², with r the distance
-    from the sponge and a the sponge's radius.
+    `SEES` says what is seen, places along x and y. "Dirt near it" is the mean of where dirt is, weighted by its
+    thickness and by 1 / (r² + a²)², with r the distance from the sponge and a the sponge's radius.
     """
 
     name = "Dishwashing"
@@ -70,7 +79,23 @@ class Dishwashing(MujocoTask):
         self.model = scene.build_model()
         self.episode_steps = round(self.rules.shift_s / self.control_dt_s)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (len(scene.cells()) + 17,), np.float32)
+        self.observation_space: gymnasium.Space = numbers(SEES)
+        ten_cents, price = economy.REWARD_PER_USD, self.rules.price_usd
+        self.card = Card(
+            sees={"": SEES},
+            does=(
+                Part("velocity of the sponge along x and y", 2, f"{scene.MOST_SPEED_MPS} m/s"),
+                Part(f"how hard it is pressed, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
+            ),
+            pays={
+                "cleaning": (ten_cents * price * self.rules.advance, "all the dirt of a plate, as it goes"),
+                "delivery": (ten_cents * price * (1 - self.rules.advance), "a clean plate; else that is taken back"),
+                "breakage": (-ten_cents * self.rules.breakage_usd, "a broken plate"),
+                "energy": (-ten_cents * self.rules.energy_usd_kwh, "a kWh"),
+                "time": (-ten_cents * self.rules.machine_usd_h, "an hour"),
+            },
+            steps=300_000,
+        )
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -201,20 +226,20 @@ class Dishwashing(MujocoTask):
         under = (self.dirt * (1 - away / rules.sponge_m**2).clamp(min=0.0)).sum(1)
         return torch.cat(
             [
-                self._sponge[:, :2] / scene.REACH_M,  # 2
-                self._sponge[:, 2:] / scene.HOVER_M,  # 1
-                self._velocity / scene.MOST_SPEED_MPS,  # 3
-                self._place / scene.REACH_M,  # 2
-                (self._place - self._sponge[:, :2]) / scene.WELL_M,  # 2
-                self.dirt,  # 52
-                towards / scene.WELL_M,  # 2
+                self._sponge[:, :2] / scene.REACH_M,
+                self._sponge[:, 2:] / scene.HOVER_M,
+                self._velocity / scene.MOST_SPEED_MPS,
+                self._place / scene.REACH_M,
+                (self._place - self._sponge[:, :2]) / scene.WELL_M,
+                self.dirt,
+                towards / scene.WELL_M,
                 torch.stack([
                     self._contact.abs() / rules.force_limit_n,
                     under,
                     self._there.to(under.dtype),
                     self.dirt.sum(1) / self._first_dirt.clamp(min=TINY),
                     self._time_s / rules.patience_s,
-                ], 1),  # 5
+                ], 1),
             ],
             dim=1,
         )  # fmt: skip

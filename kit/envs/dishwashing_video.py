@@ -20,7 +20,9 @@ LEAST_PIXELS = 16
 
 class DishwashingVideo(Dishwashing):
     """`Dishwashing` for a policy that sees clips (8, 3, 64, 64) of the plate, a frame for each step, newest last, and
-    nothing else: not the force either. `size` is the pictures' side in pixels."""
+    nothing else: not the force either.
+
+    `size` is the pictures' side in pixels."""
 
     name = "DishwashingVideo"
     frames = MappingProxyType({"": FRAMES})
@@ -31,6 +33,7 @@ class DishwashingVideo(Dishwashing):
             raise UserError(f"env_options size={size!r} must be a whole number of at least {LEAST_PIXELS} pixels.")
         self.size = size
         self.observation_space = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
+        self.card = self.card._replace(sees={}, steps=1_000_000)
 
     def observe(self) -> torch.Tensor:
         return self._look(None)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kit.envs import joystick_pictures as pictures
+from kit.envs.card import Card, Part, numbers
 from kit.envs.joystick_models import FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
 from kit.envs.task import MujocoTask, may_have
@@ -69,6 +70,8 @@ class Joystick(MujocoTask):
     air_time_s: tuple[float, float]
     """A step's least time in the air to be paid for, and the most that is paid for."""
     most_foot_force_n = math.inf
+    train_steps: int
+    """See `Card.steps`."""
     push_speed: tuple[float, float]
     """Least and most speed that a push gives, m/s."""
     start_joint_scale = (1.0, 1.0)
@@ -87,9 +90,26 @@ class Joystick(MujocoTask):
             for i in range(model.nsensor)
         }
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
-        width = 12 + 3 * model.nu + 2 * self._feet * self.clocked
+        sees = (
+            Part("velocity ahead, to the left, up", 3, "m/s"),
+            Part("turning", 3, "rad/s"),
+            Part("which way is down", 3),
+            Part("joint angles, from home", model.nu, "rad"),
+            Part("joint velocities", model.nu, "rad/s"),
+            Part("the latest action", model.nu, f"{ACTION_SCALE_RAD} rad"),
+            Part("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
+            *([Part("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
+        )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (model.nu,), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+        self.observation_space = numbers(sees)
+        self.card = Card(
+            sees={"": sees},
+            does=(Part("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
+            pays={name: (weight, _said(term)) for name, (weight, term) in self.rewards.items()},
+            ends="the robot falls",
+            succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
+            steps=self.train_steps,
+        )
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -231,17 +251,17 @@ class Joystick(MujocoTask):
 
     def observe(self) -> torch.Tensor:
         measured = torch.cat([
-            self.sensor("linvel_b"),  # 3  m/s
-            self.sensor("gyro_b"),  # 3  rad/s
-            -self.sim.site_xmat[:, self._base_site, 2],  # 3  which way is down
-            self.joint_offset,  # joints  rad
-            self.sim.qvel[:, 6:],  # joints  rad/s
+            self.sensor("linvel_b"),
+            self.sensor("gyro_b"),
+            -self.sim.site_xmat[:, self._base_site, 2],
+            self.joint_offset,
+            self.sim.qvel[:, 6:],
         ], dim=1)  # fmt: skip
         return torch.cat([
             measured + self._memory["noise"],
-            self.action,  # joints  the latest
-            self.command,  # 3
-            *([torch.cos(self.phase), torch.sin(self.phase)] if self.clocked else []),  # feet, feet
+            self.action,
+            self.command,
+            *([torch.cos(self.phase), torch.sin(self.phase)] if self.clocked else []),
         ], dim=1)  # fmt: skip
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
@@ -316,3 +336,9 @@ def wrapped(angle: torch.Tensor) -> torch.Tensor:
 def between(chance: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Uniform in [low, high), from `chance` in [0, 1)."""
     return low + (high - low) * chance
+
+
+def _said(term: Callable[..., Any]) -> str:
+    """What a term is, in words."""
+    text = (term.__doc__ or term.__name__.replace("_", " ")).split("\n\n")[0].rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -23,18 +23,22 @@ PHASE_SIGMA = 0.01
 
 
 def tracking_lin_vel(task: Joystick) -> torch.Tensor:
+    """Velocity along the ground as commanded: 1 when it is, less with the squared error."""
     return torch.exp(squared(task.command[:, :2] - task.sensor("linvel_b")[:, :2]) / -TRACKING_SIGMA)
 
 
 def tracking_ang_vel(task: Joystick) -> torch.Tensor:
+    """Turning as commanded: 1 when it is, less with the squared error."""
     return torch.exp((task.command[:, 2] - task.sensor("gyro_b")[:, 2]).square() / -TRACKING_SIGMA)
 
 
 def lin_vel_z(task: Joystick) -> torch.Tensor:
+    """Squared velocity up or down."""
     return task.sensor("linvel_w")[:, 2].square()
 
 
 def ang_vel_xy(task: Joystick) -> torch.Tensor:
+    """Squared velocity of rolling and pitching."""
     return squared(task.sensor("torso_angvel_w")[:, :2])
 
 
@@ -44,7 +48,7 @@ def orientation(task: Joystick) -> torch.Tensor:
 
 
 def orientation_leaning(task: Joystick) -> torch.Tensor:
-    """The humanoid's: the torso leans a little forward, as at home, whichever way the robot faces."""
+    """Squared tilt of the torso from leaning a little forward, as at home."""
     off = task.sensor("torso_up_w").clone()
     off[:, :2] -= LEAN * task.heading_w
     off[:, 2] -= 1.0
@@ -52,23 +56,27 @@ def orientation_leaning(task: Joystick) -> torch.Tensor:
 
 
 def termination(task: Joystick) -> torch.Tensor:
+    """A fall."""
     return task.terminated().to(task.joints.dtype)
 
 
 def stand_still(task: Joystick) -> torch.Tensor:
+    """Radians that the joints are away from home while the command is to stand."""
     return task.joint_offset.abs().sum(1) * ~task.moving
 
 
 def pose(task: Joystick) -> torch.Tensor:
+    """Squared radians that the joints are away from home."""
     return squared(task.joint_offset)
 
 
 def pose_kept(task: Go1Joystick) -> torch.Tensor:
-    """The quadruped's: 1 at home; the knees may bend more freely."""
+    """Joints as at home: 1 when they are; the quadruped's knees may bend more freely."""
     return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
 
 
 def dof_pos_limits(task: Joystick) -> torch.Tensor:
+    """Radians that joints are beyond their soft limits."""
     return (task.joints - task.joints.clamp(task.soft_low, task.soft_high)).abs().sum(1)
 
 
@@ -80,19 +88,23 @@ def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
 
 
 def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
+    """Radians that the knees are away from home."""
     return task.joint_offset[:, task.knee].abs().sum(1)
 
 
 def torques(task: Go1Joystick) -> torch.Tensor:
+    """Torques of the motors, N m: their norm and their sum."""
     force = task.actuator_force
     return force.norm(dim=1) + force.abs().sum(1)
 
 
 def energy(task: Go1Joystick) -> torch.Tensor:
+    """Power of the motors, W."""
     return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
 
 
 def action_rate(task: Joystick) -> torch.Tensor:
+    """Squared change of the action."""
     return squared(task.action - task.previous_action)
 
 
@@ -103,25 +115,28 @@ def feet_air_time(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """The quadruped's: nothing for steps nobody asked for."""
+    """Long steps, paid in seconds when a foot comes down; nothing for steps nobody asked for."""
     return feet_air_time(task) * task.moving
 
 
 def feet_slip(task: Joystick) -> torch.Tensor:
+    """Squared speed of feet on the ground, while the command is to move."""
     return (squared(task.feet_velocity_w[..., :2]) * task.contact).sum(1) * task.moving
 
 
 def feet_slip_base(task: Joystick) -> torch.Tensor:
-    """The humanoid's: the base's speed, counted once for every foot on the ground."""
+    """The base's speed, counted once for every foot on the ground."""
     return task.sensor("linvel_w")[:, :2].norm(dim=1) * task.contact.sum(1)
 
 
 def feet_clearance(task: Joystick) -> torch.Tensor:
+    """Feet that move off the height they should swing at."""
     root_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
     return ((task.feet_z_w - task.swing_height_m).abs() * root_speed).sum(1)
 
 
 def feet_height(task: Joystick) -> torch.Tensor:
+    """Squared share by which a step was too low or too high, when the foot comes down."""
     error = task.swing_peak / task.swing_height_m - 1.0
     return squared(error * task.first_contact) * task.moving
 
@@ -139,6 +154,7 @@ def contact_force(task: Joystick) -> torch.Tensor:
 
 
 def collision(task: G1Joystick) -> torch.Tensor:
+    """A hand on a thigh."""
     return task.hands_on_thighs().to(task.joints.dtype)
 
 

@@ -18,6 +18,7 @@ class G1Joystick(Joystick):
     """A humanoid with 29 joints walks as the joystick says. Falls, and feet that hit each other or a shin, end it."""
 
     name = "G1Joystick"
+    train_steps = 100_000_000
     scene = pictures.G1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
@@ -84,6 +85,7 @@ class Go1Joystick(Joystick):
     """A quadruped with 12 joints trots as the joystick says."""
 
     name = "Go1Joystick"
+    train_steps = 20_000_000
     scene = pictures.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),

@@ -7,18 +7,33 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 from torch import nn
 
+from kit.envs.card import Card, Part, numbers
 from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 from kit.envs.task import Task
 from kit.errors import UserError
 from kit.format.weights import fingerprint
 
 STOCK = "stock"
-SEES = {"attackers": 42, "defenders": 40}
-"""How many numbers each side is told."""
+_ENDS = (Part("the zone in the arena", 2, "100 m"), Part("time held, time passed", 2))
+SEES = {
+    "attackers": (
+        Part("each of four: x, y, and time until it is back", 12, "30 m"),
+        Part("endurance left of those that fly", 2),
+        Part("each of three defenders, if seen: 1, x, y, where it looks, time busy", 18, "30 m"),
+        Part("each ground unit's nearest obstacle: x, y and its radius", 6, "50 m, 10 m"),
+        *_ENDS,
+    ),
+    "defenders": (
+        Part("each of three: x, y, where it looks, time busy", 15, "30 m"),
+        Part("each of four attackers, if seen: 1, x, y", 12, "30 m"),
+        Part("each one's nearest obstacle: x, y and its radius", 9, "50 m, 10 m"),
+        *_ENDS,
+    ),
+}
+"""What each side is told, in this order."""
 UNITS = {"attackers": ATTACKERS, "defenders": DEFENDERS}
 Team = Callable[[torch.Tensor], torch.Tensor]
 """Commands (n, units) for what a side sees, (n, 42) or (n, 40)."""
@@ -26,24 +41,15 @@ Team = Callable[[torch.Tensor], torch.Tensor]
 
 class Mission(Task):
     """Two ground and two air units hold a zone of 15 m together for 20 s, in an arena of 200 × 200 m with obstacles, in
-    which three defenders patrol, chase and tag. `Rules` has every constant.
+    which three defenders patrol, chase and tag.
 
     The team is commanded four times a second for at most 300 s: each unit stands (0) or moves in one of eight
     directions (1 east, 2 north-east, ... 8 south-east); motion is at 20 Hz. Without MuJoCo; the worlds are rows of
-    tensors that Warp kernels change in place. What is seen, x to the east and y to the north of the zone's middle:
+    tensors that Warp kernels change in place. `Rules` has every constant. `SEES` says what each side is told, x to the
+    east and y to the north of the zone's middle; times are shares of the whole.
 
-        attackers (42)                                       defenders (40)
-        4 × 3  x, y (30 m), time until it is back             3 × 5  x, y (30 m), where it looks, time busy
-        2      endurance left of those that fly               4 × 3  an attacker is seen, and where (30 m), else zeros
-        3 × 6  a defender is seen (1), x, y (30 m), where     3 × 3  each one's nearest obstacle: x, y (50 m), radius
-               it looks, time busy; else six zeros                   (10 m)
-        2 × 3  each ground unit's nearest obstacle: x, y      2      the zone in the arena (100 m)
-               (50 m), radius (10 m)                          2      time held, time passed
-        2      the zone in the arena (100 m)
-        2      time held, time passed
-
-    Times are shares of the whole. The other side is `stock` or a policy: `defenders` steered by rules, `attackers` who
-    go straight to the zone. With `side="defenders"` it is they who learn, paid what the attackers lose.
+    The other side is `stock` or a policy: `defenders` steered by rules, `attackers` who go straight to the zone. With
+    `side="defenders"` it is they who learn, paid what the attackers lose.
     """
 
     name = "Mission"
@@ -70,7 +76,24 @@ class Mission(Task):
             raise UserError(f"env_options {side}={mine!r} cannot be given: they are the side that learns.")
         self.rules = Rules.of(options)
         self.action_space = gymnasium.spaces.MultiDiscrete([9] * UNITS[side])
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (SEES[side],), np.float32)
+        self.observation_space = numbers(SEES[side])
+        sign = 1 if side == "attackers" else -1
+        held = f"{self.rules.hold_units} attackers together have held the zone for {self.rules.hold_s:g} s"
+        kept = f"it has not been held for {self.rules.hold_s:g} s when time is over"
+        self.card = Card(
+            sees={"": SEES[side]},
+            does=(Part("stand, or go in one of eight directions: each unit", UNITS[side]),),
+            pays={
+                "progress": (sign * self.rules.progress, "100 m that an attacker comes nearer to the zone"),
+                "holding": (sign * self.rules.presence, "a second of an attacker in the zone"),
+                "together": (sign * self.rules.holding, "such a second, for each of the others who are there with it"),
+                "capture": (sign * self.rules.capture, "holding the zone to the end"),
+                "losses": (-sign * self.rules.losses, "an attacker tagged, or fallen from the air"),
+            },
+            ends="the zone has been held",
+            succeeds=held if side == "attackers" else kept,
+            steps=16_000_000,
+        )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         from kit.envs import mission_kernels as kernels  # here: Warp takes a second to load
@@ -91,7 +114,8 @@ class Mission(Task):
 
         self.attackers, self.defenders, self.minds = zeros(ATTACKERS, 4), zeros(DEFENDERS, 4), zeros(DEFENDERS, 4)
         self.field, self.discs, self.near = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4)
-        self.obs, self.guard = zeros(SEES["attackers"]), zeros(SEES["defenders"] if guarded else 0)
+        told = {side: sum(part.width for part in parts) for side, parts in SEES.items()}
+        self.obs, self.guard = zeros(told["attackers"]), zeros(told["defenders"] if guarded else 0)
         self.opponent = identity(team)
         self.terms = zeros(len(TERMS))
         self._commands = {side: zeros(units, dtype=torch.int64) for side, units in UNITS.items()}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.linalg import vecdot
 
+from kit.envs.card import Card, Part, numbers
 from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 from kit.envs.task import MujocoTask
 from kit.sim import Simulator
@@ -27,6 +28,15 @@ EFFORT_COST = 0.002
 CENTRE_W = (1.15, 0.75, 0.85)
 """Middle of the space the hand moves in, m; positions are seen relative to it."""
 
+SEES = (
+    Part("angles of the arm's joints", len(ARM), "rad"),
+    Part("their velocities", len(ARM), "rad/s"),
+    Part("the hand, from the middle of its space", 3, "0.5 m"),
+    Part("the goal, from there", 3, "0.5 m"),
+    Part("from the hand to the goal", 3, "0.25 m"),
+    Part("the gripper, 1 open, 0 closed", 1),
+)
+
 
 class Reach(MujocoTask):
     """A Fetch arm is given a point that it can reach and moves its 7 joints, at up to 1 rad/s, 20 times a second.
@@ -43,13 +53,26 @@ class Reach(MujocoTask):
     episode_steps = 100
     cameras = CAMERAS
     shadows = False
+    card = Card(
+        sees={"": SEES},
+        does=(Part("velocities of the arm's joints", len(ARM), "rad/s"),),
+        pays={
+            "progress": (PROGRESS_PER_M, "a metre nearer to the goal"),
+            "success": (SUCCESS_BONUS, f"coming within {100 * SUCCESS_M:.0f} cm of the goal"),
+            "precision": (PRECISION_BONUS, "being at the goal when the gripper has closed; less, the further away"),
+            "effort": (-EFFORT_COST, "a step at full speed of one joint"),
+        },
+        ends="the gripper has closed",
+        succeeds=f"the hand has come within {100 * SUCCESS_M:.0f} cm of the goal",
+        steps=100_000,
+    )
 
     goal_radius_m = 0.03
 
     def __init__(self) -> None:
         self.model = build_model(self.goal_radius_m)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(ARM),), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
+        self.observation_space: gymnasium.Space = numbers(SEES)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -91,14 +114,15 @@ class Reach(MujocoTask):
         self._closed = self._closing & (self._finger_m < CLOSED_M)
 
     def observe(self) -> torch.Tensor:
+        """`SEES`, in that order."""
         return torch.cat(
             [
-                self._angles,  # 7  joint angles, rad
-                self._velocities,  # 7  joint velocities, rad/s
-                2 * (self._hand_w - self._centre_w),  # 3  hand, half metres
-                2 * (self._goal_w - self._centre_w),  # 3  goal, half metres
-                4 * self._to_goal_w,  # 3  from hand to goal, quarter metres
-                (self._finger_m / FINGER_OPEN_M).unsqueeze(1),  # 1  gripper, 1 open, 0 closed
+                self._angles,
+                self._velocities,
+                2 * (self._hand_w - self._centre_w),
+                2 * (self._goal_w - self._centre_w),
+                4 * self._to_goal_w,
+                (self._finger_m / FINGER_OPEN_M).unsqueeze(1),
             ],
             dim=1,
         )

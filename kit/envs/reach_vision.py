@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from kit.envs.card import numbers
 from kit.envs.obs import Obs
-from kit.envs.reach import Reach
-from kit.envs.reach_model import ARM, FINGER_OPEN_M
+from kit.envs.reach import SEES, Reach
+from kit.envs.reach_model import FINGER_OPEN_M
 from kit.errors import UserError
 
 EYES = ("front", "side", "top")
+JOINTS = (*SEES[:2], SEES[-1])
 
 
 class ReachVision(Reach):
@@ -46,10 +48,11 @@ class ReachVision(Reach):
         self.frames = dict.fromkeys(self.eyes, frames)
         entries: dict[str, spaces.Space] = dict.fromkeys(self.eyes, spaces.Box(0, 255, (3, size, size), np.uint8))
         if joints:
-            entries["joints"] = spaces.Box(-np.inf, np.inf, (2 * len(ARM) + 1,), np.float32)
+            entries["joints"] = numbers(JOINTS)
         if critic_state:
-            entries["critic_state"] = self.observation_space
+            entries["critic_state"] = numbers(SEES)
         self.observation_space = spaces.Dict(entries)
+        self.card = Reach.card._replace(sees={"joints": JOINTS, "critic_state": SEES}, steps=300_000)
 
     def observe(self) -> Obs:  # type: ignore[override]
         return self._see(None)

@@ -10,6 +10,7 @@ import gymnasium
 import mujoco
 import torch
 
+from kit.envs.card import Card
 from kit.envs.obs import Obs, tree_map
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
@@ -53,6 +54,8 @@ class Task(ABC):
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
+    card: Card = Card()
+    """What people are told of it."""
     keeps: tuple[str, ...] = ()
     """Names of the tensors (n, ...) that decide the future: attributes that are changed in place."""
 

@@ -10,6 +10,7 @@ from kit.ui.plots import compare, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
 from kit.ui.seeing import what_it_sees
+from kit.ui.task import task
 
 __all__ = [
     "Dashboard",
@@ -26,6 +27,7 @@ __all__ = [
     "nobody_there",
     "report",
     "statistics",
+    "task",
     "video",
     "what_it_sees",
 ]

@@ -32,6 +32,7 @@ CSS = """
 .kit-bad{color:#d73027;opacity:1;font-weight:550}
 .kit-good{color:#1a9850;opacity:1}
 .kit-flex{display:flex;gap:14px;margin-top:8px;flex-wrap:wrap;align-items:flex-start}
+.kit-facts{display:grid;grid-template-columns:auto 1fr;gap:7px 16px;font-size:13px;flex:1 1 320px}
 .kit figure{margin:0}
 .kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
 .kit video{border-radius:8px;display:block;background:#0002}

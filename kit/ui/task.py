@@ -1,0 +1,115 @@
+"""A task on one card: a picture, what it sees and does, what it is paid for, when an episode ends."""
+
+from __future__ import annotations
+
+import base64
+import html
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+
+from kit import envs
+from kit.envs.card import Card, Part
+from kit.envs.obs import leaves
+from kit.errors import need
+from kit.ui import style
+
+SIZE = 300
+"""Pixels a side of the picture."""
+AFTER = 10
+"""Steps at random into an episode, so that something happens."""
+
+
+def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
+    """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
+    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
+    try:
+        said: Card = getattr(getattr(made, "task", None), "card", Card())
+        rows = [
+            ("It sees", _parts(seen(made.observation_space, said))),
+            ("It does", _parts(said.does or [_space("", made.action_space)])),
+            ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays.values()]),
+            ("An episode", [_episode(made, said)]),
+            ("Success", [html.escape(said.succeeds)] if said.succeeds else []),
+            ("To train", [f"{said.steps:,} steps"] if said.steps else []),
+        ]
+        picture = _picture(made)
+    finally:
+        made.close()
+    about = _about(env)
+    table = "".join(f"<b>{name}</b><div>{'<br>'.join(lines)}</div>" for name, lines in rows if lines)
+    body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>{about}</div>"
+    body += style.flex([picture, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
+    return style.Page(f"{env}: {html.unescape(about)}", body)
+
+
+def seen(space: gymnasium.Space, said: Card) -> list[Part]:
+    """The observation's parts: declared rows of numbers, and what the spaces tell of everything else."""
+    parts: list[Part] = []
+    entries = leaves("obs", space)  # type: ignore[arg-type]
+    for path, entry in entries:
+        name = path[4:]
+        declared = said.sees.get(name, ())
+        parts += [part._replace(what=f"{name}: {part.what}" if name else part.what) for part in declared]
+        if not declared:
+            parts.append(_space(name, entry))
+    return parts
+
+
+def _space(name: str, space: Any) -> Part:
+    """What is known of one that nobody has described."""
+    shape, of = getattr(space, "shape", ()) or (), f"{name}: " if name else ""
+    if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
+        height, width = sorted(shape[-3:])[1:]
+        latest = f", the latest {shape[0]}" if len(shape) == 4 else ""
+        return Part(f"{of}pictures of {width} × {height} pixels{latest}", 0)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Part(f"{of}one of {space.n} choices", 1)
+    low, high = (getattr(space, bound, None) for bound in ("low", "high"))
+    bounds = f" from {low.min():.4g} to {high.max():.4g}" if low is not None and abs(low.min()) < 1e6 else ""
+    return Part(f"{of}numbers{bounds}", int(torch.tensor(shape).prod()))
+
+
+def _parts(parts: Iterable[Part]) -> list[str]:
+    def unit(part: Part) -> str:
+        scaled = "1 is " if part.unit[:1].isdigit() else ""
+        return f" <span class='kit-dim'>{scaled}{html.escape(part.unit)}</span>" if part.unit else ""
+
+    return [f"<b>{part.width or ''}</b> {html.escape(part.what)}{unit(part)}" for part in parts]
+
+
+def _episode(env: Any, said: Card) -> str:
+    seconds = env.episode_steps * env.control_dt_s
+    early = f", or earlier: {said.ends}" if said.ends else ""
+    return html.escape(f"ends after {env.episode_steps:,} steps, {seconds:,.0f} s{early}")
+
+
+def _about(env: str) -> str:
+    """The first paragraph that its class says of itself."""
+    found: Any = envs.find(env)
+    if isinstance(found, gymnasium.envs.registration.EnvSpec):
+        entry = found.entry_point
+        found = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    marks = "#", "`" * 3, ":", "<"
+    lines = [line for line in (inspect.getdoc(found) or "").splitlines() if not line.startswith(marks)]
+    return html.escape(" ".join("\n".join(lines).strip().split("\n\n")[0].replace("`", "").split()))
+
+
+def _picture(env: Any) -> str:
+    """An <img>, or nothing of an env that draws none."""
+    mediapy = need("mediapy", "notebook,video")
+    if not env.cameras:
+        return ""
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(AFTER):
+        env.step(torch.as_tensor(env.action_space.sample()).unsqueeze(0))
+    try:
+        drawn = env.render(env.cameras[:1], SIZE, SIZE)[0, 0].cpu().numpy()
+    except Exception:  # somebody's env may want a screen or a package
+        return ""
+    data = base64.b64encode(mediapy.compress_image(drawn)).decode()
+    return f"<img alt='{env.cameras[0]}' width='{SIZE}' src='data:image/png;base64,{data}' style='border-radius:8px'>"
