@@ -43,6 +43,7 @@ class Ant(MujocoTask):
     substeps = 5
     episode_steps = 1000
     cameras = ("track",)
+    train_steps = 1_000_000
     card = Card(
         sees={"": SEES},
         does=(Part("torques of the joints", 8, "150 N m"),),
@@ -53,7 +54,6 @@ class Ant(MujocoTask):
             "contact": (-CONTACT_COST, "a step with a force or torque of 1, squared"),
         },
         ends="the torso is lower or higher",
-        steps=1_000_000,
     )
 
     def __init__(self) -> None:

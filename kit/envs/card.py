@@ -31,8 +31,6 @@ class Card(NamedTuple):
     """What ends an episode besides its time."""
     succeeds: str = ""
     """When an episode is a success."""
-    steps: int | None = None
-    """To train for, so that something is learnt."""
 
 
 def numbers(parts: Sequence[Part]) -> spaces.Box:

@@ -71,6 +71,7 @@ class Dishwashing(MujocoTask):
     film_speed = 2.0
     cameras = scene.CAMERAS
     shadows = False
+    train_steps = 300_000
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:
@@ -94,7 +95,6 @@ class Dishwashing(MujocoTask):
                 "energy": (-ten_cents * self.rules.energy_usd_kwh, "a kWh"),
                 "time": (-ten_cents * self.rules.machine_usd_h, "an hour"),
             },
-            steps=300_000,
         )
 
     def bind(self, sim: Simulator) -> None:

@@ -25,6 +25,7 @@ class DishwashingVideo(Dishwashing):
     `size` is the pictures' side in pixels."""
 
     name = "DishwashingVideo"
+    train_steps = 1_000_000
     frames = MappingProxyType({"": FRAMES})
 
     def __init__(self, size: int = 64, **options: Any) -> None:
@@ -33,7 +34,7 @@ class DishwashingVideo(Dishwashing):
             raise UserError(f"env_options size={size!r} must be a whole number of at least {LEAST_PIXELS} pixels.")
         self.size = size
         self.observation_space = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
-        self.card = self.card._replace(sees={}, steps=1_000_000)
+        self.card = self.card._replace(sees={})
 
     def observe(self) -> torch.Tensor:
         return self._look(None)

@@ -70,8 +70,6 @@ class Joystick(MujocoTask):
     air_time_s: tuple[float, float]
     """A step's least time in the air to be paid for, and the most that is paid for."""
     most_foot_force_n = math.inf
-    train_steps: int
-    """See `Card.steps`."""
     push_speed: tuple[float, float]
     """Least and most speed that a push gives, m/s."""
     start_joint_scale = (1.0, 1.0)
@@ -108,7 +106,6 @@ class Joystick(MujocoTask):
             pays={name: (weight, _said(term)) for name, (weight, term) in self.rewards.items()},
             ends="the robot falls",
             succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
-            steps=self.train_steps,
         )
 
     def bind(self, sim: Simulator) -> None:

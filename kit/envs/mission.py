@@ -59,6 +59,7 @@ class Mission(Task):
     film_speed = 15.0
     score = "win_rate"
     cameras = ("map",)
+    train_steps = 16_000_000
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
     opponents = ("attackers", "defenders")
@@ -92,7 +93,6 @@ class Mission(Task):
             },
             ends="the zone has been held",
             succeeds=held if side == "attackers" else kept,
-            steps=16_000_000,
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:

@@ -53,6 +53,7 @@ class Reach(MujocoTask):
     episode_steps = 100
     cameras = CAMERAS
     shadows = False
+    train_steps = 100_000
     card = Card(
         sees={"": SEES},
         does=(Part("velocities of the arm's joints", len(ARM), "rad/s"),),
@@ -64,7 +65,6 @@ class Reach(MujocoTask):
         },
         ends="the gripper has closed",
         succeeds=f"the hand has come within {100 * SUCCESS_M:.0f} cm of the goal",
-        steps=100_000,
     )
 
     goal_radius_m = 0.03

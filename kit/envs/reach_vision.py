@@ -29,6 +29,7 @@ class ReachVision(Reach):
     """
 
     name = "ReachVision"
+    train_steps = 300_000
     goal_radius_m = 0.06  # 4 of 64 pixels
 
     def __init__(
@@ -52,7 +53,7 @@ class ReachVision(Reach):
         if critic_state:
             entries["critic_state"] = numbers(SEES)
         self.observation_space = spaces.Dict(entries)
-        self.card = Reach.card._replace(sees={"joints": JOINTS, "critic_state": SEES}, steps=300_000)
+        self.card = Reach.card._replace(sees={"joints": JOINTS, "critic_state": SEES})
 
     def observe(self) -> Obs:  # type: ignore[override]
         return self._see(None)

@@ -56,6 +56,8 @@ class Task(ABC):
     """Views that `render` knows; the first is the default."""
     card: Card = Card()
     """What people are told of it."""
+    train_steps: int | None = None
+    """To train for, so that something is learnt."""
     keeps: tuple[str, ...] = ()
     """Names of the tensors (n, ...) that decide the future: attributes that are changed in place."""
 

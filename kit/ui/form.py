@@ -11,6 +11,7 @@ from typing import Any
 from kit import envs
 from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig
 from kit.errors import need
+from kit.ui.task import sensible_steps
 
 GROUPS = {
     "Task": ("env", "algo", "preset", "total_steps"),
@@ -35,6 +36,7 @@ class Form:
             entry.add_class(f"kit-field-{field.name}")
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
+        self.entries["env"].observe(self._suggest, names="value")
         rest = [name for name in self.entries if not any(name in names for names in GROUPS.values())]
         more = w.HBox([self.entries[name] for name in rest], layout=w.Layout(flex_flow="row wrap"))
         fold = w.Accordion([more], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None)
@@ -58,6 +60,12 @@ class Form:
             if name in CHOICES and text not in entry.options:
                 entry.options = (*entry.options, text)
             entry.value = text
+
+    def _suggest(self, change: Any) -> None:
+        """A newly chosen task's own number of steps, where the former one's stood."""
+        before, after = sensible_steps(change["old"]), sensible_steps(change["new"])
+        if after and self.entries["total_steps"].value == spelled(before):
+            self.entries["total_steps"].value = spelled(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w = self._w

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from kit import envs
 from kit.envs.card import Card, Part
 from kit.envs.obs import leaves
-from kit.errors import need
+from kit.errors import UserError, need
 from kit.ui import style
 
 SIZE = 300
@@ -34,7 +35,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
             ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays.values()]),
             ("An episode", [_episode(made, said)]),
             ("Success", [html.escape(said.succeeds)] if said.succeeds else []),
-            ("To train", [f"{said.steps:,} steps"] if said.steps else []),
+            ("To train", [f"{steps:,} steps"] if (steps := sensible_steps(env)) else []),
         ]
         picture = _picture(made)
     finally:
@@ -46,10 +47,18 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     return style.Page(f"{env}: {html.unescape(about)}", body)
 
 
+def sensible_steps(env: str) -> int | None:
+    """How long to train, as the task says; None if it does not, or if there is no such task."""
+    try:
+        return getattr(envs.find(env), "train_steps", None)
+    except UserError:
+        return None
+
+
 def seen(space: gymnasium.Space, said: Card) -> list[Part]:
     """The observation's parts: declared rows of numbers, and what the spaces tell of everything else."""
     parts: list[Part] = []
-    entries = leaves("obs", space)  # type: ignore[arg-type]
+    entries = leaves("obs", space)
     for path, entry in entries:
         name = path[4:]
         declared = said.sees.get(name, ())
@@ -61,16 +70,16 @@ def seen(space: gymnasium.Space, said: Card) -> list[Part]:
 
 def _space(name: str, space: Any) -> Part:
     """What is known of one that nobody has described."""
-    shape, of = getattr(space, "shape", ()) or (), f"{name}: " if name else ""
+    shape, of = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
     if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
-        height, width = sorted(shape[-3:])[1:]
+        _, height, width = sorted(shape[-3:])
         latest = f", the latest {shape[0]}" if len(shape) == 4 else ""
         return Part(f"{of}pictures of {width} × {height} pixels{latest}", 0)
     if isinstance(space, gymnasium.spaces.Discrete):
         return Part(f"{of}one of {space.n} choices", 1)
-    low, high = (getattr(space, bound, None) for bound in ("low", "high"))
-    bounds = f" from {low.min():.4g} to {high.max():.4g}" if low is not None and abs(low.min()) < 1e6 else ""
-    return Part(f"{of}numbers{bounds}", int(torch.tensor(shape).prod()))
+    bounded = isinstance(space, gymnasium.spaces.Box) and abs(space.low.min()) < 1e6
+    bounds = f" from {space.low.min():.4g} to {space.high.max():.4g}" if bounded else ""
+    return Part(f"{of}numbers{bounds}", math.prod(shape))
 
 
 def _parts(parts: Iterable[Part]) -> list[str]:

@@ -51,6 +51,19 @@ def test_every_field_of_a_config_can_be_edited() -> None:
     assert set(Form(RunConfig(), lambda: None).entries) == set(RunConfig().to_dict())
 
 
+def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -> None:
+    form = Form(RunConfig(), lambda: None)
+    env, steps = form.entries["env"], form.entries["total_steps"]
+    env.value = "Mission"
+    assert steps.value == "16000000"
+    env.value = "Ant-v5"  # says nothing
+    env.value = "Ant"
+    assert steps.value == "16000000"
+    env.value, steps.value = "Reach", "5000"
+    env.value = "Ant"
+    assert steps.value == "5000"
+
+
 @pytest.mark.parametrize(("typed", "steps"), [("1e5", 100_000), ("400k", 400_000), ("100,000", 100_000), (" 5 ", 5)])
 def test_numbers_may_be_typed_as_people_type_them(typed: str, steps: int) -> None:
     form = Form(RunConfig(), lambda: None)
