@@ -70,7 +70,7 @@ class Speed:
     def seconds(self, config: RunConfig) -> float:
         """Estimated duration of a training, from pressing Train to the end."""
         every = config.eval_every
-        evaluations = 10 if every == "auto" else config.total_steps // int(every) if every else 0
+        evaluations = 11 if every == "auto" else 1 + config.total_steps // int(every) if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
 
     @property

@@ -70,7 +70,7 @@ class Training:
         self.trainer = make_trainer(config, env)
         resumed, own = self._load()
         forgot = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
-        self._last_eval, self._best = int(own.get("last_eval", 0)), own.get("best")
+        self._last_eval, self._best = int(own.get("last_eval", -1)), own.get("best")
         self.metrics = Metrics(self.run.path, int(own.get("rows", 0)))
         self._closing.append(self.metrics.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
@@ -170,6 +170,7 @@ class Training:
         return {**self.trainer.state(), "session": session}
 
     def _eval_due(self) -> bool:
+        """Also before the first step: what is learnt shows against the policy that training began with."""
         every = int(self.config.eval_every)
         return every > 0 and self.step // every > self._last_eval // every
 
@@ -180,11 +181,12 @@ class Training:
             return
         self._last_eval, self._evaluated = self.step, True
         self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
-        reached = result[self._evaluator.env.score]
-        if self._best is None or reached >= self._best:  # of equals, which rates often are, the one trained longer
+        reached, trained = result[self._evaluator.env.score], self.step > 0
+        if trained and (self._best is None or reached >= self._best):  # of equals, which rates often are, the newest
             self._best = reached
             self._keep_policy("best", result, 1)
-        self._keep_policy("policies", result, POLICIES)
+        if trained:  # the policy that training began with is only compared with
+            self._keep_policy("policies", result, POLICIES)
         self.status.set(phase="training")
 
     def _keep_policy(self, kind: str, result: dict[str, Any], most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 
 from kit.runs.run import Run
 from kit.ui import style
@@ -40,6 +41,9 @@ def result(run: Run, trouble: str = "") -> style.Page:
     said = sentence(run)
     figure = base64.b64encode(learning_curve(run)._repr_png_()).decode()
     parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(said)}</b></p>"]
+    if judged := learnt(run):
+        said = f"{said} {judged[0]}"
+        parts.append(f"<p class='{'kit-good' if judged[1] else 'kit-bad'}' style='margin:6px 0'>{judged[0]}</p>")
     parts.append(f"<img alt='learning curve' style='max-width:100%' src='data:image/png;base64,{figure}'>")
     if run.videos:
         parts.append(style.flex([tag(run.videos[-1], caption(run.videos[-1]), 360)]))
@@ -47,6 +51,21 @@ def result(run: Run, trouble: str = "") -> style.Page:
         parts.append(style.note(trouble, bad=True))
     parts.append(style.note(f"The run is kept in {run.path.parent.name}/{run.name}."))
     return style.Page(said, "".join(parts))
+
+
+def learnt(run: Run) -> tuple[str, bool] | None:
+    """Whether the last evaluation's mean return is above that of the policy training began with, by more than twice
+    what chance makes of such means; in words, and whether it is. None where no such policy was evaluated."""
+    rows = [row for row in run.rows() if "eval/std_return" in row]
+    if len(rows) < 2 or rows[0]["step"] != 0:
+        return None
+    before, after = rows[0], rows[-1]
+    gain = after["eval/mean_return"] - before["eval/mean_return"]
+    chance = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
+    better, worse = gain > 2 * chance, gain < -2 * chance
+    word = "It learnt" if better else "It got worse" if worse else "It learnt nothing that shows"
+    reached = f"a return of {after['eval/mean_return']:.2f}, where it began with {before['eval/mean_return']:.2f}"
+    return f"{word}: {reached}.", better
 
 
 def sentence(run: Run) -> str:

@@ -61,14 +61,14 @@ def test_training_that_takes_too_long_is_not_guessed(monkeypatch: pytest.MonkeyP
 def test_the_estimate_counts_evaluations() -> None:
     config = RunConfig(total_steps=150_000)
     assert KNOWN.seconds(config.replace(eval_every=0)) == 5 + 100
-    assert KNOWN.seconds(config) == 5 + 100 + 10 * 2
-    assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + 3 * 2
+    assert KNOWN.seconds(config) == 5 + 100 + 11 * 2
+    assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + 4 * 2
 
 
 def test_sentences() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
-    assert advice.estimate(config, KNOWN, machine()) == "about 67 s on this machine (1,500 steps/s), free"
-    assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 67 s on this machine (1,500 steps/s)"
+    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free"
+    assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 69 s on this machine (1,500 steps/s)"
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",
         "     3,000  the env, with observations and rewards",

@@ -103,4 +103,4 @@ def test_a_tasks_own_score_says_which_policy_is_best_and_its_figures_are_told(tm
         assert 0.3 < found["number"] < 0.7, "the mean of what is uniform in [0, 1]"
         assert found["reward/wage"] == 1 and found["reward/fee"] == pytest.approx(-2 * found["won"])
         assert found["reward/wage"] + found["reward/fee"] == pytest.approx(found["mean_return"])
-    assert run.metrics()["eval/reward/fee"].dropna().tolist() == [found["reward/fee"] for found in kept.values()]
+    assert run.metrics()["eval/reward/fee"].dropna().tolist()[1:] == [found["reward/fee"] for found in kept.values()]

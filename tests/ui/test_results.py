@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,24 @@ def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
     assert "the policy of step 600" in page
     assert "a mean return of 4.25" in result.sentence(make_run(tmp_path, "ant", success_rate=None))
     assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
+
+
+@pytest.mark.parametrize(
+    ("gain", "words", "good"),
+    [(3.0, "It learnt: a return of 3.50, where it began with 0.50.", True),
+     (2.0, "It learnt nothing that shows: a return of 2.50", False), (-3.0, "It got worse: a return of -2.50", False)],
+)  # fmt: skip
+def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float, words: str, good: bool) -> None:
+    """Chance: 3 / √9 and 4 / √16, together √2; twice that is 2.83."""
+    run = make_run(tmp_path, rows=0)
+    assert result.learnt(run) is None
+    rows = [(0, 0.5, 3.0, 9), (400, 99.0, 1.0, 4), (800, 0.5 + gain, 4.0, 16)]
+    names = ("step", "eval/mean_return", "eval/std_return", "eval/episodes")
+    named = [dict(zip(names, row, strict=True)) for row in rows]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
+    said, learnt = result.learnt(run)
+    assert said.startswith(words) and learnt is good
+    assert said in result.result(run)._repr_html_()
 
 
 def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
