@@ -18,6 +18,7 @@ from kit.ui import style
 from kit.ui.dashboard import Dashboard
 from kit.ui.form import Form
 from kit.ui.headless import follow, nobody_there
+from kit.ui.task import task
 
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
 SETTLE_S = 0.4
@@ -65,8 +66,9 @@ class TrainPanel(Panel):
         self.label.add_class("kit-label")
         self.estimator = Estimator(self._tell)
         self.form = Form(self.config, self._edited)
+        self.card = Card(w)
         self.buttons.children = (self.train_button, *self.buttons.children)
-        self.view.children = (self.form.view, self.label, *self.view.children)
+        self.view.children = (self.card.view, self.form.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
@@ -86,6 +88,7 @@ class TrainPanel(Panel):
         except UserError as error:
             self._tell(str(error), False)
             return
+        self.card.choose(self.config.env, self.config.env_options)
         if self.is_working:  # a probe beside a training would slow it and be wrong
             self._tell("", True)
         else:
@@ -107,6 +110,39 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         self._tell("", valid=False)
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
+
+
+class Card:
+    """What the chosen task is; drawn, in a thread, when somebody unfolds it."""
+
+    def __init__(self, w: Any) -> None:
+        self._page = w.HTML()
+        self.view = w.Accordion([self._page], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None)
+        self.view.set_title(0, "What this task is")
+        self.view.add_class("kit-task")
+        self.view.observe(lambda _: self._draw(), names="selected_index")
+        self._chosen: tuple[str, dict[str, Any]] | None = None
+        self._drawn: tuple[str, dict[str, Any]] | None = None
+
+    def choose(self, env: str, env_options: dict[str, Any]) -> None:
+        self._chosen = env, env_options
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.view.selected_index is None or self._chosen in (None, self._drawn):
+            return
+        self._drawn = chosen = self._chosen
+        self._page.value = style.wrap(style.note("…"))
+
+        def draw() -> None:
+            try:
+                page = task(*chosen)._repr_html_()
+            except Exception as error:
+                page = style.wrap(style.note(str(error) or type(error).__name__, bad=True))
+            if chosen == self._drawn:
+                self._page.value = page
+
+        threading.Thread(target=draw, daemon=True).start()
 
 
 class Estimator:

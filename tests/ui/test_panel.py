@@ -97,6 +97,15 @@ def test_the_label_estimates_and_names_what_only_the_task_knows(panel: TrainPane
     assert panel.train_button.disabled
 
 
+def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
+    (page,) = panel.card.view.children
+    assert page.value == ""
+    panel.card.view.selected_index = 0
+    wait_for(lambda: "a metre nearer to the goal" in page.value, 60)
+    panel.form.entries["env"].value = "CartPole-v1"
+    wait_for(lambda: "one of 2 choices" in page.value, 60)
+
+
 def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
