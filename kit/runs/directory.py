@@ -40,11 +40,8 @@ def create(config: RunConfig) -> Path:
     """A new run directory holding `config`'s config.yaml. A name that exists is never used again."""
     if config.run_name is None:
         raise ValueError("create() takes a resolved config")
-    path = Path(config.runs_dir).expanduser() / config.run_name
-    taken = UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
     try:
-        if path.exists():
-            raise taken
+        path = free(config)
         path.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
     except OSError as error:
@@ -62,9 +59,21 @@ def create(config: RunConfig) -> Path:
         building.rename(path)  # fails if another process took the name meanwhile: a non-empty folder is never replaced
     except OSError:
         shutil.rmtree(building, ignore_errors=True)
-        raise taken from None
+        raise _taken(config) from None
     sync_folder(path.parent)
     return path
+
+
+def free(config: RunConfig) -> Path:
+    """Where a run of `config`, which has a name, will lie. Raises `UserError` if one lies there."""
+    path = Path(config.runs_dir).expanduser() / str(config.run_name)
+    if path.exists():
+        raise _taken(config)
+    return path
+
+
+def _taken(config: RunConfig) -> UserError:
+    return UserError(f"run_name={config.run_name!r} exists in {config.runs_dir}; resume it or choose another name.")
 
 
 def find(path: str | Path) -> Path:

@@ -11,6 +11,7 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
+from kit.runs import directory
 from kit.runs.api import launch
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
@@ -85,6 +86,8 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         try:
             self.config = self.form.read()
+            if self.config.run_name and not self.is_working:
+                directory.free(self.config)
         except UserError as error:
             self._tell(str(error), False)
             return
@@ -104,6 +107,9 @@ class TrainPanel(Panel):
         if self.is_working:
             self.train_button.disabled = True
         else:
+            name = self.form.entries["run_name"]
+            if self.run is not None and name.value == self.run.name:
+                name.value = ""  # it is taken now; the next run is named by time
             self._edited()
 
     def _train(self) -> None:

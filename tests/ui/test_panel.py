@@ -97,6 +97,14 @@ def test_the_label_estimates_and_names_what_only_the_task_knows(panel: TrainPane
     assert panel.train_button.disabled
 
 
+def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_path: Path) -> None:
+    make_run(tmp_path, "arm")
+    panel.form.entries["run_name"].value = "arm"
+    assert "run_name=&#x27;arm&#x27; exists" in panel.label.value and panel.train_button.disabled
+    panel.form.entries["run_name"].value = "leg"
+    assert "exists" not in panel.label.value and not panel.train_button.disabled
+
+
 def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
     (page,) = panel.card.view.children
     assert page.value == ""
