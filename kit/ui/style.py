@@ -119,6 +119,7 @@ def figures(now: dict[str, Any]) -> str:
 def notes(now: dict[str, Any]) -> str:
     """Where the work is safe, and what the run has to say."""
     saved, store, card = now["checkpoint"], now["store"], _card(now)
+    over = now["state"] in ("finished", "failed", "interrupted")
     lines = []
     if card is not None and card.verdict and now["phase"] == "training":
         lines.append(f"<span class='kit-bad'>{html.escape(card.verdict)}</span>")
@@ -134,9 +135,12 @@ def notes(now: dict[str, Any]) -> str:
     if now.get("plan"):
         lines.append(f"{html.escape(now['plan'])}.")
     if saved:
-        lines.append(f"Saved on this machine: step {saved['step']:,}, {ago(saved['time'])}.")
+        age = "" if over else f", {ago(saved['time'])}"  # nobody would see it grow
+        lines.append(f"Saved on this machine: step {saved['step']:,}{age}.")
     if store:
         lines.append(_arrival(store))
+    if over and now.get("started") and now.get("updated"):
+        lines.append(f"The last session took {duration(now['updated'] - now['started'])}.")
     if now["message"] and now["state"] != "finished":
         bad = "kit-bad" if now["state"] == "failed" else ""
         lines.append(f"<span class='{bad}'>{html.escape(now['message'])}</span>")
