@@ -126,7 +126,7 @@ def test_sigterm_saves_and_exits_75_in_time_also_when_repeated(tmp_path):
 
 def test_an_evaluation_that_a_stop_put_off_is_saved_though_no_step_follows(tmp_path):
     """The stop came at the last step: the next session has nothing to do but to evaluate."""
-    uncut, cut = (create(tmp_path, name, total_steps=320, eval_every=n) for name, n in (("uncut", 320), ("cut", 0)))
+    uncut, cut = (create(tmp_path, name, total_steps=320, eval_every=n) for name, n in (("uncut", 320), ("cut", 9999)))
     assert complete(uncut) == complete(cut) == 0
     (cut.path / "config.yaml").write_text(cut.config.replace(eval_every=320).to_yaml())
     assert complete(type(cut)(cut.path)) == 0, cut.log()
