@@ -44,7 +44,7 @@ TASKS: dict[tuple[str, str], Row] = {
     ("ReachVision", "PPO"): {
         "n_envs": 16, "n_steps": 64, "batch_size": 128, "n_epochs": 3, "learning_rate": "lin_0.0007", "gamma": 0.97,
     },
-    # It cleans while it explores and hovers without noise (tests/bench/README.md). The temperature is fixed: one that is
+    # Cleans while it explores, hovers without noise (tests/bench/README.md). The temperature is fixed: one that is
     # learnt fell before plates had been touched often enough, and the policy then left them alone.
     ("Dishwashing", "SAC"): {
         "n_envs": 8, "train_freq": 1, "gradient_steps": 4, "batch_size": 256, "learning_rate": 5e-4, "gamma": 0.98,
