@@ -50,10 +50,11 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 8, "train_freq": 1, "gradient_steps": 4, "batch_size": 256, "learning_rate": 5e-4, "gamma": 0.98,
         "learning_starts": 4000, "ent_coef": 0.005, "tau": 0.01, "net_arch": [128, 128],
     },
-    # The same for clips and for numbers.
+    # The same for clips and for numbers. With noise of 0.6 it was the noise that cleaned: policies earned as much as the
+    # scripted wiper while they explored, and hovered without. With 0.2 they earn 50 dollars an hour.
     **{(env, "PPO"): {
         "n_envs": 32, "n_steps": 64, "batch_size": 256, "n_epochs": 3, "learning_rate": 5e-4, "gamma": 0.98,
-        "ent_coef": 0.002, "log_std_init": -0.5, "normalize": {"norm_obs": False},
+        "log_std_init": -1.6, "normalize": {"norm_obs": False},
     } for env in ("Dishwashing", "DishwashingVideo")},
     # A game without physics: `auto` doubles the worlds into the thousands. 0.997 looks 80 s ahead.
     ("Mission", "PPO"): {

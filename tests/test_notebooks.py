@@ -220,7 +220,7 @@ def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     clips |= {"eval_every": 0, "overrides": {"n_steps": 64, "batch_size": 64, "n_epochs": 1}}
     shown = execute(
         "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
-        overrides={"learning_starts": 64},
+        overrides={"n_steps": 64, "batch_size": 64},
     )  # fmt: skip
     assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
     for text in ("scripted wiper", "policy, step 256", "Clean plates per hour", "simple2dcnn", "clips/s learning"):

@@ -71,7 +71,7 @@ class Dishwashing(MujocoTask):
     film_speed = 2.0
     cameras = scene.CAMERAS
     shadows = False
-    train_steps = 300_000
+    train_steps = 700_000
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:

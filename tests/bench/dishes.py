@@ -1,10 +1,10 @@
-"""Dishwashing measured: the sink alone, the scripted wiper, and what SAC learns. By hand:
+"""Dishwashing measured: the sink alone, the scripted wiper, and what is learnt. By hand:
 
     python tests/bench/dishes.py                         # the first two, about five minutes on two quiet cores
     python tests/bench/dishes.py --only sink             # env steps a second, from numbers and from clips
     python tests/bench/dishes.py --only wiper            # the plain machine at every pressure and speed, 32 shifts each
-    python tests/bench/dishes.py --only sac              # whatever seeds are missing in runs/dishes, table and curve
-    python tests/bench/dishes.py --only sac --plot       # table and .github/dishes.png of what is there
+    python tests/bench/dishes.py --only learn            # whatever seeds are missing in runs/dishes, table and curve
+    python tests/bench/dishes.py --only learn --plot     # table and .github/dishes.png of what is there
 
 A seed's training is `kit train notebooks/configs/dishwashing_state.yaml --seed SEED`; its shifts are those of its
 evaluations, 20 of a minute each, without exploration. An interrupted command goes on where it was.
@@ -35,7 +35,7 @@ HEADS = "| | profit, USD/h | clean plates/h | broken | broken or not clean | val
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("sink", "wiper", "sac"))
+    parser.add_argument("--only", choices=("sink", "wiper", "learn"))
     parser.add_argument("--runs-dir", default="runs/dishes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int)
@@ -45,8 +45,8 @@ def main() -> None:
         sink(args.threads)
     if args.only in (None, "wiper"):
         wiper(args.threads)
-    if args.only == "sac":
-        sac(Path(args.runs_dir), args.seeds, args.threads, args.plot)
+    if args.only == "learn":
+        learn(Path(args.runs_dir), args.seeds, args.threads, args.plot)
 
 
 def sink(threads: int | None) -> None:
@@ -86,7 +86,7 @@ def row(who: str, found: dict[str, float]) -> None:
     print(f"| {who} | {profit:.1f} | {plates:.0f} | {broken:.1%} | {wrong:.1%} | {value:.2f} |", flush=True)
 
 
-def sac(folder: Path, seeds: list[int], threads: int | None, plot: bool) -> None:
+def learn(folder: Path, seeds: list[int], threads: int | None, plot: bool) -> None:
     """Train what is missing; then each seed's best policy in 32 shifts beside the wiper, and the curves."""
     config = RunConfig.load(ROOT / "notebooks" / "configs" / "dishwashing_state.yaml")
     runs = []
@@ -106,7 +106,7 @@ def sac(folder: Path, seeds: list[int], threads: int | None, plot: bool) -> None
     for run in runs:
         found = evaluate(run, 32)
         step = run.find().step
-        row(f"SAC, seed {run.config.seed}, step {step:,}", {name: found[f"shift/{name}"] for name in FIGURES})
+        row(f"seed {run.config.seed}, step {step:,}", {name: found[f"shift/{name}"] for name in FIGURES})
     draw(runs, plan)
 
 
@@ -126,7 +126,7 @@ def draw(runs: list[Run], plan: dict[str, float]) -> None:
             rows = [r for r in run.rows() if f"eval/shift/{name}" in r]
             steps = np.array([r["step"] for r in rows]) / 1000
             values = scale * np.array([r[f"eval/shift/{name}"] for r in rows])
-            axis.plot(steps, values, "-o", markersize=3, linewidth=1.5, label=f"SAC, seed {run.config.seed}")
+            axis.plot(steps, values, "-o", markersize=3, linewidth=1.5, label=f"seed {run.config.seed}")
         axis.axhline(scale * plan[name], color="black", linestyle="--", linewidth=1.2, label="scripted wiper")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("thousand steps")
