@@ -70,7 +70,7 @@ class RunConfig:
     runs_dir: str = field(default="runs", metadata={"help": "the folder that holds runs on this machine"})
     checkpoint_every: int | str = field(default="1m", metadata={"help": 'steps, or a time such as "5m"'})
     eval_every: int | str = field(
-        default="auto", metadata={"help": "steps between evaluations; 0 for none; auto: ten in a run"}
+        default="auto", metadata={"help": "steps between evaluations; 0 for none; auto: ten; and one before"}
     )
     session_limit: str | None = field(
         default=None, metadata={"help": 'end this session, resumably, after a time such as "11h30m"'}

@@ -47,12 +47,12 @@ class Ant(MujocoTask):
     card = Card(
         sees={"": SEES},
         does=(Part("torques of the joints", 8, "150 N m"),),
-        pays={
-            "forward": (1.0, "a m/s along x"),
-            "healthy": (HEALTHY_REWARD, "a step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),
-            "control": (-CONTROL_COST, "a step at full torque of one joint"),
-            "contact": (-CONTACT_COST, "a step with a force or torque of 1, squared"),
-        },
+        pays=(
+            (1.0, "a m/s along x"),
+            (HEALTHY_REWARD, "a step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),
+            (-CONTROL_COST, "a step at full torque of one joint"),
+            (-CONTACT_COST, "a step with a force or torque of 1, squared"),
+        ),
         ends="the torso is lower or higher",
     )
 

@@ -25,8 +25,8 @@ class Card(NamedTuple):
     sees: Mapping[str, Sequence[Part]] = MappingProxyType({})
     """Entries of the observation that are rows of numbers, "" where it is nothing else."""
     does: Sequence[Part] = ()
-    pays: Mapping[str, tuple[float, str]] = MappingProxyType({})
-    """Terms of the reward: weight, and what it is paid for."""
+    pays: Sequence[tuple[float, str]] = ()
+    """The reward's weights, and what each is paid for."""
     ends: str = ""
     """What ends an episode besides its time."""
     succeeds: str = ""

@@ -88,13 +88,13 @@ class Dishwashing(MujocoTask):
                 Part("velocity of the sponge along x and y", 2, f"{scene.MOST_SPEED_MPS} m/s"),
                 Part(f"how hard it is pressed, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
             ),
-            pays={
-                "cleaning": (ten_cents * price * self.rules.advance, "all the dirt of a plate, as it goes"),
-                "delivery": (ten_cents * price * (1 - self.rules.advance), "a clean plate; else that is taken back"),
-                "breakage": (-ten_cents * self.rules.breakage_usd, "a broken plate"),
-                "energy": (-ten_cents * self.rules.energy_usd_kwh, "a kWh"),
-                "time": (-ten_cents * self.rules.machine_usd_h, "an hour"),
-            },
+            pays=(
+                (ten_cents * price * self.rules.advance, "all the dirt of a plate, as it goes"),
+                (ten_cents * price * (1 - self.rules.advance), "a clean plate; else that is taken back"),
+                (-ten_cents * self.rules.breakage_usd, "a broken plate"),
+                (-ten_cents * self.rules.energy_usd_kwh, "a kWh"),
+                (-ten_cents * self.rules.machine_usd_h, "an hour"),
+            ),
         )
 
     def bind(self, sim: Simulator) -> None:

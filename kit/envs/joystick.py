@@ -103,7 +103,7 @@ class Joystick(MujocoTask):
         self.card = Card(
             sees={"": sees},
             does=(Part("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
-            pays={name: (weight, _said(term)) for name, (weight, term) in self.rewards.items()},
+            pays=[(weight, _said(term)) for weight, term in self.rewards.values()],
             ends="the robot falls",
             succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
         )
@@ -286,7 +286,7 @@ class Joystick(MujocoTask):
             value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=True, poses=pictures.poses(self, self.scene))
+        return self.sim.render(cameras, height, width, shadows=self.shadows, poses=pictures.poses(self, self.scene))
 
     # What the rewards look at, all of leading size n.
 

@@ -84,13 +84,13 @@ class Mission(Task):
         self.card = Card(
             sees={"": SEES[side]},
             does=(Part("stand, or go in one of eight directions: each unit", UNITS[side]),),
-            pays={
-                "progress": (sign * self.rules.progress, "100 m that an attacker comes nearer to the zone"),
-                "holding": (sign * self.rules.presence, "a second of an attacker in the zone"),
-                "together": (sign * self.rules.holding, "such a second, for each of the others who are there with it"),
-                "capture": (sign * self.rules.capture, "holding the zone to the end"),
-                "losses": (-sign * self.rules.losses, "an attacker tagged, or fallen from the air"),
-            },
+            pays=(
+                (sign * self.rules.progress, "100 m that an attacker comes nearer to the zone"),
+                (sign * self.rules.presence, "a second of an attacker in the zone"),
+                (sign * self.rules.holding, "such a second, for each of the others who are there with it"),
+                (sign * self.rules.capture, "holding the zone to the end"),
+                (-sign * self.rules.losses, "an attacker tagged, or fallen from the air"),
+            ),
             ends="the zone has been held",
             succeeds=held if side == "attackers" else kept,
         )

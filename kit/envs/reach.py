@@ -57,12 +57,12 @@ class Reach(MujocoTask):
     card = Card(
         sees={"": SEES},
         does=(Part("velocities of the arm's joints", len(ARM), "rad/s"),),
-        pays={
-            "progress": (PROGRESS_PER_M, "a metre nearer to the goal"),
-            "success": (SUCCESS_BONUS, f"coming within {100 * SUCCESS_M:.0f} cm of the goal"),
-            "precision": (PRECISION_BONUS, "being at the goal when the gripper has closed; less, the further away"),
-            "effort": (-EFFORT_COST, "a step at full speed of one joint"),
-        },
+        pays=(
+            (PROGRESS_PER_M, "a metre nearer to the goal"),
+            (SUCCESS_BONUS, f"coming within {100 * SUCCESS_M:.0f} cm of the goal"),
+            (PRECISION_BONUS, "being at the goal when the gripper has closed; less, the further away"),
+            (-EFFORT_COST, "a step at full speed of one joint"),
+        ),
         ends="the gripper has closed",
         succeeds=f"the hand has come within {100 * SUCCESS_M:.0f} cm of the goal",
     )

@@ -181,11 +181,11 @@ class Training:
             return
         self._last_eval, self._evaluated = self.step, True
         self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
-        reached, trained = result[self._evaluator.env.score], self.step > 0
-        if trained and (self._best is None or reached >= self._best):  # of equals, which rates often are, the newest
-            self._best = reached
-            self._keep_policy("best", result, 1)
-        if trained:  # the policy that training began with is only compared with
+        if self.step > 0:  # the policy that training began with is only compared with
+            reached = result[self._evaluator.env.score]
+            if self._best is None or reached >= self._best:  # of equals, which rates often are, the newest
+                self._best = reached
+                self._keep_policy("best", result, 1)
             self._keep_policy("policies", result, POLICIES)
         self.status.set(phase="training")
 

@@ -67,9 +67,9 @@ class TrainPanel(Panel):
         self.label.add_class("kit-label")
         self.estimator = Estimator(self._tell)
         self.form = Form(self.config, self._edited)
-        self.card = Card(w)
+        self.fold = TaskFold(w)
         self.buttons.children = (self.train_button, *self.buttons.children)
-        self.view.children = (self.card.view, self.form.view, self.label, *self.view.children)
+        self.view.children = (self.fold.view, self.form.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
@@ -91,7 +91,7 @@ class TrainPanel(Panel):
         except UserError as error:
             self._tell(str(error), False)
             return
-        self.card.choose(self.config.env, self.config.env_options)
+        self.fold.choose(self.config.env, self.config.env_options)
         if self.is_working:  # a probe beside a training would slow it and be wrong
             self._tell("", True)
         else:
@@ -118,7 +118,7 @@ class TrainPanel(Panel):
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
 
 
-class Card:
+class TaskFold:
     """What the chosen task is; drawn, in a thread, when somebody unfolds it."""
 
     def __init__(self, w: Any) -> None:

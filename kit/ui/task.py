@@ -32,7 +32,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
         rows = [
             ("It sees", _parts(seen(made.observation_space, said))),
             ("It does", _parts(said.does or [_space("", made.action_space)])),
-            ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays.values()]),
+            ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays]),
             ("An episode", [_episode(made, said)]),
             ("Success", [html.escape(said.succeeds)] if said.succeeds else []),
             ("To train", [f"{steps:,} steps"] if (steps := sensible_steps(env)) else []),
@@ -42,9 +42,10 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
         made.close()
     about = _about(env)
     table = "".join(f"<b>{name}</b><div>{'<br>'.join(lines)}</div>" for name, lines in rows if lines)
-    body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>{about}</div>"
+    body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>"
+    body += f"{html.escape(about)}</div>"
     body += style.flex([picture, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
-    return style.Page(f"{env}: {html.unescape(about)}", body)
+    return style.Page(f"{env}: {about}", body)
 
 
 def sensible_steps(env: str) -> int | None:
@@ -58,8 +59,7 @@ def sensible_steps(env: str) -> int | None:
 def seen(space: gymnasium.Space, said: Card) -> list[Part]:
     """The observation's parts: declared rows of numbers, and what the spaces tell of everything else."""
     parts: list[Part] = []
-    entries = leaves("obs", space)
-    for path, entry in entries:
+    for path, entry in leaves("obs", space):
         name = path[4:]
         declared = said.sees.get(name, ())
         parts += [part._replace(what=f"{name}: {part.what}" if name else part.what) for part in declared]
@@ -104,7 +104,7 @@ def _about(env: str) -> str:
         found = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     marks = "#", "`" * 3, ":", "<"
     lines = [line for line in (inspect.getdoc(found) or "").splitlines() if not line.startswith(marks)]
-    return html.escape(" ".join("\n".join(lines).strip().split("\n\n")[0].replace("`", "").split()))
+    return " ".join("\n".join(lines).strip().split("\n\n")[0].replace("`", "").split())
 
 
 def _picture(env: Any) -> str:

@@ -106,9 +106,9 @@ def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_pat
 
 
 def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
-    (page,) = panel.card.view.children
+    (page,) = panel.fold.view.children
     assert page.value == ""
-    panel.card.view.selected_index = 0
+    panel.fold.view.selected_index = 0
     wait_for(lambda: "a metre nearer to the goal" in page.value, 60)
     panel.form.entries["env"].value = "CartPole-v1"
     wait_for(lambda: "one of 2 choices" in page.value, 60)
