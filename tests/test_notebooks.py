@@ -20,7 +20,10 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
-NOT_OF_CONFIG = {"run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips"}
+NOT_OF_CONFIG = {
+    "run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips",
+    "jobs", "seeds", "name", "threshold", "usd_per_hour",
+}  # fmt: skip
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
 
@@ -121,7 +124,7 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     assert "success rate" in shown
     assert "before training" in shown
     assert shown.count("data:video/mp4;base64") == 2
-    assert shown.count("image/png") == 2
+    assert shown.count("image/png") == 3
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
@@ -227,4 +230,16 @@ def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
         assert text in shown
     assert re.search(r"DishwashingVideo with PPO: a mean return of -?[\d.]+ after 128 steps", shown)
     assert "RunPod 4090" in shown
+    assert shown.count("data:video/mp4;base64") == 2
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_algorithms_are_compared(workplace: Path) -> None:
+    jobs = [{"algo": "PPO", "overrides": TINY_PPO}, {"algo": "A2C", "overrides": {"n_steps": 16}}]
+    shown = execute("09_compare", workplace, total_steps=512, eval_every=256, runs_dir="races", jobs=jobs, seeds=1)
+    assert sorted(run.name for run in local_runs(workplace / "races")) == [
+        "compare-reach-a2c-s0",
+        "compare-reach-ppo-s0",
+    ]
+    assert "Reach: " in shown and "at the end" in shown and "after_s" in shown
     assert shown.count("data:video/mp4;base64") == 2

@@ -108,6 +108,10 @@ class Job:
 class Results(list[dict[str, Any]]):
     """One row of `KEYS` for each job, in their order."""
 
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__(job.row() for job in jobs)
+        self.runs = [job.run for job in jobs if job.run is not None]
+
     def frame(self) -> pd.DataFrame:
         import pandas as pd
 
@@ -228,7 +232,7 @@ def _run(jobs: list[Job], at_once: int, tell: Callable[[Results], None]) -> Resu
                 except Exception as error:  # whatever it is, the other jobs go on
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []
-            tell(Results(job.row() for job in jobs))
+            tell(Results(jobs))
             if working:
                 time.sleep(POLL_S)
             ended = [job for job in working if not job.is_working()]
@@ -241,7 +245,7 @@ def _run(jobs: list[Job], at_once: int, tell: Callable[[Results], None]) -> Resu
         for run in begun:
             run.wait(STOPPING_S)
         raise
-    results = Results(job.row() for job in jobs)
+    results = Results(jobs)
     tell(results)
     return results
 

@@ -1,12 +1,13 @@
 """Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
 
 from kit.ui.accounts import account, economy
+from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
 from kit.ui.films import video
-from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, statistics
+from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
-from kit.ui.plots import compare, learning_curve
+from kit.ui.plots import learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
 from kit.ui.seeing import what_it_sees
@@ -26,6 +27,8 @@ __all__ = [
     "learning_curve",
     "nobody_there",
     "report",
+    "runs_side_by_side",
+    "standings",
     "statistics",
     "task",
     "video",

@@ -67,7 +67,7 @@ def from_cameras(
     """Players of one policy (default: the best), each camera its own, by default the task's first few."""
     cameras = cameras or _cameras(run)[:CAMERAS]
     number = run.find(step).step
-    return _films([(camera, number, camera) for camera in cameras], run, episodes)
+    return _films([(camera, run, number, camera) for camera in cameras], episodes)
 
 
 def checkpoints_side_by_side(
@@ -76,7 +76,13 @@ def checkpoints_side_by_side(
     """Players of the policies of `steps` playing the same episodes; by default untrained, and some in between."""
     steps = steps or spread(sorted({0, *(found.step for found in run.policies())}), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
-    return _films([(_title(run, step), step, camera) for step in steps], run, episodes)
+    return _films([(_title(run, step), run, step, camera) for step in steps], episodes)
+
+
+def runs_side_by_side(runs: Sequence[Run], camera: str | None = None, episodes: int = EPISODES) -> Page:
+    """Players of the best policies of `runs`, of one task and seed, playing the same episodes."""
+    camera = camera or _cameras(runs[0])[0]
+    return _films([(f"{run.config.algo}, {run.name}", run, run.find().step, camera) for run in runs], episodes)
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:
@@ -85,10 +91,11 @@ def spread(items: Sequence[int], count: int) -> list[int]:
     return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _films(chosen: Sequence[tuple[str, int, str]], run: Run, episodes: int) -> Page:
-    """Players for (title, step, camera) each, as large as there is room."""
+def _films(chosen: Sequence[tuple[str, Run, int, str]], episodes: int) -> Page:
+    """Players for (title, run, step, camera) each, as large as there is room."""
     size = SIZE.get(len(chosen), SMALL)
-    return players(((title, Film(run, step, camera, size, episodes).file()) for title, step, camera in chosen), size)
+    films = ((title, Film(run, step, camera, size, episodes).file()) for title, run, step, camera in chosen)
+    return players(films, size)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

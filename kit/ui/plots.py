@@ -1,10 +1,9 @@
-"""Figures to keep, as PNG: learning curves of one run, and of several in one picture."""
+"""Figures to keep, as PNG."""
 
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kit.errors import need
@@ -26,20 +25,6 @@ def learning_curve(run: Run) -> Any:
         axis.set_xlim(left=0)
     if any(len(curve.evaluation) for curve in curves):
         figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
-    return figure
-
-
-def compare(runs: Iterable[Run]) -> Any:
-    """A matplotlib figure of several runs: their evaluations, or their training where there are none."""
-    learned = [(run.name, Curve.of(rows)) for run in runs if (rows := run.rows())]
-    figure, axes = draw(max((curves for _, curves in learned), key=len, default=Curve.of([])))
-    for (name, curves), colour in zip(learned, itertools.cycle(WHEEL), strict=False):
-        for axis, curve in zip(axes[-len(curves) :], curves, strict=True):  # the last is the mean return, of every run
-            shown = curve.evaluation if len(curve.evaluation) else curve.training
-            axis.plot(*shown.T, "-o", color=colour, markersize=3.5, linewidth=1.8, label=name)
-    for axis in axes:
-        axis.set_xlim(left=0)
-    axes[-1].legend(handles=axes[-1].lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
     return figure
 
 

@@ -39,6 +39,9 @@ CSS = """
 .kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:9px;
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
 .kit-run .kit-bar{margin:0}
+.kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
+.kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
+  border-bottom:1px solid rgba(128,128,128,.22)}
 .kit-dim{opacity:.65}
 .kit-curve text{fill:currentColor;stroke:none;font-family:system-ui,sans-serif}
 .kit-curve text:not([font-size]){font-size:11px}

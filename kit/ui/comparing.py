@@ -1,0 +1,274 @@
+"""Several runs beside each other: by task, seeds of the same config together. A figure, a table and a verdict."""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kit.measure.speed import duration
+from kit.runs.run import Run
+from kit.ui import style
+from kit.ui.chart import short
+from kit.ui.learning import Curve
+from kit.ui.plots import WHEEL, draw
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 0.9
+"""The share of the way from the untrained to the best result whose time is compared, unless asked for another score."""
+RESAMPLES = 2000
+NOT_THE_CONFIG = (
+    "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
+    "disk_budget",
+)  # fmt: skip
+"""Fields in which runs may differ and still be of one config."""
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the first axis: without the quarter that is lowest and the quarter that is highest
+    (Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice"). Up to three values: their mean."""
+    cut = len(values) // 4
+    middle = np.sort(values, 0)[cut : len(values) - cut]
+    return np.asarray(middle.mean(0))
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Where the interquartile mean of other seeds would lie in 95 of 100 cases: bootstrap of `values` (k,).
+    With a single seed nobody knows, so everywhere."""
+    if len(values) < 2:
+        return -np.inf, np.inf
+    drawn = np.random.default_rng(0).choice(values, (len(values), RESAMPLES))
+    low, high = np.percentile(iqm(drawn), (2.5, 97.5))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One run, by the numbers."""
+
+    curves: list[Curve]
+    elapsed: np.ndarray
+    """(k, 2) steps, and seconds of work until then, over all sessions."""
+
+    @classmethod
+    def of(cls, run: Run) -> Learned:
+        rows = run.rows()
+        clock, before, last = [(0.0, 0.0)], 0.0, 0.0
+        for row in rows:
+            if (now := row.get("time/time_elapsed")) is not None:
+                before += last if now < last else 0.0  # a new session counts from 0
+                last = now
+                clock.append((row["step"], before + now))
+        return cls(Curve.of(rows), np.array(clock))
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """(k, 2) steps and scores: success where the task has one, else the return; of evaluations if there are any."""
+        return shown(self.curves[0])
+
+    @property
+    def last(self) -> float:
+        return float(self.scores[-1, 1])
+
+    def reached(self, score: float) -> tuple[float, float]:
+        """Steps and seconds until the first evaluation of at least `score`; infinite if there was none."""
+        above = self.scores[self.scores[:, 1] >= score, 0]
+        if not len(above):
+            return np.inf, np.inf
+        return float(above[0]), float(np.interp(above[0], *self.elapsed.T))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    seeds: list[Learned]
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """(seeds,) the last scores."""
+        return np.array([seed.last for seed in self.seeds])
+
+    def band(self, column: int) -> tuple[np.ndarray, np.ndarray]:
+        """Steps (k,) that all seeds have come to, and their values there (seeds, k); `column` counts curves from the
+        last, the return, which all tasks have."""
+        curves = [shown(seed.curves[column]) for seed in self.seeds]
+        steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+        first, last = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+        steps = steps[(steps >= first) & (steps <= last)]
+        return steps, np.array([np.interp(steps, *curve.T) for curve in curves])
+
+
+def shown(curve: Curve) -> np.ndarray:
+    """(k, 2) its evaluations, or what training saw where there are none."""
+    return curve.evaluation if len(curve.evaluation) else curve.training
+
+
+def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
+    """Groups in the order of their first run. Runs that have measured nothing yet are left out."""
+    tasks: dict[str, list[tuple[dict[str, Any], Learned]]] = defaultdict(list)
+    for run in runs:
+        learned = Learned.of(run)
+        if len(learned.scores):
+            known = {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
+            env, options, overrides = (known.pop(name) for name in ("env", "env_options", "overrides"))
+            task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
+            tasks[task].append(({**known, **overrides, "from": run.parent}, learned))
+    return {task: _groups(found) for task, found in tasks.items()}
+
+
+def _groups(found: Sequence[tuple[dict[str, Any], Learned]]) -> list[Group]:
+    together: dict[str, list[Learned]] = defaultdict(list)
+    for parts, learned in found:
+        alike = [other for other, _ in found if other["algo"] == parts["algo"]]
+        names = [name for name in parts if any(other.get(name) != parts[name] for other in alike)]
+        differs = ", ".join(f"{name} {_said(parts[name])}" for name in names)
+        together[f"{parts['algo']} ({differs})" if differs else parts["algo"]].append(learned)
+    return [Group(label, seeds) for label, seeds in together.items()]
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def threshold_of(groups: Sequence[Group]) -> float:
+    """`MOST` of the way from where the groups began to the best of where they are."""
+    began = float(np.median([seed.scores[0, 1] for group in groups for seed in group.seeds]))
+    return began + MOST * (max(float(iqm(group.last)) for group in groups) - began)
+
+
+def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
+    """One line for each task and config, best first, in numbers:
+
+    seeds; score, the interquartile mean of their last evaluations (success rate, or mean return), its 95 % interval low
+    to high, and worst, the lowest; threshold, and how many seeds reached it, after how many steps and seconds (medians;
+    infinite if fewer than half did); steps_per_s; seconds and, at `usd_per_hour`, usd of work for all seeds together.
+    """
+    import pandas as pd
+
+    lines = {}
+    for task, groups in by_task(runs).items():
+        needed = threshold_of(groups) if threshold is None else threshold
+        for group in sorted(groups, key=lambda group: -float(iqm(group.last))):
+            low, high = interval(group.last)
+            steps, seconds = np.array([seed.reached(needed) for seed in group.seeds]).T
+            ends = np.array([seed.elapsed[-1] for seed in group.seeds])
+            lines[task, group.label] = {
+                "seeds": len(group.seeds), "score": float(iqm(group.last)), "low": low, "high": high,
+                "worst": float(group.last.min()), "threshold": needed, "reached": int(np.isfinite(steps).sum()),
+                "steps": _median(steps), "after_s": _median(seconds), "steps_per_s": _rate(ends),
+                "seconds": float(ends[:, 1].sum()), "usd": float(ends[:, 1].sum()) / 3600 * usd_per_hour,
+            }  # fmt: skip
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def _median(values: np.ndarray) -> float:
+    """The upper of two in the middle, so that infinity is not averaged with anything."""
+    return float(np.sort(values)[len(values) // 2])
+
+
+def _rate(ends: np.ndarray) -> float:
+    steps, seconds = ends.sum(0)
+    return float(steps / seconds) if seconds else 0.0
+
+
+def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> style.Page:
+    """Several runs, task by task: curves (the interquartile mean of a config's seeds, in a band from the lowest to the
+    highest), a table, and what it says in words. `threshold`: a score whose time is compared; by default 90 % of the
+    way from the untrained to the best."""
+    runs = list(runs)
+    table, texts, parts = standings(runs, threshold, usd_per_hour), [], []
+    for task, groups in by_task(runs).items():
+        rows = table.loc[[task]].droplevel(0)
+        percent = groups[0].seeds[0].curves[0].percent
+        said = f"{task}: {verdict(rows, percent)}"
+        picture = base64.b64encode(figure(groups)._repr_png_()).decode()
+        cells = cells_of(rows, percent, bool(usd_per_hour))
+        texts += [said, cells.to_string()]
+        parts += [
+            f"<p style='font-size:16px;margin:10px 0 4px'><b>{html.escape(said)}</b></p>",
+            f"<img alt='learning curves' style='max-width:100%' src='data:image/png;base64,{picture}'>",
+            f"<div style='overflow-x:auto'>{cells.to_html(border=0, classes='kit-table')}</div>",
+        ]
+    nothing = "None of these runs has measured anything yet."
+    return style.Page("\n".join(texts) or nothing, "".join(parts) or style.note(nothing))
+
+
+def verdict(rows: pd.DataFrame, percent: bool) -> str:
+    """Who is best, who cannot be told apart from it, and who was there first; of one task's lines of `standings`."""
+    best = rows.iloc[0]
+    if len(rows) == 1:
+        return f"{rows.index[0]} came to {_score(best.score, percent)}."
+    level = [label for label, row in rows.iloc[1:].iterrows() if row.high >= best.low]
+    behind = [label for label in rows.index[1:] if label not in level]
+    reached = _score(best.score, percent)
+    if level:
+        said = f"{_and([rows.index[0], *level])} cannot be told apart ({reached} at best)"
+    else:
+        said = f"{rows.index[0]} is the best, with {reached}"
+    if behind:
+        said += f"; {_and(behind)} {'stays' if len(behind) == 1 else 'stay'} behind"
+    there = rows[np.isfinite(rows.after_s)].sort_values("after_s")
+    if len(there):
+        first = there.iloc[0]
+        took = f"after {_time(first)}"
+        said += f". {there.index[0]} is the first at {_score(first.threshold, percent)}, {took}"
+    few = " With so few seeds that is a hint, no proof." if rows.seeds.min() < 3 else ""
+    return f"{said}.{few}"
+
+
+def cells_of(rows: pd.DataFrame, percent: bool, priced: bool) -> pd.DataFrame:
+    """One task's lines of `standings`, to read."""
+    import pandas as pd
+
+    needed = _score(rows.threshold.iloc[0], percent)
+    lines = {}
+    for label, row in rows.iterrows():
+        between = f" ({_score(row.low, percent)} to {_score(row.high, percent)})" if np.isfinite(row.low) else ""
+        reached = _time(row) if np.isfinite(row.after_s) else "–"
+        lines[label] = {
+            "seeds": f"{row.seeds:.0f}", "at the end": _score(row.score, percent) + between,
+            "worst seed": _score(row.worst, percent), f"{needed} reached": reached,
+            "by": f"{row.reached:.0f} of {row.seeds:.0f}", "steps/s": f"{row.steps_per_s:,.0f}",
+            "worked": duration(row.seconds),
+        } | ({"cost": f"${row.usd:.2f}"} if priced else {})  # fmt: skip
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def _time(row: Any) -> str:
+    return f"{short(float(f'{row.steps:.3g}'))} steps, {duration(row.after_s)}"
+
+
+def _score(value: float, percent: bool) -> str:
+    return style.percent(value) if percent else f"{value:.3g}"
+
+
+def _and(names: Sequence[Any]) -> str:
+    *others, last = map(str, names)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def figure(groups: Sequence[Group]) -> Any:
+    """A matplotlib figure of one task's groups."""
+    curves = groups[0].seeds[0].curves
+    drawn, axes = draw(curves)
+    for group, colour in zip(groups, itertools.cycle(WHEEL), strict=False):
+        for column, axis in enumerate(axes, -len(axes)):
+            steps, values = group.band(column)
+            axis.plot(steps, iqm(values), "-o", color=colour, markersize=3.5, linewidth=1.8, label=group.label)
+            axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.16, linewidth=0)
+    for axis in axes:
+        axis.set_xlim(left=0)
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+    return drawn

@@ -1,0 +1,81 @@
+"""Runs beside each other, with numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.runs.run import Run
+from kit.ui import comparing
+from tests.ui.fabricate import make_run
+
+pytest.importorskip("matplotlib")
+
+
+def evaluated(folder: Path, name: str, scores: list[float], **config: Any) -> Run:
+    """A run evaluated at step 0 and then every 200 steps, 2 s each, cut by a new session after 400."""
+    run = make_run(folder, name, rows=0, config=config)
+    rows: list[dict[str, Any]] = []
+    for i, score in enumerate(scores):
+        rows += [{"step": 200 * i, "time/time_elapsed": 2.0 * i - (4.0 if i > 2 else 0.0)}] if i else []
+        rows += [{"step": 200 * i, "eval/success_rate": score, "eval/mean_return": 10 * score}]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_interquartile_means_by_hand() -> None:
+    assert comparing.iqm(np.array([0.2, 1.0, 0.4, 0.6])) == pytest.approx(0.5), "of the middle two"
+    assert comparing.iqm(np.array([[1.0, 0.0], [3.0, 0.0], [8.0, 3.0]])).tolist() == [4.0, 1.0]
+    assert comparing.interval(np.array([0.7])) == (-np.inf, np.inf)
+    assert comparing.interval(np.full(5, 0.7)) == pytest.approx((0.7, 0.7))
+
+
+def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
+    runs = [evaluated(tmp_path, f"ppo{seed}", [0.0, 0.5], seed=seed) for seed in range(2)]
+    runs += [evaluated(tmp_path, f"slow{seed}", [0.0, 0.5], seed=seed, overrides={"gamma": 0.9}) for seed in range(2)]
+    runs += [evaluated(tmp_path, "a2c", [0.0, 0.5], algo="A2C"), evaluated(tmp_path, "ant", [0.0, 0.5], env="Ant")]
+    runs += [evaluated(tmp_path, "far", [0.0, 0.5], env_options={"size": 2}), make_run(tmp_path, "new", rows=0)]
+    found = {task: {g.label: len(g.seeds) for g in groups} for task, groups in comparing.by_task(runs).items()}
+    reach = {"PPO": 2, "PPO (gamma 0.9)": 2, "A2C": 1}
+    assert found == {"Reach": reach, "Ant": {"PPO": 1}, "Reach size=2": {"PPO": 1}}
+
+
+def test_standings_by_hand(tmp_path: Path) -> None:
+    quick = [[0.0, 0.6, 0.9, 1.0], [0.0, 0.2, 0.9, 1.0], [0.1, 0.9, 1.0, 1.0]]
+    slow = [[0.0, 0.0, 0.1, 0.2], [0.0, 0.1, 0.2, 0.4], [0.0, 0.1, 0.1, 0.9]]
+    runs = [evaluated(tmp_path, f"q{i}", scores, seed=i) for i, scores in enumerate(quick)]
+    runs += [evaluated(tmp_path, f"s{i}", scores, seed=i, algo="A2C") for i, scores in enumerate(slow)]
+    table = comparing.standings(runs, usd_per_hour=200.0)
+    assert list(table.index) == [("Reach", "PPO"), ("Reach", "A2C")]
+    best, other = (row for _, row in table.iterrows())
+    assert best.score == 1.0 and (best.low, best.high) == (1.0, 1.0)
+    assert (other.score, other.worst) == (pytest.approx(0.5), 0.2)
+    assert best.threshold == pytest.approx(0.9), "they began with 0, in the median"
+    assert (best.reached, best.steps, best.after_s) == (3, 400, 4.0), "steps 400, 400 and 200"
+    assert (other.reached, other.steps, other.after_s) == (1, np.inf, np.inf), "most never did"
+    assert (best.seconds, best.steps_per_s, best.usd) == (pytest.approx(18.0), pytest.approx(100.0), pytest.approx(1.0))
+    assert comparing.standings(runs, threshold=0.5).iloc[0].steps == 200, "steps 200, 400 and 200"
+
+
+def test_the_verdict_is_said(tmp_path: Path) -> None:
+    runs = [evaluated(tmp_path, f"q{i}", [0.0, 0.9, 1.0], seed=i) for i in range(3)]
+    runs += [evaluated(tmp_path, f"s{i}", [0.0, 0.1, 0.2 + i / 10], seed=i, algo="A2C") for i in range(3)]
+    page = comparing.compare(runs)
+    said = "Reach: PPO is the best, with 100 %; A2C stays behind. PPO is the first at 90 %, after 200 steps, 2 s."
+    assert repr(page).startswith(said + "\n") and said in page._repr_html_()
+    assert "100 % (100 % to 100 %)" in page.text and "data:image/png;base64,iVBOR" in page.body
+    alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
+    assert "PPO and SAC cannot be told apart (100 % at best)." in alike.text
+    assert "With so few seeds that is a hint, no proof." in alike.text
+    assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
+
+
+def test_a_band_covers_the_steps_that_all_seeds_have(tmp_path: Path) -> None:
+    runs = [evaluated(tmp_path, "long", [0.0, 0.4, 0.8]), evaluated(tmp_path, "short", [0.2, 0.4], seed=1)]
+    (group,) = comparing.by_task(runs)["Reach"]
+    steps, values = group.band(0)
+    assert steps.tolist() == [0, 200] and values.tolist() == [[0.0, 0.4], [0.2, 0.4]]
