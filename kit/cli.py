@@ -102,7 +102,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _video(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from kit.runs.rollouts import record
+    from kit.runs.filming import record
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     with tqdm(unit="frame", desc="filming") as bar:

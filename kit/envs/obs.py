@@ -79,6 +79,13 @@ def is_picture(space: Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
+def newest_picture(pictures: torch.Tensor) -> np.ndarray:
+    """RGB, uint8 (H, W, 3), of the pictures that a policy sees of one world, (C, H, W), or the last of (T, C, H, W)."""
+    picture = pictures[-1] if pictures.ndim == 4 else pictures
+    colours = picture.movedim(0, -1)[..., -3:] if len(picture) >= 3 else picture[-1:].movedim(0, -1)
+    return np.broadcast_to(colours.cpu().numpy(), (*colours.shape[:2], 3))
+
+
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Channels before height and width, if that is what is missing to `shape`."""
     return value if tuple(value.shape[1:]) == shape else value.movedim(-1, -3)

@@ -1,4 +1,4 @@
-"""Use a policy without training it: success statistics, videos."""
+"""Use a policy without training it: success statistics."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from kit import envs
 from kit.config import RunConfig
-from kit.errors import UserError, need
+from kit.errors import UserError
 from kit.runs.opponents import make_worlds
-from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from kit.envs.contract import BatchEnv
@@ -28,8 +26,6 @@ MAX_WORLDS, MAX_GAMES = 32, 256
 """Side by side in an evaluation: of worlds with physics, and of those without."""
 EPISODES, GAMES = 20, 100
 """In an evaluation that belongs to a training, likewise."""
-FILM_FPS, FILM_S = 25, 10.0
-"""Frames per second, about, and seconds of an episode at most: soon drawn, and small enough to stay in a notebook."""
 TERM, RATE = "reward/", "_per_minute"
 """What the names of a task's figures begin or end with, if evaluations add them up over an episode."""
 
@@ -140,78 +136,3 @@ class Script:
         planned = self._env.scripted()
         assert planned is not None
         return planned, memory
-
-
-def record(
-    run: Run | str | Path,
-    step: int | str | None = None,
-    cameras: tuple[str, ...] | None = None,
-    episodes: int = 3,
-    size: int = 320,
-    path: Path | None = None,
-    on_frame: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
-    """Film `episodes` with the policy of `step` (0: as training began) into an mp4, by default `videos/step_<step>.mp4`
-    in the run: `size` pixels a side, cameras side by side, of each episode the first `FILM_S` seconds. Calls
-    `on_frame(done, at most)`. Needs the extra `video`."""
-    run = run if isinstance(run, Run) else Run(run)
-    mediapy = need("mediapy", "video")
-    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
-    found = run.find(step) if step != 0 else None
-    model = load_policy(run.config, found)
-    env = make_worlds(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
-    cameras = cameras or env.cameras[:1]
-    for camera in cameras:
-        if camera not in env.cameras:
-            have = ", ".join(env.cameras) or "none"
-            raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
-    path = path or run.path / "videos" / f"step_{found.step if found else 0:09d}.mp4"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.building.mp4")
-    drawn = _play(model.as_actor(), env, cameras, episodes, size, run.config.seed + EVAL_SEED, on_frame)
-    try:
-        with mediapy.VideoWriter(building, (size, size * len(cameras)), fps=_timing(env)[1], qp=20) as film:
-            for frame in drawn:  # not write_video, which keeps them all to look at the first
-                film.add_image(frame)
-        building.replace(path)
-    finally:
-        building.unlink(missing_ok=True)
-        env.close()
-    return path
-
-
-def _timing(env: BatchEnv) -> tuple[int, float, int]:
-    """Steps from one frame to the next, frames per second, and frames of an episode at most."""
-    rate = env.film_speed / env.control_dt_s
-    stride = max(1, round(rate / FILM_FPS))
-    return stride, rate / stride, min(-(-env.episode_steps // stride), round(FILM_S * rate / stride))
-
-
-def _play(
-    actor: Actor,
-    env: BatchEnv,
-    cameras: tuple[str, ...],
-    episodes: int,
-    size: int,
-    seed: int,
-    on_frame: Callable[[int, int], None],
-) -> Iterator[np.ndarray]:
-    """The frames of `episodes` in one world as they are drawn, cameras side by side: (size, cameras * size, 3) uint8.
-    None is kept, since a thousand of them take a gigabyte."""
-    import torch
-
-    stride, _, most = _timing(env)
-    obs, memory, begun = env.reset(seed=seed), actor.memory(1), torch.ones(1, dtype=torch.bool)
-    drawn = 0
-    for _ in range(episodes):
-        for step in range(env.episode_steps):
-            if step % stride == 0 and step // stride < most:
-                picture = env.render(cameras, size, size)[0]
-                yield picture.permute(1, 0, 2, 3).reshape(size, -1, 3).cpu().numpy()
-                drawn += 1
-                on_frame(drawn, episodes * most)
-            actions, memory = actor(obs, memory, begun)
-            obs, _, terminated, truncated, _ = env.step(actions)
-            begun = terminated | truncated
-            if begun[0]:
-                break

@@ -199,7 +199,7 @@ class Session:
 
     def _film(self) -> None:
         """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
-        from kit.runs.rollouts import record
+        from kit.runs.filming import record
 
         def hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:

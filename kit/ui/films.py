@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import html
 import re
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 from kit.envs import carry
 from kit.errors import UserError
 from kit.machine.settings import worker_environment
-from kit.runs.rollouts import record
+from kit.runs.filming import View, film
 from kit.runs.run import Run
 from kit.ui import style
 
@@ -31,36 +32,45 @@ EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class Film:
-    """One policy playing a few episodes before one camera."""
+    """Policies of one task beside each other, playing a few episodes."""
 
-    run: Run
-    step: int
-    """0: the policy as training began."""
-    camera: str = ""
-    """By default the task's first, as `kit video` films; such films are the run's `videos`."""
+    views: tuple[View, ...]
     size: int = 320
+    """Pixels a side, of each."""
     episodes: int = EPISODES
 
     @property
     def path(self) -> Path:
-        folder, name = self.run.path / "videos", f"step_{self.step:09d}"
-        view = folder / "views" / f"{name}_{self.camera}_{self.size}_{self.episodes}.mp4"
-        return view if self.camera else folder / f"{name}.mp4"
+        """One policy before its task's first camera, as `kit video` films it, is among the run's `videos`."""
+        run, step, camera, _ = self.views[0]
+        folder = run.path / "videos"
+        if len(self.views) == 1 and not camera:
+            return folder / f"step_{step:09d}.mp4"
+        what = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
+        return folder / "views" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.mp4"
 
     def file(self) -> Path:
-        """What was filmed before is not filmed again."""
+        """What was filmed before is not filmed again; else with a progress bar."""
         if self.path.exists():
             return self.path
-        cameras = (self.camera,) if self.camera else None
-        return record(self.run, self.step, cameras, self.episodes, self.size, self.path)
+        from tqdm.auto import tqdm
+
+        with tqdm(desc="filming", unit="frame", leave=False) as bar:
+
+            def tell(done: int, at_most: int) -> None:
+                bar.total = at_most
+                bar.update(done - bar.n)
+
+            return film(self.views, self.path, self.episodes, self.size, tell)
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
-        """Film the task's first camera in a process of its own. Raises `UserError` if no process can make the env."""
-        what = [str(self.run.path), "--step", str(self.step), "--episodes", str(self.episodes)]
+        """Film a single view in a process of its own. Raises `UserError` if no process can make the env."""
+        run = self.views[0].run
+        what = [str(run.path), "--step", str(self.views[0].step), "--episodes", str(self.episodes)]
         return subprocess.Popen(
             ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *what],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
-            env=worker_environment(1) | carry(self.run.config.env),
+            env=worker_environment(1) | carry(run.config.env),
         )  # fmt: skip
 
 
@@ -69,16 +79,16 @@ def wanted(run: Run) -> Film | None:
     policies = [best] if (best := run.best()) else run.checkpoints()
     if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
         return None
-    film = Film(run, policies[-1].step)
-    return None if film.path.exists() else film
+    best_or_latest = Film((View(run, policies[-1].step),))
+    return None if best_or_latest.path.exists() else best_or_latest
 
 
 def finish(run: Run) -> str:
     """Film the final policy, at full speed now that training is over, and wait for it. What went wrong, if anything."""
-    if (film := wanted(run)) is None:
+    if (missing := wanted(run)) is None:
         return ""
     try:
-        process = film.start(0, subprocess.PIPE)
+        process = missing.start(0, subprocess.PIPE)
     except UserError as error:
         return f"No video: {error}"
     _, err = process.communicate()
@@ -99,10 +109,10 @@ class Filming:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
-        if due and (film := wanted(self._run)):
+        if due and (missing := wanted(self._run)):
             self._next = time.monotonic() + EVERY_S
             with contextlib.suppress(UserError):
-                self._process = film.start(NICE, subprocess.DEVNULL)
+                self._process = missing.start(NICE, subprocess.DEVNULL)
 
     def close(self) -> None:
         if self._process is not None:

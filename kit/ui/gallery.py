@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
+from kit.runs.filming import COLUMNS, View
 from kit.runs.finding import local_runs
 from kit.runs.opponents import make_worlds
 from kit.runs.rollouts import evaluate
@@ -64,25 +65,25 @@ def interval(rate: float, episodes: int) -> tuple[float, float]:
 def from_cameras(
     run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES, step: int | str | None = None
 ) -> Page:
-    """Players of one policy (default: the best), each camera its own, by default the task's first few."""
+    """One policy (default: the best) from several cameras at the same moment, by default the task's first few."""
     cameras = cameras or _cameras(run)[:CAMERAS]
     number = run.find(step).step
-    return _films([(camera, run, number, camera) for camera in cameras], episodes)
+    return _film([View(run, number, camera, camera) for camera in cameras], episodes)
 
 
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
-    """Players of the policies of `steps` playing the same episodes; by default untrained, and some in between."""
+    """The policies of `steps` playing the same episodes; by default untrained, and some in between."""
     steps = steps or spread(sorted({0, *(found.step for found in run.policies())}), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
-    return _films([(_title(run, step), run, step, camera) for step in steps], episodes)
+    return _film([View(run, step, camera, _title(run, step)) for step in steps], episodes)
 
 
 def runs_side_by_side(runs: Sequence[Run], camera: str | None = None, episodes: int = EPISODES) -> Page:
-    """Players of the best policies of `runs`, of one task and seed, playing the same episodes."""
+    """The best policies of `runs`, of one task and seed, playing the same episodes."""
     camera = camera or _cameras(runs[0])[0]
-    return _films([(f"{run.config.algo}, {run.name}", run, run.find().step, camera) for run in runs], episodes)
+    return _film([View(run, run.find().step, camera, f"{run.config.algo}, {run.name}") for run in runs], episodes)
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:
@@ -91,11 +92,11 @@ def spread(items: Sequence[int], count: int) -> list[int]:
     return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _films(chosen: Sequence[tuple[str, Run, int, str]], episodes: int) -> Page:
-    """Players for (title, run, step, camera) each, as large as there is room."""
-    size = SIZE.get(len(chosen), SMALL)
-    films = ((title, Film(run, step, camera, size, episodes).file()) for title, run, step, camera in chosen)
-    return players(films, size)
+def _film(views: Sequence[View], episodes: int) -> Page:
+    """A player of `views` beside each other, as large as there is room."""
+    size = SIZE.get(len(views), SMALL)
+    path = Film(tuple(views), size, episodes).file()
+    return players([(" · ".join(view.title for view in views), path)], size * min(len(views), COLUMNS))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     import mediapy
 
     from kit.encoders.saliency import saliency
+    from kit.envs.obs import newest_picture
 
     trainer: Any = load_policy(run.config, None) if step == 0 else run.policy(step)
     actor = trainer.as_actor()
@@ -43,16 +44,9 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     pictures, titles = [], []
     for world in range(worlds):
         for name, marked in glow.items():
-            picture = _newest(seen[name] if name else seen, world)
+            picture = newest_picture((seen[name] if name else seen)[world])
             light = marked[world].numpy()[..., None]
             pictures += [picture, (picture * 0.35 * (1 - light) + GLOW * light).clip(0, 255).astype(np.uint8)]
             titles += [name, "where it looks"]
     mediapy.show_images(pictures, titles, height=SIZE, columns=2 * len(glow), border=True)
     return pictures
-
-
-def _newest(pictures: Any, world: int) -> np.ndarray:
-    """RGB, uint8 (H, W, 3), of the newest frame of one world."""
-    picture = pictures[world][-1] if pictures.ndim == 5 else pictures[world]
-    colours = picture.movedim(0, -1)[..., -3:] if picture.shape[0] >= 3 else picture[-1:].movedim(0, -1)
-    return np.broadcast_to(colours.numpy(), (*colours.shape[:2], 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import psutil
 import pytest
 import torch
 
-from kit.runs.rollouts import _timing, record
+from kit.runs import filming
+from kit.runs.filming import View, record, timing
 from kit.runs.run import Run
 from tests.runs.crash import create
 
@@ -46,6 +48,22 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
     assert list((run.path / "videos").iterdir()) == []
 
 
+def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step ends a corridor of two places, if it is the right one; one of 36 is never done within its 12 steps."""
+    said: list[str] = []
+    written = filming._written
+    monkeypatch.setattr(filming, "_written", lambda *args: said.append(args[3]) or written(*args))
+    near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
+    path = filming.film([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
+    assert path.stat().st_size > 1000
+    parts = [re.fullmatch(r"episode 1   step (\d+)   return \S+   (.*)", line) for line in said[:26]]
+    short, long = [(int(m[1]), m[2]) for m in parts[::2] if m], [(int(m[1]), m[2]) for m in parts[1::2] if m]
+    assert long == [*((step, "") for step in range(12)), (12, "no success")]
+    assert short[-1][1] == "success" and short[-1] == short[-2] and short[-1][0] < 12
+    assert said[26].startswith("episode 2   step 0"), "both begin the next one together"
+    assert said[27].startswith("episode 2   step 0")
+
+
 @pytest.mark.parametrize(
     ("control_dt_s", "episode_steps", "film_speed", "stride", "fps", "frames"),
     [
@@ -60,4 +78,4 @@ def test_a_film_shows_ten_seconds_of_an_episode_at_most(
     control_dt_s: float, episode_steps: int, film_speed: float, stride: int, fps: float, frames: int
 ) -> None:
     env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, film_speed=film_speed)
-    assert _timing(env) == (stride, pytest.approx(fps), frames)
+    assert timing(env) == (stride, pytest.approx(fps), frames)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
+from kit.runs.filming import View
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.ui import films, gallery, plots, result, resume, style
@@ -112,20 +113,20 @@ def test_interval_and_spread_by_hand() -> None:
 def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filmed: list[tuple[Any, ...]] = []
 
-    def record(run: Run, step: int, cameras: tuple[str, ...], episodes: int, size: int, path: Path) -> Path:
-        filmed.append((step, cameras, size))
+    def film(views: tuple[View, ...], path: Path, episodes: int, size: int, on_frame: Any) -> Path:
+        filmed.append(([(view.step, view.camera) for view in views], size))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"film")
         return path
 
-    monkeypatch.setattr(films, "record", record)
+    monkeypatch.setattr(films, "film", film)
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
     for _ in range(2):
         page = gallery.checkpoints_side_by_side(run, cameras=["front"])._repr_html_()
-    assert filmed == [(0, ("front",), 400), (600, ("front",), 400)]
-    assert "before training" in page
-    assert "step 600, 60 % of the way" in page
+    assert filmed == [([(0, "front"), (600, "front")], 400)]
+    assert "before training · step 600, 60 % of the way" in page
+    assert run.videos == [], "views are no films of the run's"
 
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
