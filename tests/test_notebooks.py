@@ -124,7 +124,7 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     assert "success rate" in shown
     assert "before training" in shown
     assert shown.count("data:video/mp4;base64") == 2
-    assert shown.count("image/png") == 2
+    assert shown.count("image/png") == 3
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

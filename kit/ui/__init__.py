@@ -7,7 +7,7 @@ from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
-from kit.ui.plots import learning_curve
+from kit.ui.plots import inside, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
 from kit.ui.seeing import what_it_sees
@@ -24,6 +24,7 @@ __all__ = [
     "economy",
     "find_run",
     "from_cameras",
+    "inside",
     "learning_curve",
     "nobody_there",
     "report",

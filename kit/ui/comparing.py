@@ -19,7 +19,7 @@ from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import short
 from kit.ui.learning import Curve
-from kit.ui.plots import WHEEL, draw
+from kit.ui.plots import TEXT, WHEEL, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -270,5 +270,5 @@ def figure(groups: Sequence[Group]) -> Any:
             axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.16, linewidth=0)
     for axis in axes:
         axis.set_xlim(left=0)
-    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, labelcolor=TEXT)
     return drawn

@@ -57,6 +57,7 @@ class Dashboard:
         self.stop_button = self._button("Stop", "stop", "Save and end; resume goes on from there", self._stop)
         self.save_button = self._button("Checkpoint now", "save", "Save at the end of this iteration", self._save)
         self.buttons = w.HBox([self.pause_button, self.stop_button, self.save_button])
+        self.buttons.layout.flex_flow = "row wrap"
         css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
         self._head, self._message = self._html("kit-head"), self._html("kit-message")
         self._curves, self._video = self._html("kit-curves"), self._html("kit-video")
@@ -101,6 +102,9 @@ class Dashboard:
     def _changed(self) -> None:
         """The run has begun, or could not, or its process is gone."""
 
+    def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
+        """The status that is shown is `now`."""
+
     # -- watching --------------------------------------------------------------------------------------------------
 
     def _watch(self, run: Run) -> None:
@@ -117,6 +121,7 @@ class Dashboard:
                 left = session_left_s(run, now) if working else None
                 self._head.value = style.wrap(style.head(run.name, now | kin | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
+                self._redrawn(run, now)
                 size = rows.stat().st_size if rows.exists() else 0
                 if size != drawn:
                     drawn = size

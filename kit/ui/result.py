@@ -64,7 +64,8 @@ def learnt(run: Run) -> tuple[str, bool] | None:
     chance = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
     better, worse = gain > 2 * chance, gain < -2 * chance
     word = "It learnt" if better else "It got worse" if worse else "It learnt nothing that shows"
-    reached = f"a return of {after['eval/mean_return']:.2f}, where it began with {before['eval/mean_return']:.2f}"
+    now, then = (round(row["eval/mean_return"], 2) + 0.0 for row in (after, before))  # no minus before a zero
+    reached = f"a return of {now:.2f}, where it began with {then:.2f}"
     return f"{word}: {reached}.", better
 
 

@@ -37,6 +37,7 @@ class ResumePanel(Panel):
         self.choice, self.runs_dir, self.store = run, runs_dir, store
         self.changes = {name: value for name, value in {"store": store, **changes}.items() if value is not None}
         self._stored: list[Entry] = []
+        self._lines: dict[str, Any] = {}
 
     def _begin(self) -> Run:
         for entry in entries(self.runs_dir) + entries(self.store):
@@ -89,7 +90,12 @@ class ResumePanel(Panel):
         button = w.Button(description=label, icon=icon, disabled=label == "Done", layout=layout)
         button.add_class("kit-resume-button")
         button.on_click(partial(self._pressed, entry=entry))
-        return w.HBox([button, w.HTML(style.wrap(row(entry)))], layout=w.Layout(align_items="center"))
+        line = self._lines[entry["name"]] = w.HTML(style.wrap(row(entry)))
+        return w.HBox([button, line], layout=w.Layout(align_items="center"))
+
+    def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
+        if run.name in self._lines:
+            self._lines[run.name].value = style.wrap(row({**now, "name": run.name}))
 
     def _pressed(self, button: Any, entry: Entry) -> None:
         button.disabled = True

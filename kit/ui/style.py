@@ -35,10 +35,12 @@ CSS = """
 .kit-facts{display:grid;grid-template-columns:auto 1fr;gap:7px 16px;font-size:13px;flex:1 1 320px}
 .kit figure{margin:0}
 .kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
-.kit video{border-radius:8px;display:block;background:#0002}
-.kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:9px;
+.kit video{border-radius:8px;display:block;background:#0002;max-width:100%;height:auto}
+.kit img,.kit svg{max-width:100%}
+.kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:2px 9px;
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
 .kit-run .kit-bar{margin:0}
+@media(max-width:640px){.kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
   border-bottom:1px solid rgba(128,128,128,.22)}

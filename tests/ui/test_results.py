@@ -15,7 +15,7 @@ from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.ui import films, gallery, plots, result, resume, style
 from kit.ui.resume import ResumePanel
-from tests.ui.fabricate import at_work, make_run, wait_for
+from tests.ui.fabricate import at_work, make_run, set_status, wait_for
 
 PNG = b"\x89PNG"
 
@@ -30,7 +30,19 @@ def test_figures_show_themselves(tmp_path: Path) -> None:
     figure = plots.learning_curve(make_run(tmp_path))
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["Success rate", "Mean return"]
     assert figure._repr_png_().startswith(PNG)
-    assert plots.learning_curve(make_run(tmp_path, "empty", rows=0))._repr_png_().startswith(PNG)
+    empty = make_run(tmp_path, "empty", rows=0)
+    assert plots.learning_curve(empty)._repr_png_().startswith(PNG) and plots.inside(empty)._repr_png_().startswith(PNG)
+
+
+def test_what_changes_inside_a_run_has_a_chart_each(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path)
+    names = ("step", "train/loss", "train/clip_range", "eval/reward/time", "train/steady")
+    rows = [dict(zip(names, (i, i * i, i, -i, 1), strict=True)) for i in range(3)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure = plots.inside(run)
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["eval/reward/time", "train/loss"]
+    assert figure.axes[1].lines[0].get_xydata().tolist() == [[0, 0], [1, 1], [2, 4]]
 
 
 def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
@@ -188,6 +200,8 @@ def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
         assert button.description == "Watch"
         button.click()
         assert panel.run is not None and panel.run.name == "busy"
+        set_status(run.path, step=777)
+        wait_for(lambda: "78 % of 1,000" in panel.table.children[1].children[1].value)
     panel._watching.join(20)
 
 
