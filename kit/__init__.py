@@ -16,6 +16,7 @@ _WHERE = {
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.rollouts",
+    "export": "kit.runs.export",
     "make_vec": "kit.envs",
     "verify": "kit.machine",
     "machine": "kit.machine",

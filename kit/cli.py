@@ -116,6 +116,11 @@ def _video(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    print(kit.export(options.run, options.to, options.step, options.output))
+    return 0
+
+
 def _fingerprint(options: argparse.Namespace) -> int:
     from kit.format.checkpoint import Damaged
     from kit.runs.fingerprint import fingerprint
@@ -248,8 +253,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, reports=True)
     video = add("video", "film a policy", _video)
     fingerprint = add("fingerprint", "print one SHA-256 of everything that decides a run's future", _fingerprint)
-    for sub in (evaluate, video, fingerprint):
+    export = add("export", "write a policy for use without kit, and what its numbers mean", _export)
+    for sub in (evaluate, video, fingerprint, export):
         sub.add_argument("run", metavar="RUN")
+    export.add_argument("--to", default="onnx", help="onnx, torchscript, sb3 or safetensors; default: onnx")
+    export.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
+    export.add_argument("--output", type=Path, help="default: exports/step_<step> in the run")
     for sub, count in ((evaluate, 100), (video, 3)):
         sub.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
         sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")

@@ -88,7 +88,8 @@ def newest_picture(pictures: torch.Tensor) -> np.ndarray:
 
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Channels before height and width, if that is what is missing to `shape`."""
-    return value if tuple(value.shape[1:]) == shape else value.movedim(-1, -3)
+    last = value.ndim - 1  # torch's ONNX exporter writes a negative axis down as it is
+    return value if tuple(value.shape[1:]) == shape else value.movedim(last, last - 2)
 
 
 def _flat(space: spaces.Dict) -> spaces.Dict:

@@ -1,0 +1,176 @@
+"""A policy for use without kit: observation in, action out, the normaliser inside; and what every number means."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import kit
+from kit.envs.contract import BatchEnv
+from kit.envs.obs import Obs, from_leaves, leaves, tree_map
+from kit.envs.vec import TensorEnv
+from kit.errors import UserError, need
+from kit.format.files import write_atomic
+from kit.runs.opponents import make_worlds
+from kit.runs.policies import load_policy
+from kit.runs.rollouts import EVAL_SEED
+from kit.runs.run import Run
+from kit.trainers import Trainer
+from kit.trainers.actor import Actor
+
+Function = Callable[..., Sequence[torch.Tensor]]
+"""Entries of the observation (n, ...) and what is remembered, to actions (n, ...) and what is remembered then."""
+WORLDS, STEPS = 50, 20
+"""A thousand observations: what is written is compared with the policy on them."""
+TOLERANCE = 1e-4
+"""Largest difference of an action; other arithmetic orders sums differently."""
+
+
+class Alone(nn.Module):
+    """`actor` as a function of tensors, its actions inside their space."""
+
+    def __init__(self, actor: Actor, names: Sequence[str], action_space: spaces.Space) -> None:
+        super().__init__()
+        self.actor, self.names, self.space = actor, tuple(names), action_space
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen, memory = given[: len(self.names)], given[len(self.names) :]
+        action, memory = self.actor(from_leaves("obs", dict(zip(self.names, seen, strict=True))), memory)
+        if isinstance(self.space, spaces.Box):
+            action = torch.maximum(torch.minimum(action, self.actor.high), self.actor.low)
+        return action, *memory
+
+
+def export(
+    run: Run | str | Path, to: str = "onnx", step: int | str | None = None, path: str | Path | None = None
+) -> Path:
+    """Write the policy of `step` (default: the best; 0: as training began) for use without kit, by default to
+    `exports/step_<step>` in the run, and beside it a JSON with the name and unit of every entry. It acts without noise.
+
+    "onnx" (needs the extra `deploy`) and "torchscript" are functions: a batch of each entry of the observation, and
+    what an LSTM remembers (zeros as an episode begins), to actions inside the action space and the memory afterwards.
+    They are compared with the policy on 1,000 observations of its env. "sb3" is Stable-Baselines3's zip, "safetensors"
+    the policy's weights alone; for these the normaliser is in the JSON. Raises `UserError`; nothing is left then.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    if to not in WRITERS:
+        raise UserError(f"to={to!r} is not something to export to; valid are {', '.join(WRITERS)}.")
+    suffix, write = WRITERS[to]
+    found = None if step == 0 else run.find(step)
+    number = found.step if found else 0
+    path = Path(path) if path else run.path / "exports" / f"step_{number:09d}{suffix}"
+    if path.suffix != suffix:
+        raise UserError(f"path={str(path)!r} must end in {suffix}, as what is exported to {to} does.")
+    trainer = load_policy(run.config, found)
+    env = make_worlds(run.config.replace(device="cpu"), WORLDS, run.config.seed + EVAL_SEED)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".building-{path.name}")
+    try:
+        obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
+        alone = Alone(actor, [name for name, _ in leaves("obs", obs)], env.action_space)
+        written = write(trainer, alone, (*(entry for _, entry in leaves("obs", obs)), *actor.memory(WORLDS)), building)
+        about = {"kit": kit.__version__, "env": run.config.env, "env_options": run.config.env_options,
+                 "algo": run.config.algo, "step": number, **described(trainer, env)}  # fmt: skip
+        if written is not None:
+            about["largest_difference"] = worst = _difference(alone, written, env, obs)
+            if worst > TOLERANCE:
+                raise UserError(f"{to} cannot hold this policy: its actions differ by {worst:.2g}; export to sb3.")
+        building.replace(path)
+        write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1))
+    finally:
+        building.unlink(missing_ok=True)
+        env.close()
+    return path
+
+
+def described(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
+    """What goes in and comes out, in order: names, shapes, what each number is and what 1 stands for."""
+    card = env.task.card if isinstance(env, TensorEnv) else None
+    sees = {f"obs.{name}" if name else "obs": parts for name, parts in card.sees.items()} if card else {}
+    action = _entry("action", env.action_space, card.does if card else ())
+    if isinstance(env.action_space, spaces.Box):
+        action |= {"low": env.action_space.low.tolist(), "high": env.action_space.high.tolist()}
+    memory = trainer.as_actor().memory(1)
+    about = {
+        "inputs": [_entry(name, space, sees.get(name, ())) for name, space in leaves("obs", env.observation_space)],
+        "memory": [{"name": f"memory_{i}", "shape": list(kept.shape[1:])} for i, kept in enumerate(memory)],
+        "outputs": [action], "control_dt_s": env.control_dt_s,
+    }  # fmt: skip
+    if (normalizer := trainer.normalizer) is not None and normalizer.norm_obs:
+        about["normalizer"] = {"clip": normalizer.clip_obs, "epsilon": normalizer.epsilon} | {
+            name: {"mean": moments.mean.tolist(), "var": moments.var.tolist()}
+            for name, moments in normalizer.obs_moments.items()
+        }
+    return about
+
+
+def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, Any]:
+    about = {"name": name, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
+    return about | ({"parts": [part._asdict() for part in parts]} if parts else {})
+
+
+@torch.no_grad()
+def _difference(alone: Alone, written: Function, env: BatchEnv, obs: Obs) -> float:
+    """Of actions, the largest on the policy's way."""
+    worst, memory = 0.0, alone.actor.memory(WORLDS)
+    for _ in range(STEPS):
+        given = [entry for _, entry in leaves("obs", tree_map(torch.clone, obs))]
+        action, *after = alone(*given, *memory)
+        worst = max(worst, float((action - written(*given, *memory)[0]).abs().max()))
+        obs, memory = env.step(action)[0], tuple(after)
+    return worst
+
+
+def _torchscript(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> Function:
+    with warnings.catch_warnings():  # of branches that the shapes of spaces decide, which never change
+        warnings.simplefilter("ignore")
+        torch.jit.trace(alone, given, check_trace=False).save(str(path))
+        return torch.jit.load(str(path))
+
+
+def _onnx(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> Function:
+    need("onnx", "deploy")
+    onnxruntime = need("onnxruntime", "deploy")
+    memory = [f"memory_{i}" for i in range(len(given) - len(alone.names))]
+    inputs, outputs = [*alone.names, *memory], ["action", *(f"{name}_after" for name in memory)]
+    batched = {name: {0: "n"} for name in inputs + outputs}
+    with warnings.catch_warnings():  # as above; and that there is a newer exporter, which SB3's distributions stop
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            alone, given, str(path), dynamo=False, input_names=inputs, output_names=outputs, dynamic_axes=batched
+        )
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    taken = {entry.name for entry in session.get_inputs()}  # what does not matter is left out
+
+    def run(*values: torch.Tensor) -> Sequence[torch.Tensor]:
+        named = {name: value.numpy() for name, value in zip(inputs, values, strict=True) if name in taken}
+        return [torch.from_numpy(value) for value in session.run(outputs, named)]
+
+    return run
+
+
+def _sb3(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> None:
+    trainer.save(path)
+
+
+def _safetensors(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: value.contiguous().clone() for name, value in trainer.policy.state_dict().items()}, path)
+
+
+Writer = Callable[[Trainer, Alone, tuple[torch.Tensor, ...], Path], Function | None]
+WRITERS: dict[str, tuple[str, Writer]] = {
+    "onnx": (".onnx", _onnx),
+    "torchscript": (".pt", _torchscript),
+    "sb3": (".zip", _sb3),
+    "safetensors": (".safetensors", _safetensors),
+}
+"""How the file's name ends, and what writes it; what is a function comes back as it was read from there."""

@@ -1,0 +1,112 @@
+"""Policies that leave kit: as functions that do what the policy does, and as what others read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3 as sb3
+import torch
+from safetensors.torch import load_file
+
+import kit
+from kit.errors import UserError
+from kit.runs import export as exporting
+from kit.runs.run import Run
+from tests.runs.crash import create
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CORRIDOR = {"env": "tests.envs.corridor:Corridor"}
+CASES: dict[str, dict[str, Any]] = {
+    "numbers": {"env": "Reach"},
+    "pictures in a nested dict": {**CORRIDOR, "overrides": {"policy_kwargs": {"net_arch": [8]}}},
+    "SAC, squashed": {"env": "Reach", "algo": "SAC"},
+    "four choices, remembering": {"env": "Mission", "algo": "RecurrentPPO", "n_envs": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def ant(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained for a moment, on normalised observations."""
+    overrides = {"n_steps": 64, "batch_size": 128, "n_epochs": 1, "normalize": True}
+    fields: dict[str, Any] = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
+    return kit.train(env="Ant", total_steps=256, runs_dir=str(tmp_path_factory.mktemp("runs")), **fields)
+
+
+@pytest.mark.parametrize("to", ["onnx", "torchscript"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_function_does_what_the_policy_does(to: str, case: str, tmp_path: Path) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    run = create(tmp_path, "run", **CASES[case])
+    path = kit.export(run, to, 0)
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert about["largest_difference"] <= 1e-5 and about["algo"] == run.config.algo
+    assert path.parent == run.path / "exports" and not [*path.parent.glob(".*")]
+    if case == "numbers":
+        assert [part["width"] for part in about["inputs"][0]["parts"]] == [7, 7, 3, 3, 3, 1]
+        assert about["outputs"][0]["high"] == [1.0] * 7
+    if case == "four choices, remembering":
+        assert [kept["name"] for kept in about["memory"]] == ["memory_0"]
+
+
+WITHOUT_KIT = """
+import json, sys
+import gymnasium, numpy as np, onnxruntime
+policy = onnxruntime.InferenceSession(sys.argv[1])
+env = gymnasium.make("Ant-v5")
+obs, _ = env.reset(seed=3)
+actions = []
+for _ in range(20):
+    action = policy.run(["action"], {"obs": obs[None].astype(np.float32)})[0][0]
+    actions.append(action.tolist())
+    obs, *_ = env.step(action)
+assert "kit" not in sys.modules and "torch" not in sys.modules
+print(json.dumps(actions))
+"""
+
+
+def test_an_ant_walks_without_kit(ant: Run, tmp_path: Path) -> None:
+    """In Gymnasium's Ant-v5, whose observations are those of kit's; beside it kit's own `predict`."""
+    pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    import gymnasium
+
+    path = kit.export(ant, "onnx", "latest", tmp_path / "ant.onnx")
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_KIT, str(path)], capture_output=True, text=True, check=True)
+    policy, env = ant.policy("latest"), gymnasium.make("Ant-v5")
+    obs, _ = env.reset(seed=3)
+    for action in json.loads(ran.stdout):
+        expected, _ = policy.predict(obs.astype(np.float32), deterministic=True)
+        np.testing.assert_allclose(action, expected, atol=2e-5)
+        obs, *_ = env.step(np.array(action, np.float32))
+
+
+def test_what_others_read(ant: Run) -> None:
+    """Stock SB3 opens the zip; with the normaliser of the JSON it acts as the run's policy does."""
+    policy = ant.policy("latest")
+    zipped = kit.export(ant, "sb3", "latest")
+    about = json.loads(zipped.with_suffix(".json").read_text())
+    scale = about["normalizer"]["obs"]
+    obs = np.random.default_rng(0).normal(size=(9, 105)).astype(np.float32)
+    seen = (obs - np.array(scale["mean"])) / np.sqrt(np.array(scale["var"]) + about["normalizer"]["epsilon"])
+    stock = sb3.PPO.load(zipped, device="cpu")
+    actions, _ = stock.predict(seen.clip(-10, 10).astype(np.float32), deterministic=True)
+    np.testing.assert_allclose(actions, policy.predict(obs, deterministic=True)[0], atol=1e-5)
+    weights = load_file(kit.export(ant, "safetensors", "latest"))
+    assert all(torch.equal(weights[name], value) for name, value in policy.policy.state_dict().items())
+
+
+def test_what_cannot_be_is_one_sentence(ant: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="to='tflite' is not something to export to; valid are onnx, torchscript, sb3"):
+        kit.export(ant, "tflite")
+    with pytest.raises(UserError, match=r"must end in \.pt"):
+        kit.export(ant, "torchscript", path=tmp_path / "ant.onnx")
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
+    with pytest.raises(UserError, match="torchscript cannot hold this policy"):
+        kit.export(ant, "torchscript", "latest", tmp_path / "out" / "ant.pt")
+    assert [*(tmp_path / "out").iterdir()] == []
