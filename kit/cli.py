@@ -116,6 +116,16 @@ def _video(options: argparse.Namespace) -> int:
     return 0
 
 
+def _view(options: argparse.Namespace) -> int:
+    shown = kit.ui.view(options.run, options.step, options.port)
+    print(f"{shown}; Ctrl-C ends it. From another machine: ssh -L {shown.port}:localhost:{shown.port} ...")
+    try:
+        shown.wait()
+    except KeyboardInterrupt:
+        shown.close()
+    return 0
+
+
 def _export(options: argparse.Namespace) -> int:
     print(kit.export(options.run, options.to, options.step, options.output))
     return 0
@@ -253,8 +263,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, reports=True)
     video = add("video", "film a policy", _video)
     fingerprint = add("fingerprint", "print one SHA-256 of everything that decides a run's future", _fingerprint)
+    view = add("view", "a policy live in the browser, in 3-D; robots that walk with a joystick", _view)
+    view.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
+    view.add_argument("--port", type=int, default=8080, help="default: 8080, or the next that is free")
     export = add("export", "write a policy for use without kit, and what its numbers mean", _export)
-    for sub in (evaluate, video, fingerprint, export):
+    for sub in (evaluate, video, fingerprint, view, export):
         sub.add_argument("run", metavar="RUN")
     export.add_argument("--to", default="onnx", help="onnx, torchscript, sb3 or safetensors; default: onnx")
     export.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")

@@ -75,6 +75,8 @@ class Joystick(MujocoTask):
     start_joint_scale = (1.0, 1.0)
     """An episode starts with the home pose's joint angles scaled by factors from this range."""
     joint_friction_scale: tuple[float, float]
+    most_speed: tuple[float, float, float]
+    """That is asked for: ahead and to the left, m/s, turning, rad/s."""
     command_chances = 3
     """How many random numbers a new command takes."""
     clocked = False
@@ -194,6 +196,11 @@ class Joystick(MujocoTask):
         velocity = (self.command[:, :2] - self.sensor("linvel_b")[:, :2]).norm(dim=1)
         turning = (self.command[:, 2] - self.sensor("gyro_b")[:, 2]).abs()
         self._errors.add_(torch.stack([velocity, turning, torch.ones_like(turning)], 1))
+
+    def steer(self, command: torch.Tensor) -> None:
+        """Ask for `command` (3,) in every world until its episode is over."""
+        self.command.copy_(command)
+        self._memory["command_left"].fill_(math.inf)
 
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
         """In the worlds of `due` (n, 1)."""

@@ -46,7 +46,6 @@ class G1Joystick(Joystick):
     clocked = True
 
     most_speed = (1.0, 0.5, 1.0)
-    """Forward and left, m/s; turning, rad/s."""
     stand_probability = 0.1
     command_chances = 4
     command_s = 10.0

@@ -1,5 +1,7 @@
 """Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
 
+from typing import Any
+
 from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
@@ -12,6 +14,16 @@ from kit.ui.result import report
 from kit.ui.resume import ResumePanel
 from kit.ui.seeing import what_it_sees
 from kit.ui.task import task
+
+
+def __getattr__(name: str) -> Any:
+    """`view` on first use: it brings torch."""
+    if name == "view":
+        from kit.ui.viewing import view
+
+        return view
+    raise AttributeError(f"module 'kit.ui' has no attribute {name!r}")
+
 
 __all__ = [
     "Dashboard",
@@ -33,5 +45,6 @@ __all__ = [
     "statistics",
     "task",
     "video",
+    "view",
     "what_it_sees",
 ]

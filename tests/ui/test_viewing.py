@@ -1,0 +1,59 @@
+"""A policy live in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kit
+from kit.envs import make_task
+from kit.envs.joystick import Joystick
+from kit.envs.vec import TensorEnv
+from kit.errors import UserError
+from tests.runs.crash import create
+from tests.ui.fabricate import wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_policy_plays_while_somebody_looks(tmp_path: Path, page: Any) -> None:
+    pytest.importorskip("mjviser")
+    threads = torch.get_num_threads()
+    shown = kit.ui.view(create(tmp_path, "arm"), 0, port=8890)
+    try:
+        assert shown._said.content == "", "nobody looks yet"
+        page.goto(shown.url)
+        wait_for(lambda: "episode 1, step" in shown._said.content, 60)
+        shown._speed.value = 3.0
+        page.get_by_text("new episode").click(timeout=60_000)
+        wait_for(lambda: "episode 2" in shown._said.content or "episode 3" in shown._said.content)
+        shown._still.value = True
+        assert repr(shown) == f"arm plays at {shown.url}"
+    finally:
+        shown.close()
+        torch.set_num_threads(threads)
+
+
+def test_a_joystick_steers_until_the_episode_is_over() -> None:
+    try:
+        task = make_task("Go1Joystick")
+    except UserError as error:
+        pytest.skip(f"no model of the Go1: {error}")
+    assert isinstance(task, Joystick)
+    env = TensorEnv(task, 2, seed=0)
+    asked = torch.tensor([0.5, -0.2, 0.1], dtype=task.command.dtype)
+    task.steer(asked)
+    for _ in range(700):  # 14 s, in which it stands and a command of its own would have changed
+        env.step(torch.zeros(2, 12))
+    assert torch.equal(task.command, asked.expand(2, -1))
+    env.reset(seed=1)
+    assert not torch.equal(task.command[0], asked)
+
+
+def test_what_cannot_be_viewed_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("mjviser")
+    with pytest.raises(UserError, match="has no MuJoCo scene to walk about in; `kit video` films it"):
+        kit.ui.view(create(tmp_path, "walk", env="tests.envs.corridor:Corridor"), 0)
