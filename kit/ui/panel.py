@@ -15,7 +15,7 @@ from kit.runs import directory
 from kit.runs.api import launch
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
-from kit.ui import style
+from kit.ui import as_code, style
 from kit.ui.dashboard import Dashboard
 from kit.ui.form import Form
 from kit.ui.headless import follow, nobody_there
@@ -67,9 +67,10 @@ class TrainPanel(Panel):
         self.label.add_class("kit-label")
         self.estimator = Estimator(self._tell)
         self.form = Form(self.config, self._edited)
-        self.fold = TaskFold(w)
+        self.task = Fold(w, "What this task is", "kit-task", task)
+        self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page)
         self.buttons.children = (self.train_button, *self.buttons.children)
-        self.view.children = (self.fold.view, self.form.view, self.label, *self.view.children)
+        self.view.children = (self.task.view, self.form.view, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
@@ -91,7 +92,8 @@ class TrainPanel(Panel):
         except UserError as error:
             self._tell(str(error), False)
             return
-        self.fold.choose(self.config.env, self.config.env_options)
+        self.task.choose(self.config.env, self.config.env_options)
+        self.code.choose(self.config)
         if self.is_working:  # a probe beside a training would slow it and be wrong
             self._tell("", True)
         else:
@@ -118,31 +120,33 @@ class TrainPanel(Panel):
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
 
 
-class TaskFold:
-    """What the chosen task is; drawn, in a thread, when somebody unfolds it."""
+class Fold:
+    """A page about what is chosen; drawn, in a thread, when somebody unfolds it."""
 
-    def __init__(self, w: Any) -> None:
-        self._page = w.HTML()
+    def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page]) -> None:
+        self._make, self._page = draw, w.HTML()
         self.view = w.Accordion([self._page], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None)
-        self.view.set_title(0, "What this task is")
-        self.view.add_class("kit-task")
+        self.view.set_title(0, title)
+        self.view.add_class(name)
         self.view.observe(lambda _: self._draw(), names="selected_index")
-        self._chosen: tuple[str, dict[str, Any]] | None = None
-        self._drawn: tuple[str, dict[str, Any]] | None = None
+        self._chosen: tuple[Any, ...] | None = None
+        self._drawn: tuple[Any, ...] | None = None
 
-    def choose(self, env: str, env_options: dict[str, Any]) -> None:
-        self._chosen = env, env_options
+    def choose(self, *what: Any) -> None:
+        """What is drawn from now on."""
+        self._chosen = what
         self._draw()
 
     def _draw(self) -> None:
-        if self.view.selected_index is None or self._chosen in (None, self._drawn):
+        chosen = self._chosen
+        if self.view.selected_index is None or chosen is None or chosen == self._drawn:
             return
-        self._drawn = chosen = self._chosen
+        self._drawn = chosen
         self._page.value = style.wrap(style.note("…"))
 
         def draw() -> None:
             try:
-                page = task(*chosen)._repr_html_()
+                page = self._make(*chosen)._repr_html_()
             except Exception as error:
                 page = style.wrap(style.note(str(error) or type(error).__name__, bad=True))
             if chosen == self._drawn:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from kit import cli
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.measure import speed
 from kit.measure.speed import Speed
 from kit.ui import panel as panel_module
+from kit.ui.as_code import as_code
 from kit.ui.form import Form
 from kit.ui.headless import RunFailed
 from kit.ui.panel import TrainPanel
@@ -106,12 +111,43 @@ def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_pat
 
 
 def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
-    (page,) = panel.fold.view.children
+    (page,) = panel.task.view.children
     assert page.value == ""
-    panel.fold.view.selected_index = 0
+    panel.task.view.selected_index = 0
     wait_for(lambda: "a metre nearer to the goal" in page.value, 60)
     panel.form.entries["env"].value = "CartPole-v1"
     wait_for(lambda: "one of 2 choices" in page.value, 60)
+
+
+CONFIG = RunConfig(
+    env="Ant",
+    total_steps=5000,
+    n_envs=4,
+    overrides={"gamma": 0.98, "policy_kwargs": {"net_arch": [8]}},
+    store="it's here",
+)
+
+
+def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path) -> None:
+    written = iter(as_code(CONFIG).values())
+    (tmp_path / "config.yaml").write_text(next(written))
+    assert RunConfig.load(tmp_path / "config.yaml") == CONFIG
+    command, subcommand, *flags = shlex.split(next(written))
+    assert (command, subcommand) == ("kit", "train")
+    assert RunConfig(**cli._given(cli._parser().parse_args([subcommand, *flags]))) == CONFIG
+    assert eval(next(written), {"kit": SimpleNamespace(launch=RunConfig)}) == CONFIG
+    given = shlex.split(next(written))[3:]
+    parameters = {name: value for text in given[1::2] for name, value in yaml.safe_load(text).items()}
+    assert given[::2] == ["-y"] * len(parameters) and RunConfig(**parameters) == CONFIG
+    assert yaml.safe_load(next(written))["overrides"]["n_steps"] > 0, "auto has been replaced"
+
+
+def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
+    (page,) = panel.code.view.children
+    panel.code.view.selected_index = 0
+    wait_for(lambda: "kit train --env Reach" in page.value, 60)
+    panel.form.entries["seed"].value = "7"
+    wait_for(lambda: "--seed 7" in page.value, 60)
 
 
 def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
