@@ -247,7 +247,7 @@ def test_algorithms_are_compared(workplace: Path) -> None:
 
 @pytest.mark.timeout(CELL_LIMIT_S)
 def test_a_task_of_ones_own_from_an_empty_file(tmp_path: Path) -> None:
-    shown = execute("10_your_own_task", tmp_path, total_steps=512, device="cpu", film_episodes=1)
+    shown = execute("10_your_own_task", tmp_path, total_steps=512, device="cpu", film_episodes=1, seeds=1)
     assert {run.config.env for run in local_runs(tmp_path / "runs")} == {
         "pendulum:SwingUp", "chase:Chase", "CartPole-v1",
     }  # fmt: skip
