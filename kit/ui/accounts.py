@@ -9,7 +9,7 @@ from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.learning import Curve, series
-from kit.ui.plots import draw
+from kit.ui.plots import TEXT, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def economy(run: Run, episodes: int = EPISODES) -> Any:
         axis.plot(*curve.evaluation.T, "-o", color=style.ORANGE, markersize=4, linewidth=1.8, label="policy")
         axis.axhline(plan[f"shift/{name}"], color=style.BLUE, linewidth=1.5, linestyle="--", label="scripted wiper")
         axis.set_xlim(left=0)
-    axes[0].legend(frameon=False, loc="lower right")
+    axes[0].legend(frameon=False, labelcolor=TEXT, loc="lower right")
     return figure
 
 

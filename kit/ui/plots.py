@@ -49,7 +49,7 @@ def inside(run: Run) -> Any:
     return figure
 
 
-def draw(curves: Sequence[Curve], columns: int = 2, size: tuple[float, float] = (4.6, 3.1)) -> tuple[Any, list[Any]]:
+def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = (4.6, 3.1)) -> tuple[Any, list[Any]]:
     """A figure with axes for `curves`, each of `size` in inches. It shows itself in a notebook, on light and on dark
     pages; pyplot does not hold it."""
     need("matplotlib", "notebook")
