@@ -133,6 +133,7 @@ class View:
                 episode, self._anew, step, returned = episode + 1, False, 0, 0.0
                 obs = self._env.reset(seed=self.run.config.seed + EVAL_SEED + episode)
                 memory, begin = actor.memory(1), False
+                self._said.content = f"episode {episode}, step 0"
                 self._show()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
             if isinstance(self._task, Joystick) and self._own.value:
