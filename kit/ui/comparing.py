@@ -155,10 +155,14 @@ def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour:
     to high, and worst, the lowest; threshold, and how many seeds reached it, after how many steps and seconds (medians;
     infinite if fewer than half did); steps_per_s; seconds and, at `usd_per_hour`, usd of work for all seeds together.
     """
+    return _table(by_task(runs), threshold, usd_per_hour)
+
+
+def _table(tasks: dict[str, list[Group]], threshold: float | None, usd_per_hour: float) -> pd.DataFrame:
     import pandas as pd
 
     lines = {}
-    for task, groups in by_task(runs).items():
+    for task, groups in tasks.items():
         needed = threshold_of(groups) if threshold is None else threshold
         for group in sorted(groups, key=lambda group: -float(iqm(group.last))):
             low, high = interval(group.last)
@@ -187,9 +191,9 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
     """Several runs, task by task: curves (the interquartile mean of a config's seeds, in a band from the lowest to the
     highest), a table, and what it says in words. `threshold`: a score whose time is compared; by default 90 % of the
     way from the untrained to the best."""
-    runs = list(runs)
-    table, texts, parts = standings(runs, threshold, usd_per_hour), [], []
-    for task, groups in by_task(runs).items():
+    tasks, texts, parts = by_task(runs), [], []
+    table = _table(tasks, threshold, usd_per_hour)
+    for task, groups in tasks.items():
         rows = table.loc[[task]].droplevel(0)
         percent = groups[0].seeds[0].curves[0].percent
         said = f"{task}: {verdict(rows, percent)}"
@@ -222,8 +226,7 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
     there = rows[np.isfinite(rows.after_s)].sort_values("after_s")
     if len(there):
         first = there.iloc[0]
-        took = f"after {_time(first)}"
-        said += f". {there.index[0]} is the first at {_score(first.threshold, percent)}, {took}"
+        said += f". {there.index[0]} is the first at {_score(first.threshold, percent)}, after {_time(first)}"
     few = " With so few seeds that is a hint, no proof." if rows.seeds.min() < 3 else ""
     return f"{said}.{few}"
 

@@ -29,7 +29,7 @@ NOBODY_S = 0.2
 """Between looks whether somebody has come to see."""
 
 
-class View:
+class Viewer:
     """Plays `run`'s policy of `step` (default: the best; 0: as training began) in real time, over and over, while
     somebody looks.
 
@@ -154,7 +154,7 @@ class View:
         self._scene.update_from_arrays(*arrays)
 
 
-def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080) -> View:
+def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080) -> Viewer:
     """The policy of `step` (default: the best) of `run` live in this notebook; on a machine far away, in Colab's own
     window for ports, or with `ssh -L`. Needs the extra `view`."""
-    return View(run if isinstance(run, Run) else Run(run), step, port)
+    return Viewer(run if isinstance(run, Run) else Run(run), step, port)

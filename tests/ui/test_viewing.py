@@ -13,14 +13,14 @@ from kit.envs import make_task
 from kit.envs.joystick import Joystick
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
-from kit.ui.viewing import View
+from kit.ui.viewing import Viewer
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def episode(shown: View) -> int:
+def episode(shown: Viewer) -> int:
     return int(shown._said.content.split()[1].rstrip(","))
 
 
