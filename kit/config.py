@@ -135,9 +135,17 @@ class RunConfig:
     @classmethod
     def load(cls, path: str | Path) -> RunConfig:
         """From a YAML file."""
-        values = read_yaml(path)
+        return cls._from_yaml(read_yaml(path), path)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> RunConfig:
+        """From YAML, such as `to_yaml` writes."""
+        return cls._from_yaml(parse_yaml(text, "this text"), "this text")
+
+    @classmethod
+    def _from_yaml(cls, values: Any, source: str | Path) -> RunConfig:
         if not isinstance(values, dict):
-            raise UserError(f"{path} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
+            raise UserError(f"{source} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
         return cls.from_dict(values)
 
     def replace(self, **changes: Any) -> RunConfig:
@@ -161,23 +169,34 @@ class RunConfig:
             return _mapping(name, text)
         if not text and types.NoneType in kinds:
             return None
-        return _number(text) if int in kinds else text
+        return number(text) if int in kinds else text
 
 
 def read_yaml(path: str | Path) -> Any:
     """What a YAML file holds. Raises `UserError` where there is none, or none that can be read safely."""
+    try:
+        return parse_yaml(Path(path).read_text(), path)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise _not_yaml(path, error) from None
+
+
+def parse_yaml(text: str, source: str | Path) -> Any:
+    """What `text` from `source` holds. Raises `UserError` if it cannot be read safely."""
     import yaml
 
     try:
-        text = Path(path).read_text()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise UserError(f"{path} uses YAML aliases (*name), which can grow without bound; write values out.")
+            raise UserError(f"{source} uses YAML aliases (*name), which can grow without bound; write values out.")
         return yaml.safe_load(text)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as YAML ({reason}); write lines such as `env: Reach`.") from None
+    except yaml.YAMLError as error:
+        raise _not_yaml(source, error) from None
+
+
+def _not_yaml(source: str | Path, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0]
+    return UserError(f"{source} cannot be read as YAML ({reason}); write lines such as `env: Reach`.")
 
 
 def seconds(name: str, value: str) -> float:
@@ -222,8 +241,8 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _number(text: str) -> int | float | str:
-    """Anything that is no number stays text, for RunConfig to judge."""
+def number(text: str) -> int | float | str:
+    """A number as people type it, such as 1e6, 400k or 1,000,000; anything else stays text, for others to judge."""
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
     digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
     for kind in (int, float):

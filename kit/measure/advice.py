@@ -61,10 +61,12 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     return Advice(_preset(machine), tuple(found))
 
 
-def estimate(config: RunConfig, speed: Speed, machine: Machine | None = None) -> str:
+def estimate(
+    config: RunConfig, speed: Speed, machine: Machine | None = None, dollars_per_hour: float | None = None
+) -> str:
     """How long `config` will take, such as "about 2 min on this machine (1,450 steps/s), free"."""
     seconds = speed.seconds(config)
-    price = cost(machine or describe(), seconds)
+    price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
     takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s)"
     return f"{takes}, {price}" if price else takes
 
@@ -73,10 +75,15 @@ def cost(machine: Machine, seconds: float) -> str:
     """Such as "free", "about $0.12 as last documented", or "" where no price is known."""
     for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
         if place == machine.place and part in machine.title:
-            dollars = dollars_per_hour * seconds / 3600
-            price = f"about ${dollars:.2f}" if dollars >= 0.005 else "under 1 cent"
-            return f"{price} as last documented" if dollars else "free"
+            price = dollars(dollars_per_hour, seconds)
+            return f"{price} as last documented" if dollars_per_hour else price
     return ""
+
+
+def dollars(per_hour: float, seconds: float) -> str:
+    """Such as "free", "under 1 cent", "about $0.12"."""
+    spent = per_hour * seconds / 3600
+    return f"about ${spent:.2f}" if spent >= 0.005 else "under 1 cent" if spent else "free"
 
 
 def rented(seconds: float) -> pd.DataFrame:
@@ -85,8 +92,8 @@ def rented(seconds: float) -> pd.DataFrame:
     import pandas as pd
 
     lines = {
-        " ".join(place): [f"{dollars:.2f}", f"{dollars * seconds / 3600:.2f}"]
-        for place, dollars in DOLLARS_PER_HOUR.items()
+        " ".join(place): [f"{price:.2f}", f"{price * seconds / 3600:.2f}"]
+        for place, price in DOLLARS_PER_HOUR.items()
         if place[1]
     }
     heads = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]

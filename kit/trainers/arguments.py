@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from kit.errors import UserError
+from kit.presets import OF_POLICY
 from kit.trainers.algorithm import Algorithm
 
 NOT_OVERRIDES = {
@@ -41,8 +42,7 @@ RANGES = {
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
     that it does not have, or whose value is of a wrong type or cannot be."""
-    parameters = inspect.signature(algorithm.stock).parameters
-    known = {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
+    known = _annotations(algorithm)
     valid = [*known, "normalize"]
     result: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -58,6 +58,36 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
         else:
             result[name] = _argument(name, value, known[name])
     return result
+
+
+def explained(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
+    """Every hyperparameter: its default, None where SB3 finds one itself, and what it is, in the words of SB3's own
+    documentation."""
+    makers = (algorithm.policy, algorithm.stock, algorithm.trainer)
+    said = {
+        name: " ".join(text.split()) for made in makers for name, text in PARAMETER.findall(inspect.getdoc(made) or "")
+    }
+    given = {name: p.default for made in makers for name, p in inspect.signature(made).parameters.items()}
+    names = [name for name in _annotations(algorithm) if name != "policy_kwargs"]
+    names += [name for name in OF_POLICY if name in inspect.signature(algorithm.policy).parameters]
+    own = {
+        "normalize": (
+            False,
+            f"running normalisation of what is seen and paid: true, false, or some of {', '.join(NORMALIZE)}",
+        ),
+        "random_shift": (4, "pixels by which pictures are moved at random before they are learnt from"),
+    }
+    spelled = {name: value if isinstance(value := given[name], int | float | str) else None for name in names}
+    return {name: own.get(name, (spelled.get(name), said.get(name, ""))) for name in (*names, "normalize")}
+
+
+PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)
+
+
+def _annotations(algorithm: Algorithm) -> dict[str, Any]:
+    """Of every hyperparameter but `normalize`."""
+    parameters = inspect.signature(algorithm.stock).parameters
+    return {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
 
 
 def _argument(name: str, value: Any, annotation: Any) -> Any:

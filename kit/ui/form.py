@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from kit import envs
 from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig
-from kit.errors import need
+from kit.errors import UserError, need
+from kit.ui.hyper import Hyperparameters
 from kit.ui.task import sensible_steps
 
 GROUPS = {
@@ -28,7 +30,7 @@ EMPTY |= {"session_limit": "none"}
 class Form:
     """Entries for a RunConfig. `read` gives the RunConfig they spell, `on_change` is called after every edit."""
 
-    def __init__(self, config: RunConfig, on_change: Callable[[], None]) -> None:
+    def __init__(self, config: RunConfig, on_change: Callable[[], None], dollars_per_hour: float | None = None) -> None:
         self._w = w = need("ipywidgets", "notebook")
         self.entries: dict[str, Any] = {}
         for field in dataclasses.fields(RunConfig):
@@ -37,10 +39,19 @@ class Form:
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
+        self.price = self._text(
+            "dollars per hour", "what this machine costs", "" if dollars_per_hour is None else f"{dollars_per_hour:g}"
+        )
+        self.price.placeholder = "as last documented"
+        self.price.observe(lambda _: on_change(), names="value")
+        self.hyper = Hyperparameters(w, self._override)
         rest = [name for name in self.entries if not any(name in names for names in GROUPS.values())]
-        more = w.HBox([self.entries[name] for name in rest], layout=w.Layout(flex_flow="row wrap"))
-        fold = w.Accordion([more], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None)
-        fold.set_title(0, "More")
+        more = w.HBox([*(self.entries[name] for name in rest), self.price], layout=w.Layout(flex_flow="row wrap"))
+        fold = w.Accordion(
+            [self.hyper.view, more], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None
+        )
+        fold.set_title(0, "Hyperparameters")
+        fold.set_title(1, "More")
         fold.add_class("kit-more")
         columns = []
         for title, names in GROUPS.items():
@@ -52,6 +63,23 @@ class Form:
     def read(self) -> RunConfig:
         """The RunConfig of what stands in the form. Raises `UserError` for what cannot be."""
         return RunConfig(**{name: RunConfig.from_text(name, entry.value) for name, entry in self.entries.items()})
+
+    def read_price(self) -> float | None:
+        """Dollars per hour, None where nothing is said. Raises `UserError`."""
+        text = self.price.value.strip()
+        if text and not re.fullmatch(r"\d*\.?\d+", text):
+            raise UserError(f"dollars_per_hour={text!r} is not a price; write a number such as 0.79.")
+        return float(text) if text else None
+
+    def mark(self, sentence: str) -> None:
+        """Mark the entry that `sentence`, of a `UserError`, names first; none where it is empty."""
+        found = re.match(r"(?:overrides (?:policy_kwargs )?)?(\w+)=", sentence)
+        wrong = found and found[1]
+        for name, entry in [*self.hyper.entries.items(), *self.entries.items(), ("dollars_per_hour", self.price)]:
+            (entry.add_class if name == wrong else entry.remove_class)("kit-wrong")
+
+    def _override(self, overrides: dict[str, Any]) -> None:
+        self.entries["overrides"].value = spelled(overrides)
 
     def fill(self, config: RunConfig) -> None:
         """Spell `config`."""
@@ -68,18 +96,22 @@ class Form:
             self.entries["total_steps"].value = spelled(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
-        w = self._w
-        shared = {
-            "value": text,
-            "description": f"<span title='{html.escape(field.metadata['help'])}'>{field.name.replace('_', ' ')}</span>",
-            "description_allow_html": True,
-            "style": {"description_width": "118px"},
-            "layout": w.Layout(width="260px"),
-        }
+        w, words = self._w, (field.name.replace("_", " "), field.metadata["help"], text)
         if field.name in CHOICES:
-            return w.Dropdown(options=tuple(dict.fromkeys((*CHOICES[field.name], text))), **shared)
-        shared["placeholder"] = EMPTY.get(field.name, "")
-        return w.Combobox(options=envs.names(), **shared) if field.name == "env" else w.Text(**shared)
+            return self._text(*words, kind=w.Dropdown, options=tuple(dict.fromkeys((*CHOICES[field.name], text))))
+        empty = EMPTY.get(field.name, "")
+        if field.name == "env":
+            return self._text(*words, kind=w.Combobox, options=envs.names(), placeholder=empty)
+        return self._text(*words, placeholder=empty)
+
+    def _text(self, name: str, explanation: str, text: str, kind: Any = None, **settings: Any) -> Any:
+        """An entry; pointing at its name shows the explanation."""
+        w = self._w
+        return (kind or w.Text)(
+            value=text, description=f"<span title='{html.escape(explanation)}'>{name}</span>",
+            description_allow_html=True, style={"description_width": "118px"}, layout=w.Layout(width="260px"),
+            **settings,
+        )  # fmt: skip
 
 
 def spelled(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from kit.config import RunConfig
@@ -50,9 +51,11 @@ class TrainPanel(Panel):
     while a run of its `runs_dir` is at work picks that run up again.
     """
 
-    def __init__(self, config: RunConfig | None = None, **fields: Any) -> None:
+    def __init__(self, config: RunConfig | None = None, dollars_per_hour: float | None = None, **fields: Any) -> None:
+        """`dollars_per_hour` is what this machine costs, for the estimate; by default as last documented."""
         super().__init__()
         self.config = (config or RunConfig()).replace(**fields)
+        self.dollars_per_hour = dollars_per_hour
 
     def _begin(self) -> Run:
         return launch(self.config)
@@ -65,10 +68,16 @@ class TrainPanel(Panel):
         self.train_button.on_click(lambda _: self._train())
         self.label = w.HTML("", layout=w.Layout(margin="2px 0 4px 0"))
         self.label.add_class("kit-label")
-        self.estimator = Estimator(self._tell)
-        self.form = Form(self.config, self._edited)
+        self.form = Form(self.config, self._edited, self.dollars_per_hour)
+        self.estimator = Estimator(self._tell, self.form.hyper.show)
+        self.pasted = w.Textarea(
+            placeholder="Paste YAML here, of a config or of a run's config.yaml, to fill the form with it.",
+            continuous_update=False, layout=w.Layout(width="100%", height="72px"),
+        )  # fmt: skip
+        self.pasted.add_class("kit-pasted")
+        self.pasted.observe(lambda change: self._paste(change["new"]), names="value")
         self.task = Fold(w, "What this task is", "kit-task", task)
-        self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page)
+        self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
         self.buttons.children = (self.train_button, *self.buttons.children)
         self.view.children = (self.task.view, self.form.view, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
@@ -79,6 +88,7 @@ class TrainPanel(Panel):
                 self.form.fill(run.config)
                 self.attach(run)
                 self._tell(f"{run.name} is at work already: this panel shows it and steers it.", True)
+                self.do(partial(self.form.hyper.show, run.config, run.config))
                 return
         self._edited()
 
@@ -86,7 +96,7 @@ class TrainPanel(Panel):
         """After each change: the sentence of what is wrong at once, else an estimate when it is known."""
         self.estimator.cancel()
         try:
-            self.config = self.form.read()
+            self.config, price = self.form.read(), self.form.read_price()
             if self.config.run_name and not self.is_working:
                 directory.free(self.config)
         except UserError as error:
@@ -98,9 +108,21 @@ class TrainPanel(Panel):
             self._tell("", True)
         else:
             self._tell("…", True)
-            self.estimator.ask(self.config)
+            self.estimator.ask(self.config, price)
+
+    def _paste(self, text: str) -> None:
+        """Fill the form with a config in YAML; a run's own takes a new name."""
+        if not text.strip():
+            return
+        try:
+            config = RunConfig.from_yaml(text)
+            self.form.fill(config.replace(run_name=None))
+            self.pasted.value = ""
+        except UserError as error:
+            self._tell(str(error), False)
 
     def _tell(self, sentence: str, valid: bool) -> None:
+        self.form.mark("" if valid else sentence)
         self.label.value = style.wrap(style.note(sentence, bad=not valid))
         self.train_button.disabled = not valid or self.is_working
 
@@ -123,9 +145,11 @@ class TrainPanel(Panel):
 class Fold:
     """A page about what is chosen; drawn, in a thread, when somebody unfolds it."""
 
-    def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page]) -> None:
+    def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:
         self._make, self._page = draw, w.HTML()
-        self.view = w.Accordion([self._page], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None)
+        self.view = w.Accordion(
+            [w.VBox([self._page, *below])], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None
+        )
         self.view.set_title(0, title)
         self.view.add_class(name)
         self.view.observe(lambda _: self._draw(), names="selected_index")
@@ -156,17 +180,18 @@ class Fold:
 
 
 class Estimator:
-    """Tells a sentence, and whether the request is valid. Only the newest question is answered, in a thread."""
+    """Tells a sentence, and whether the request is valid, and shows what it comes to. Only the newest question is
+    answered, in a thread."""
 
-    def __init__(self, tell: Callable[[str, bool], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[str, bool], None], show: Callable[[RunConfig, RunConfig], None]) -> None:
+        self._tell, self._show = tell, show
         self._question = object()
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, config: RunConfig) -> None:
-        """Check `config` and estimate its duration."""
+    def ask(self, config: RunConfig, dollars_per_hour: float | None) -> None:
+        """Check `config` and estimate how long it takes and what it costs."""
         self.cancel()
-        timer = threading.Timer(SETTLE_S, self._answer, (self._question, config))
+        timer = threading.Timer(SETTLE_S, self._answer, (self._question, config, dollars_per_hour))
         timer.daemon = True
         timer.start()
 
@@ -176,13 +201,15 @@ class Estimator:
         if self._process is not None:
             self._process.kill()
 
-    def _answer(self, question: object, config: RunConfig) -> None:
+    def _answer(self, question: object, config: RunConfig, dollars_per_hour: float | None) -> None:
         def say(sentence: str, valid: bool) -> None:
             if question is self._question:
                 self._tell(sentence, valid)
 
         try:
             resolved = resolve(config)
+            if question is self._question:
+                self._show(config, resolved)
             known = speed.cached(resolved)
             if known is None:
                 say(MEASURING, True)
@@ -190,7 +217,7 @@ class Estimator:
                 if question is not self._question:  # cancelled just now
                     process.kill()
                 known = speed.answer(process, resolved)
-            takes, keeps = advice.estimate(resolved, known), advice.keeping(resolved)
+            takes, keeps = advice.estimate(resolved, known, None, dollars_per_hour), advice.keeping(resolved)
             worlds = f"with {resolved.n_envs} world{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             say(f"{takes[0].upper()}{takes[1:]}, {worlds}; {keeps}.", True)
         except Exception as error:

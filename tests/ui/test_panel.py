@@ -111,7 +111,7 @@ def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_pat
 
 
 def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
-    (page,) = panel.task.view.children
+    page = panel.task.view.children[0].children[0]
     assert page.value == ""
     panel.task.view.selected_index = 0
     wait_for(lambda: "a metre nearer to the goal" in page.value, 60)
@@ -143,11 +143,53 @@ def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path) -> None:
 
 
 def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
-    (page,) = panel.code.view.children
+    page = panel.code.view.children[0].children[0]
     panel.code.view.selected_index = 0
     wait_for(lambda: "kit train --env Reach" in page.value, 60)
     panel.form.entries["seed"].value = "7"
     wait_for(lambda: "--seed 7" in page.value, 60)
+
+
+def test_hyperparameters_have_fields_that_say_what_holds(panel: TrainPanel) -> None:
+    def gamma() -> Any:
+        return panel.form.hyper.entries.get("gamma")
+
+    wait_for(lambda: gamma() is not None and gamma().placeholder == "0.99", 60)
+    entries, written = panel.form.hyper.entries, panel.form.entries["overrides"]
+    assert entries["n_steps"].placeholder == "256" and entries["batch_size"].placeholder == "256"
+    assert "Discount factor" in gamma().description, "explained"
+    gamma().value = "0.9"
+    assert written.value == '{"gamma": 0.9}'
+    entries["net_arch"].value = "[32, 32]"
+    wait_for(lambda: "kit-changed" in entries["net_arch"]._dom_classes)
+    assert panel.config.overrides == {"gamma": 0.9, "policy_kwargs": {"net_arch": [32, 32]}}
+    assert "kit-changed" in gamma()._dom_classes and "kit-changed" not in entries["n_steps"]._dom_classes
+    entries["n_steps"].value = "100"
+    wait_for(lambda: entries["batch_size"].placeholder == "200")  # of 800; 8 worlds; what depends on it follows
+    gamma().value = entries["net_arch"].value = entries["n_steps"].value = ""
+    wait_for(lambda: "kit-changed" not in gamma()._dom_classes)
+    assert panel.config.overrides == {}
+    gamma().value = "1.9"
+    wait_for(lambda: "gamma=1.9 cannot be" in panel.label.value)
+    assert "kit-wrong" in gamma()._dom_classes
+    panel.form.entries["algo"].value = "SAC"
+    gamma().value = ""
+    wait_for(lambda: "tau" in panel.form.hyper.entries and "n_epochs" not in panel.form.hyper.entries)
+
+
+def test_a_price_can_be_set(panel: TrainPanel) -> None:
+    panel.form.price.value = "36"
+    wait_for(lambda: "about $1.05" in panel.label.value)  # 100 s of training and 5 to begin
+    panel.form.price.value = "much"
+    assert "dollars_per_hour=&#x27;much&#x27; is not a price" in panel.label.value
+    assert "kit-wrong" in panel.form.price._dom_classes
+
+
+def test_pasted_yaml_fills_the_form(panel: TrainPanel) -> None:
+    panel.pasted.value = CONFIG.replace(run_name="other").to_yaml()
+    assert panel.form.read() == CONFIG
+    panel.pasted.value = "env: [Reach]"
+    assert "env=[&#x27;Reach&#x27;] is a list" in panel.label.value and panel.form.read() == CONFIG
 
 
 def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""The algorithm's hyperparameters, a field each: empty, the preset's value stands in grey; typed, it is an override."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kit.config import RunConfig, number
+from kit.measure.auto import resolve
+from kit.presets import OF_POLICY
+from kit.trainers import algorithm
+from kit.trainers.arguments import explained
+
+
+class Hyperparameters:
+    """`show` tells what a config comes to; `on_change` gets the overrides that are asked for after an edit."""
+
+    def __init__(self, w: Any, on_change: Callable[[dict[str, Any]], None]) -> None:
+        self._w, self._on_change = w, on_change
+        self.entries: dict[str, Any] = {}
+        self._algo, self._asked, self._showing = "", dict[str, Any](), False
+        self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
+
+    def show(self, asked: RunConfig, resolved: RunConfig) -> None:
+        """What `asked` overrides, marked where the preset says otherwise; in grey what holds of the others, as in
+        `resolved`. A second or so."""
+        found = explained(algorithm.find(resolved.algo))
+        preset = resolve(asked.replace(overrides={}, n_envs=resolved.n_envs))
+        self._showing = True
+        try:
+            if resolved.algo != self._algo:
+                self._algo, self.entries = (
+                    resolved.algo,
+                    {name: self._entry(name, said[1]) for name, said in found.items()},
+                )
+                self.view.children = tuple(self.entries.values())
+            self._asked, stock = _flat(asked.overrides), {name: default for name, (default, _) in found.items()}
+            usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
+            for name, entry in self.entries.items():
+                given = usual[name] if name in self._asked else used[name]
+                entry.placeholder = "Stable-Baselines3's" if given is None else spelled(given)
+                entry.value = spelled(self._asked[name]) if name in self._asked else ""
+                changed = name in self._asked and self._asked[name] != usual[name]
+                (entry.add_class if changed else entry.remove_class)("kit-changed")
+        finally:
+            self._showing = False
+
+    def _entry(self, name: str, explanation: str) -> Any:
+        w = self._w
+        entry = w.Text(
+            description=f"<span title='{html.escape(explanation, quote=True)}'>{name.replace('_', ' ')}</span>",
+            description_allow_html=True, style={"description_width": "138px"}, layout=w.Layout(width="280px"),
+        )  # fmt: skip
+        entry.add_class(f"kit-hyper-{name}")
+        entry.observe(lambda change: self._edited(name, change["new"].strip()), names="value")
+        return entry
+
+    def _edited(self, name: str, text: str) -> None:
+        if self._showing:
+            return
+        self._asked.pop(name, None)
+        if text:
+            self._asked[name] = value_of(text)
+        top = {name: value for name, value in self._asked.items() if name not in OF_POLICY}
+        policy = {name: value for name, value in self._asked.items() if name in OF_POLICY}
+        if policy:
+            top["policy_kwargs"] = top.get("policy_kwargs", {}) | policy
+        self._on_change(top)
+
+
+def value_of(text: str) -> Any:
+    """What somebody typed: JSON, a number as people type it, or else a text such as lin_0.0003."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return number(text)
+
+
+def spelled(value: Any) -> str:
+    """The same as text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the network stands beside the others; what is left of `policy_kwargs` stays."""
+    policy = dict(overrides.get("policy_kwargs", {}))
+    own = {name: policy.pop(name) for name in OF_POLICY if name in policy}
+    flat = {name: value for name, value in overrides.items() if name != "policy_kwargs"} | own
+    return flat | ({"policy_kwargs": policy} if policy else {})
