@@ -9,6 +9,7 @@ from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
+from kit.ui.picker import RunPicker
 from kit.ui.plots import inside, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
@@ -29,6 +30,7 @@ __all__ = [
     "Dashboard",
     "ResumePanel",
     "RunFailed",
+    "RunPicker",
     "TrainPanel",
     "account",
     "checkpoints_side_by_side",

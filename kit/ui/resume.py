@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class ResumePanel(Panel):
     def _build(self, w: Any) -> None:
         super()._build(w)
         self.table = w.VBox([])
-        self.view.children = (self.table, *self.view.children)
+        self.view.children = (store_entry(w, self.store, self._look), self.table, *self.view.children)
         self.view.add_class("kit-resume-panel")
 
     def _shown(self) -> None:
@@ -60,12 +61,18 @@ class ResumePanel(Panel):
         if self.choice is not None:
             self._go(self.choice)
         elif self.store is not None:
-            self.do(self._look_into_store, f"Looking into {self.store}…")
+            self._look(self.store)
 
-    def _look_into_store(self) -> None:
-        self._stored = entries(self.store)
-        self.say("")
-        self._changed()
+    def _look(self, store: str) -> None:
+        """List the runs of `store` too, and copy to it what goes on."""
+
+        def look() -> None:
+            self._stored = entries(store)
+            self.store = self.changes["store"] = store
+            self.say("")
+            self._changed()
+
+        self.do(look, f"Looking into {store}…")
 
     def _changed(self) -> None:
         """Draw the list."""
@@ -116,6 +123,20 @@ def entries(where: str | Path | None) -> list[Entry]:
         {**now, "choice": f"{str(where).rstrip('/')}/{now['name']}", "at_work": here and now["state"] in WORKING}
         for now in runs.to_dicts()[:SHOWN]
     ]
+
+
+def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:
+    """A line to name a store in, and a button to look into it."""
+    entry = w.Text(
+        value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
+        continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
+    )  # fmt: skip
+    look = w.Button(description="Look", icon="search", layout=w.Layout(flex="0 0 auto", width="96px"))
+    look.add_class("kit-look-button")
+    look.on_click(lambda _: entry.value.strip() and on_choice(entry.value.strip()))
+    view = w.HBox([entry, look], layout=w.Layout(max_width="560px"))
+    view.add_class("kit-store-picker")
+    return view
 
 
 def row(now: Entry) -> str:

@@ -14,6 +14,8 @@ from kit.runs.filming import View
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.ui import films, gallery, plots, result, resume, style
+from kit.ui import picker as picker_module
+from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
 from tests.ui.fabricate import at_work, make_run, set_status, wait_for
 
@@ -183,6 +185,47 @@ def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.M
     wait_for(lambda: "division by zero" in panel._message.value)
     options = {"runs_dir": str(tmp_path), "background": True, "store": "hf://me/runs/"}
     assert asked == [("hf://me/runs/far", options)]
+
+
+def test_a_store_can_be_named_in_the_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = {"name": "far", "state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": 0}
+    monkeypatch.setattr(
+        resume, "list_runs", lambda where: StoredRuns([stored]) if "://" in str(where) else local_runs(where)
+    )
+    panel = ResumePanel(runs_dir=str(tmp_path)).show()
+    entry, look = panel.view.children[0].children
+    entry.value = " hf://me/runs "
+    look.click()
+    wait_for(lambda: len(panel.table.children) == 2)
+    assert "far" in panel.table.children[1].children[1].value
+    assert panel.changes == {"store": "hf://me/runs"}, "what goes on is copied there"
+
+
+def test_a_run_is_picked_from_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = make_run(tmp_path / "store", "far")
+    for name in ("old", "new"):
+        run = make_run(tmp_path / "runs", name)
+        (run.path / "checkpoints" / "step_000000600").mkdir(parents=True)
+    stored = {"name": "far", "state": "finished", "step": 600, "total_steps": 1000, "success_rate": 0.5, "updated": 0}
+    monkeypatch.setattr(
+        resume, "list_runs", lambda where: StoredRuns([stored]) if "://" in str(where) else local_runs(where)
+    )
+    picker = RunPicker("old", str(tmp_path / "runs")).show()
+    assert picker.run.name == "old"
+    texts = [text for text, _ in picker.choices.options]
+    assert "new (finished, 600 steps, 97 % success)" in texts and len(texts) == 2
+    picker.choices.value = str(tmp_path / "runs" / "new")
+    assert picker.run.name == "new"
+    entry, look = picker.entry.children
+    entry.value = "hf://me/runs"
+    look.click()
+    wait_for(lambda: len(picker.choices.options) == 3)
+    assert picker.run.name == "new", "looking does not choose"
+    asked: list[str] = []
+    monkeypatch.setattr(picker_module, "locate", lambda choice, runs_dir: asked.append(choice) or (far, {}))
+    picker.choices.value = "hf://me/runs/far"
+    assert picker.run.path == far.path and picker.run.path == far.path
+    assert asked == ["hf://me/runs/far", str(far.path)], "fetched once"
 
 
 def test_a_finished_run_goes_on_only_if_asked_for_more(tmp_path: Path) -> None:
