@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.2.0"
+HOME = "https://github.com/kit-rl/kit"
 
 _WHERE = {
     "RunConfig": "kit.config",
@@ -17,6 +18,7 @@ _WHERE = {
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.rollouts",
     "export": "kit.runs.export",
+    "push": "kit.runs.publish",
     "make_vec": "kit.envs",
     "verify": "kit.machine",
     "machine": "kit.machine",

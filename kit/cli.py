@@ -131,6 +131,13 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _push(options: argparse.Namespace) -> int:
+    from kit.runs.publish import push
+
+    print(push(options.run, options.url, options.step, options.episodes))
+    return 0
+
+
 def _fingerprint(options: argparse.Namespace) -> int:
     from kit.format.checkpoint import Damaged
     from kit.runs.fingerprint import fingerprint
@@ -267,12 +274,14 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
     view.add_argument("--port", type=int, default=8080, help="default: 8080, or the next that is free")
     export = add("export", "write a policy for use without kit, and what its numbers mean", _export)
-    for sub in (evaluate, video, fingerprint, view, export):
+    push = add("push", "put a policy on the Hugging Face Hub as a model: card, scores, film, SB3 zip, ONNX", _push)
+    for sub in (evaluate, video, fingerprint, view, export, push):
         sub.add_argument("run", metavar="RUN")
+    push.add_argument("url", metavar="hf://YOU/MODEL", help="made, and private, if it is not there")
     export.add_argument("--to", default="onnx", help="onnx, torchscript, sb3 or safetensors; default: onnx")
     export.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
     export.add_argument("--output", type=Path, help="default: exports/step_<step> in the run")
-    for sub, count in ((evaluate, 100), (video, 3)):
+    for sub, count in ((evaluate, 100), (video, 3), (push, 100)):
         sub.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
         sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")
     fingerprint.add_argument("--step", type=int, help="a checkpoint's step; default: the latest")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kit
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.runs.finding import local_runs
@@ -17,6 +18,7 @@ from kit.runs.run import Run
 
 papermill = pytest.importorskip("papermill")
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+REPOSITORY = kit.HOME.removeprefix("https://github.com/")
 CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
@@ -63,6 +65,13 @@ def test_there_are_the_first_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS][:5] == first
 
 
+def test_the_repository_has_one_address() -> None:
+    root = Path(__file__).parents[1]
+    texts = [path.read_text() for path in (*NOTEBOOKS, root / "README.md", root / "environment.yml")]
+    named = {name for text in texts for name in re.findall(r"github(?:\.com)?/([\w.-]+/kit)\b", text)}
+    assert named == {REPOSITORY}, "kit.HOME says where it is"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_form(path: Path) -> None:
     notebook = read(path)
@@ -70,7 +79,7 @@ def test_form(path: Path) -> None:
     title = "".join(cells[0]["source"])
     assert cells[0]["cell_type"] == "markdown"
     assert title.startswith("# ")
-    assert f"https://colab.research.google.com/github/kit-rl/kit/blob/main/notebooks/{path.name})" in title
+    assert f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{path.name})" in title
     assert len({cell["id"] for cell in cells}) == len(cells), "ids are unique"
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "nothing is saved"

@@ -48,8 +48,8 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
     title = f"# {run_dir.name}: {facts['algorithm']} on {facts['task']}"
     parts, files = [HEAD, MARK, title, f"| | |\n|---|---|\n{table}"], dict[str, Path | bytes]()
-    if curve := _curve(rows):
-        files["curve.png"] = curve
+    if drawn := curve(rows):
+        files["curve.png"] = drawn
         parts.append("![learning curve](curve.png)")
     if videos := sorted((run_dir / "videos").glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime):
         files["replay.mp4"] = videos[-1]  # the name that the Hub plays on a reinforcement-learning page
@@ -58,7 +58,7 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     return {"README.md": redact(text).encode(), **files}
 
 
-def _curve(rows: list[dict[str, Any]]) -> bytes | None:
+def curve(rows: list[dict[str, Any]]) -> bytes | None:
     """A PNG of return and success over steps, in training and in evaluations; None without matplotlib or data."""
     curves = {"mean return": ("rollout/ep_rew_mean", "eval/mean_return"),
               "success rate": ("rollout/success_rate", "eval/success_rate")}  # fmt: skip

@@ -133,7 +133,12 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
     )  # fmt: skip
     look = w.Button(description="Look", icon="search", layout=w.Layout(flex="0 0 auto", width="96px"))
     look.add_class("kit-look-button")
-    look.on_click(lambda _: entry.value.strip() and on_choice(entry.value.strip()))
+
+    def pressed(_: Any) -> None:
+        if url := entry.value.strip():
+            on_choice(url)
+
+    look.on_click(pressed)
     view = w.HBox([entry, look], layout=w.Layout(max_width="560px"))
     view.add_class("kit-store-picker")
     return view

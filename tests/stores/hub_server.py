@@ -134,6 +134,7 @@ ROUTES = [
     ("PUT", r"/objects/(?P<oid>[0-9a-f]{64})", "upload"),
     ("POST", r"/objects/(?P<oid>[0-9a-f]{64})/verify", "verify"),
     ("GET", r"/(?P<repo>[^/]+/[^/]+)/resolve/[^/]+/(?P<path>.+)", "resolve"),
+    ("HEAD", r"/(?P<repo>[^/]+/[^/]+)/resolve/[^/]+/(?P<path>.+)", "resolve"),
 ]
 
 
@@ -156,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_POST = do_PUT = do_DELETE = do_GET
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
 
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -202,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     def _read_chunked(self) -> bytes:
         body = b""
