@@ -32,6 +32,7 @@ ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
+    "tracker",
 )  # fmt: skip
 
 
@@ -79,6 +80,9 @@ class RunConfig:
         default="10GB",
         metadata={"help": "how much of this machine's disk checkpoints may take; the newest and the best always stay"},
     )
+    tracker: str | None = field(
+        default=None, metadata={"help": "follow the run elsewhere too: wandb:PROJECT or trackio:PROJECT"}
+    )
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
@@ -114,6 +118,8 @@ class RunConfig:
         if self.session_limit is not None:
             seconds("session_limit", self.session_limit)
         byte_count("disk_budget", self.disk_budget)
+        if self.tracker is not None and not re.fullmatch(r"(wandb|trackio):[\w.-]+", self.tracker):
+            raise UserError(f"tracker={self.tracker!r} is none; write wandb:PROJECT or trackio:PROJECT.")
         if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run_name):
             raise UserError(f"run_name={self.run_name!r} cannot name a folder; use letters, digits, '.', '_' and '-'.")
 

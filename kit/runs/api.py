@@ -11,7 +11,7 @@ from typing import Any
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.runs import control, directory, opponents, provenance, status
+from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.beginning import beginning, first_checkpoint
 from kit.runs.finding import locate
 from kit.runs.run import Run
@@ -114,6 +114,7 @@ def create(
     if elsewhere:
         envs.carry(config.env)  # an env that no other process can make is refused
     opponents.check(config)
+    tracking.check(config)
     resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))
     if resolved.store:
         from kit.stores import open_store
@@ -155,6 +156,7 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
             may = ", ".join(MAY_CHANGE_ON_RESUME)
             raise UserError(f"{name}={value!r} differs from the run's {had!r}; on resume only {may} may change.")
     config = run.config.replace(**changes)
+    tracking.check(config)
     if "device" in changes or config.store != run.config.store:
         from kit.measure.auto import resolve
 

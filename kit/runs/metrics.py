@@ -28,6 +28,7 @@ class Metrics:
     def __init__(self, run_path: Path, rows: int) -> None:
         """Go on after the first `rows` rows; rows beyond them belong to work that was lost and will be done again."""
         self.rows = rows
+        self.on_row: Callable[[dict[str, Any]], None] = lambda row: None
         self._path = run_path / "metrics.jsonl"
         lines = self._path.read_bytes().splitlines(keepends=True)[:rows] if self._path.exists() else []
         if len(lines) < rows:
@@ -50,6 +51,7 @@ class Metrics:
         with contextlib.suppress(OSError):
             self._flush()
         self._events.add(row)
+        self.on_row(row)
 
     def sync(self) -> None:
         """Make every row durable, before a checkpoint that counts them is committed."""

@@ -22,6 +22,7 @@ from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
 from kit.runs.run import Run
 from kit.runs.status import Status
+from kit.runs.tracking import Tracker
 from kit.runs.writer import Writer
 
 LONG_ITERATION_S = 1.0
@@ -73,6 +74,10 @@ class Training:
         self._last_eval, self._best = int(own.get("last_eval", -1)), own.get("best")
         self.metrics = Metrics(self.run.path, int(own.get("rows", 0)))
         self._closing.append(self.metrics.close)
+        if config.tracker is not None:
+            tracker = Tracker(config, self.run.name, self._say)
+            self.metrics.on_row = tracker.add
+            self._closing.append(tracker.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self._evaluator = Evaluator(config)

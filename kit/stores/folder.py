@@ -185,8 +185,7 @@ def _locate(url: str, write: bool) -> Path:
             raise Unusable(url, "names no folder; write drive:folder.")
         safe_path(folder)
         if not mount.is_dir():
-            mounting = "`from google.colab import drive; drive.mount('/content/drive')`"
-            why = f"needs Google Drive at {mount}; on Colab run {mounting} first, elsewhere use hf://user/repo."
+            why = f"needs Google Drive at {mount}; on Colab run `kit.ui.connect({url!r})` first, elsewhere use hf://user/repo."
             raise Unusable(url, why)
         root = mount / folder
         if write:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kit.machine.host import connect
 from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
@@ -35,6 +36,7 @@ __all__ = [
     "account",
     "checkpoints_side_by_side",
     "compare",
+    "connect",
     "economy",
     "find_run",
     "from_cameras",

@@ -102,6 +102,9 @@ class Dashboard:
     def _changed(self) -> None:
         """The run has begun, or could not, or its process is gone."""
 
+    def _end(self, run: Run) -> None:
+        """The run's process is gone, and all that can be shown is shown."""
+
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         """The status that is shown is `now`."""
 
@@ -140,6 +143,7 @@ class Dashboard:
                     self.say(films.finish(run), bad=True)
                     self._play(run)
                     self._tell_others(run)
+                self._end(run)
         except Exception as error:
             self.say(f"The display stopped ({type(error).__name__}: {error}); the run does not depend on it.", bad=True)
         finally:

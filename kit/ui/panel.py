@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.machine import host
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs import directory
@@ -28,7 +29,14 @@ SETTLE_S = 0.4
 
 
 class Panel(Dashboard):
-    """A dashboard that begins the run as well."""
+    """A dashboard that begins the run as well. With `end_session` the machine is given back when the run is finished
+    and has arrived in its store."""
+
+    def __init__(self, end_session: bool = False) -> None:
+        super().__init__()
+        self.end_session = end_session
+        if end_session:
+            host.can_end_session()
 
     def show(self) -> Self:
         """Display the panel. With nobody there (papermill), do the work now; only then raises `RunFailed`."""
@@ -36,10 +44,31 @@ class Panel(Dashboard):
             return super().show()
         self.run = self._begin()
         follow(self.run)
+        self._end(self.run)
         return self
 
     def _begin(self) -> Run:
         raise NotImplementedError
+
+    def _end(self, run: Run) -> None:
+        if not self.end_session:
+            return
+        if trouble := not_safe(run):
+            sentence = f"The session goes on: {trouble}."
+            print(sentence) if nobody_there() else self.say(sentence, bad=True)
+        else:
+            host.end_session()
+
+
+def not_safe(run: Run) -> str | None:
+    """Why the machine of `run` cannot go yet, or None."""
+    now = run.status()
+    held = (now["store"] or {}).get("step")
+    if now["state"] != "finished":
+        return f"the run is {now['state']}"
+    if held is None or held < now["step"]:
+        return f"step {now['step']:,} has not arrived in a store" if run.config.store else "the run has no store"
+    return None
 
 
 class TrainPanel(Panel):
@@ -51,9 +80,15 @@ class TrainPanel(Panel):
     while a run of its `runs_dir` is at work picks that run up again.
     """
 
-    def __init__(self, config: RunConfig | None = None, dollars_per_hour: float | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        dollars_per_hour: float | None = None,
+        end_session: bool = False,
+        **fields: Any,
+    ) -> None:
         """`dollars_per_hour` is what this machine costs, for the estimate; by default as last documented."""
-        super().__init__()
+        super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
 

@@ -32,9 +32,14 @@ class ResumePanel(Panel):
     """
 
     def __init__(
-        self, run: str | Path | None = None, runs_dir: str = "runs", store: str | None = None, **changes: Any
+        self,
+        run: str | Path | None = None,
+        runs_dir: str = "runs",
+        store: str | None = None,
+        end_session: bool = False,
+        **changes: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(end_session)
         self.choice, self.runs_dir, self.store = run, runs_dir, store
         self.changes = {name: value for name, value in {"store": store, **changes}.items() if value is not None}
         self._stored: list[Entry] = []

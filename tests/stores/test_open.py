@@ -23,7 +23,7 @@ from kit.stores.folder import DirectoryStore
         ("drives:runs", "is not known"),
         ("drive:", "names no folder"),
         ("drive:../x", "refused as a name"),
-        ("drive:runs", "drive.mount"),
+        ("drive:runs", "kit.ui.connect"),
         ("/no/such/place", "does not exist"),
         ("file:///no/such/place", "does not exist"),
         ("hf://me", "cannot be parsed"),
@@ -72,7 +72,7 @@ def test_s3_server_that_does_not_answer(s3: str, monkeypatch: pytest.MonkeyPatch
 def test_a_drive_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = tmp_path / "MyDrive"
     monkeypatch.setenv("KIT_DRIVE_ROOT", str(mount))
-    with pytest.raises(UserError, match=r"drive\.mount"):
+    with pytest.raises(UserError, match=r"kit\.ui\.connect"):
         open_store("drive:robots/runs", write=True)
     mount.mkdir()
     store = open_store("drive:robots/runs", write=True)

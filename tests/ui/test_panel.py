@@ -243,3 +243,23 @@ def test_with_nobody_there_it_trains_at_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "bad", state="failed", message="no"))
     with pytest.raises(RunFailed, match="bad failed: no"):
         TrainPanel(runs_dir=str(tmp_path)).show()
+
+
+def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="end_session=True works on Colab"):
+        TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True)
+    ended: list[bool] = []
+    monkeypatch.setattr(panel_module.host, "can_end_session", lambda: None)
+    monkeypatch.setattr(panel_module.host, "end_session", lambda: ended.append(True))
+    monkeypatch.setenv("KIT_HEADLESS", "1")
+    for name, step, state, safe in (
+        ("a", 600, "finished", True),
+        ("b", 500, "finished", False),
+        ("c", 600, "interrupted", False),
+    ):
+        store = {"url": "hf://me/runs", "step": step, "time": 1.0, "state": "ok", "error": ""}
+        run = make_run(tmp_path, name, config={"store": str(tmp_path)}, store=store, state=state)
+        monkeypatch.setattr(panel_module, "launch", lambda config, run=run: run)
+        TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
+        assert bool(ended) == safe
+        ended.clear()

@@ -1,0 +1,62 @@
+"""A run followed in a tracker as well: every row arrives there, and nothing that goes wrong there ends a training."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kit
+from kit.errors import UserError
+
+FIELDS: dict[str, Any] = {
+    "env": "Reach", "total_steps": 512, "n_envs": 4, "eval_every": 256, "device": "cpu", "threads": 1,
+    "run_name": "arm", "overrides": {"n_steps": 64, "batch_size": 64, "n_epochs": 1},
+}  # fmt: skip
+
+
+def test_rows_arrive_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = pytest.importorskip("trackio")
+    for module in (trackio.utils, trackio.sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    run = kit.train(**FIELDS, runs_dir=str(tmp_path / "runs"), tracker="trackio:robots")
+    kit.resume(run.path, total_steps=768)
+    with sqlite3.connect(tmp_path / "trackio" / "robots.db") as there:
+        found = there.execute("select run_name, step, metrics from metrics order by id").fetchall()
+    assert [(name, step) for name, step, _ in found] == [("arm", row["step"]) for row in run.rows()]
+    sent = [json.loads(values) for _, _, values in found if b"eval/mean_return" in values]
+    kept = [row for row in run.rows() if "eval/mean_return" in row]
+    assert [row["eval/mean_return"] for row in sent] == [row["eval/mean_return"] for row in kept]
+    assert kept[-1]["step"] == 768
+
+
+def test_a_tracker_that_fails_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wandb.py").write_text(
+        "class Run:\n    def log(self, row, step): raise ConnectionError('the service is gone')\n"
+        "def init(**settings): return Run()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = kit.train(**FIELDS, runs_dir=str(tmp_path), tracker="wandb:robots")
+    assert run.status()["state"] == "finished"
+    assert capsys.readouterr().out.count("wandb does not follow any more (ConnectionError: the service is gone)") == 1
+
+
+@pytest.mark.parametrize(
+    ("tracker", "sentence"),
+    [
+        ("mlflow:robots", r"tracker='mlflow:robots' is none; write wandb:PROJECT or trackio:PROJECT"),
+        ("wandb:robots", r"wandb is not installed; it comes with `pip install 'kit\[track\]'`"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, sentence: str
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(UserError, match=sentence):
+        kit.launch(**FIELDS, runs_dir=str(tmp_path / "runs"), tracker=tracker)
+    assert not (tmp_path / "runs").exists()
