@@ -102,7 +102,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _video(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from kit.runs.filming import record
+    from kit.runs.filming import failures_first, record
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     with tqdm(unit="frame", desc="filming") as bar:
@@ -111,7 +111,9 @@ def _video(options: argparse.Namespace) -> int:
             bar.total = at_most
             bar.update(done - bar.n)
 
-        path = record(options.run, options.step, cameras, options.episodes, options.size, options.output, on_frame)
+        run, which = kit.Run(options.run), options.episodes
+        which = failures_first(run, options.step)[:which] if options.failures else which
+        path = record(run, options.step, cameras, which, options.size, options.output, on_frame)
     print(path)
     return 0
 
@@ -286,6 +288,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")
     fingerprint.add_argument("--step", type=int, help="a checkpoint's step; default: the latest")
     video.add_argument("--cameras", help="comma-separated, shown side by side; default: the task's first")
+    video.add_argument("--failures", action="store_true", help="of the first 50 episodes those that fail, or nearly")
     video.add_argument("--size", type=int, default=320, help="pixels a side; default: 320")
     video.add_argument("--output", type=Path, help="default: videos/step_<step>.mp4 in the run")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cache
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
 """Frames per second, about; seconds of an episode at most, soon drawn and small enough to stay in a notebook; and for
 which its end is held."""
+AMONG, SEARCH_S = 50, 20.0
+"""Episodes among which failures are looked for, and how long."""
 COLUMNS = 4
 """Views beside each other, before the next row begins."""
 GREEN, RED, WHITE = (120, 220, 130), (255, 130, 110), (255, 255, 255)
@@ -45,25 +48,47 @@ def record(
     run: Run | str | Path,
     step: int | str | None = None,
     cameras: tuple[str, ...] | None = None,
-    episodes: int = 3,
+    episodes: int | Sequence[int] = 3,
     size: int = 320,
     path: Path | None = None,
     on_frame: Progress = lambda done, at_most: None,
 ) -> Path:
-    """Film `episodes` with the policy of `step` into an mp4, by default `videos/step_<step>.mp4` in the run: `size`
-    pixels a side, cameras side by side. Needs the extra `video`."""
+    """Film `episodes` (so many, or their numbers) with the policy of `step` into an mp4, by default
+    `videos/step_<step>.mp4` in the run (numbers: in `videos/chosen`): `size` pixels a side, cameras side by side. Needs
+    the extra `video`."""
     run = run if isinstance(run, Run) else Run(run)
     number = 0 if step == 0 else run.find(step).step
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
-    return film(views, path or run.path / "videos" / f"step_{number:09d}.mp4", episodes, size, on_frame)
+    folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
+    return film(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
+
+
+def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
+    """The numbers of the first `among` episodes that `film` would show of the policy of `step`, those that fail before
+    the others, then by return. Looks for `SEARCH_S` seconds at most. Raises `UserError`."""
+    player, found, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
+    try:
+        for episode in range(among):
+            player.begin(episode)
+            player.advance(player.env.episode_steps)
+            found.append((player.succeeded, player.returned, episode))
+            if time.monotonic() > end:
+                break
+    finally:
+        player.env.close()
+    return [episode for *_, episode in sorted(found)]
 
 
 def film(
-    views: Sequence[View], path: Path, episodes: int, size: int, on_frame: Progress = lambda done, at_most: None
+    views: Sequence[View],
+    path: Path,
+    episodes: int | Sequence[int],
+    size: int,
+    on_frame: Progress = lambda done, at_most: None,
 ) -> Path:
-    """The first `MOST_S` seconds of each of `episodes`, all `views` beside each other, `size` pixels a side; whoever is
-    done waits for the others. Written in: title, step, return, how it ended, and in a corner what the policy sees if
-    it sees pictures. Calls `on_frame`. Raises `UserError`; nothing is left then."""
+    """The first `MOST_S` seconds of each of `episodes` (so many, or their numbers), all `views` beside each other,
+    `size` pixels a side; whoever is done waits for the others. Written in: title, step, return, how it ended, and in a
+    corner what the policy sees if it sees pictures. Calls `on_frame`. Raises `UserError`; nothing is left then."""
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     policies: dict[tuple[Path, Any], list[View]] = {}
@@ -76,7 +101,9 @@ def film(
     try:
         with (
             mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as written,
-            closing(_frames(players, episodes, size, on_frame)) as drawn,
+            closing(
+                _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
+            ) as drawn,
         ):
             for frame in drawn:  # not write_video, which keeps them all to look at the first
                 written.add_image(frame)
@@ -95,17 +122,17 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
     return stride, rate / stride, min(-(-env.episode_steps // stride), round(MOST_S * rate / stride))
 
 
-def _frames(players: list[_Player], episodes: int, size: int, on_frame: Progress) -> Generator[np.ndarray]:
+def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
     """(rows * size, columns * size, 3) uint8 as they are drawn. None is kept: a thousand of them take a gigabyte."""
     stride, fps, most = timing(players[0].env)
     done = 0
-    for episode in range(episodes):
+    for episode in episodes:
         for player in players:
             player.begin(episode)
         for _ in range(most):
             yield _beside(players, size)
             done += 1
-            on_frame(done, episodes * most)
+            on_frame(done, len(episodes) * most)
             for player in players:
                 player.advance(stride)
             if all(player.over for player in players):
@@ -144,7 +171,7 @@ class _Player:
         self._obs = self.env.reset(seed=self._seed + episode)
         self._memory = self._actor.memory(1)
         self.over, self._ended, self._colour = False, "", WHITE
-        self._episode, self._step, self._return = episode + 1, 0, 0.0
+        self._episode, self._step, self.returned, self.succeeded = episode + 1, 0, 0.0, False
 
     def advance(self, steps: int) -> None:
         """To the end of the episode at most."""
@@ -153,17 +180,18 @@ class _Player:
                 return
             actions, self._memory = self._actor(self._obs, self._memory)
             self._obs, reward, terminated, truncated, info = self.env.step(actions)
-            self._step, self._return = self._step + 1, self._return + float(reward[0])
+            self._step, self.returned = self._step + 1, self.returned + float(reward[0])
             self.over = bool(terminated[0] | truncated[0])
             if self.over and "success" in info:
-                self._ended, self._colour = ("success", GREEN) if info["success"][0] else ("no success", RED)
+                self.succeeded = bool(info["success"][0])
+                self._ended, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
 
     def draw(self, size: int) -> list[np.ndarray]:
         """Of each view, (size, size, 3) uint8; of an episode that is over, as it was drawn last."""
         if not self.over:
             self._pictures = self.env.render(self._cameras or None, size, size)[0].cpu().numpy()
             self._seen = _seen(self._actor.see(self._obs), size)
-        said = f"episode {self._episode}   step {self._step}   return {self._return:.2f}   {self._ended}"
+        said = f"episode {self._episode}   step {self._step}   return {self.returned:.2f}   {self._ended}"
         return [
             _written(picture, self._seen, view.title, said, self._colour)
             for picture, view in zip(self._pictures, self._views, strict=True)

@@ -7,7 +7,7 @@ from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
 from kit.ui.films import video
-from kit.ui.gallery import checkpoints_side_by_side, find_run, from_cameras, runs_side_by_side, statistics
+from kit.ui.gallery import checkpoints_side_by_side, failures, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
 from kit.ui.picker import RunPicker
@@ -38,6 +38,7 @@ __all__ = [
     "compare",
     "connect",
     "economy",
+    "failures",
     "find_run",
     "from_cameras",
     "inside",

@@ -19,7 +19,7 @@ from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import short
 from kit.ui.learning import Curve
-from kit.ui.plots import TEXT, WHEEL, draw
+from kit.ui.plots import TEXT, WHEEL, beside, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,13 +191,14 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
     """Several runs, task by task: curves (the interquartile mean of a config's seeds, in a band from the lowest to the
     highest), a table, and what it says in words. `threshold`: a score whose time is compared; by default 90 % of the
     way from the untrained to the best."""
-    tasks, texts, parts = by_task(runs), [], []
+    tasks, texts, parts, pictures = by_task(runs), [], [], []
     table = _table(tasks, threshold, usd_per_hour)
     for task, groups in tasks.items():
         rows = table.loc[[task]].droplevel(0)
         percent = groups[0].seeds[0].curves[0].percent
         said = f"{task}: {verdict(rows, percent)}"
-        picture = base64.b64encode(figure(groups)._repr_png_()).decode()
+        pictures.append(figure(groups)._repr_png_())
+        picture = base64.b64encode(pictures[-1]).decode()
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [said, cells.to_string()]
         parts += [
@@ -206,7 +207,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
             f"<div style='overflow-x:auto'>{cells.to_html(border=0, classes='kit-table')}</div>",
         ]
     nothing = "None of these runs has measured anything yet."
-    return style.Page("\n".join(texts) or nothing, "".join(parts) or style.note(nothing))
+    return style.Page("\n".join(texts) or nothing, "".join(parts) or style.note(nothing), beside(pictures))
 
 
 def verdict(rows: pd.DataFrame, percent: bool) -> str:

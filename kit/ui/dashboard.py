@@ -46,7 +46,8 @@ class Dashboard:
         from IPython.display import display
 
         self._build(need("ipywidgets", "notebook"))
-        display(self.view)
+        shown = self.view._repr_mimebundle_() | {"text/plain": f"{type(self).__name__}: run this cell to see it."}
+        display(shown, raw=True)  # what is left of it in a saved notebook is the sentence
         self._shown()
         return self
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kit.machine.settings import worker_environment
 from kit.runs.filming import View, film
 from kit.runs.run import Run
 from kit.ui import style
+from kit.ui.plots import beside
 
 EPISODES = 2
 NICE = 10
@@ -37,14 +39,15 @@ class Film:
     views: tuple[View, ...]
     size: int = 320
     """Pixels a side, of each."""
-    episodes: int = EPISODES
+    episodes: int | tuple[int, ...] = EPISODES
+    """So many, or their numbers."""
 
     @property
     def path(self) -> Path:
         """One policy before its task's first camera, as `kit video` films it, is among the run's `videos`."""
         run, step, camera, _ = self.views[0]
         folder = run.path / "videos"
-        if len(self.views) == 1 and not camera:
+        if len(self.views) == 1 and not camera and isinstance(self.episodes, int):
             return folder / f"step_{step:09d}.mp4"
         what = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
         return folder / "views" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.mp4"
@@ -130,16 +133,31 @@ def players(films: Iterable[tuple[str, Path]], width: int) -> style.Page:
     """Players beside each other, (caption, path) each. The files travel in the output, so that they play wherever the
     notebook is opened."""
     films = list(films)
-    return style.Page(", ".join(text for text, _ in films), style.flex(tag(path, text, width) for text, path in films))
+    body = style.flex(tag(path, text, width) for text, path in films)
+    return style.Page(", ".join(text for text, _ in films), body, beside([poster(path) for _, path in films]))
 
 
 def tag(path: Path, caption: str, width: int) -> str:
-    """An HTML5 player of the mp4 at `path`, looping and silent, `width` pixels wide."""
-    data = base64.b64encode(path.read_bytes()).decode()
+    """An HTML5 player of the mp4 at `path`, looping and silent, `width` pixels wide, and a link that saves it."""
+    film, still = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
+    shown = f'poster="data:image/png;base64,{still}" src="data:video/mp4;base64,{film}"'
+    save = f"<a download='{path.name}' onclick='this.href=this.closest(&quot;figure&quot;).firstChild.src'>save</a>"
     return (
-        f'<figure><video width="{width}" autoplay loop muted playsinline controls '
-        f'src="data:video/mp4;base64,{data}"></video><figcaption>{html.escape(caption)}</figcaption></figure>'
+        f'<figure><video width="{width}" autoplay loop muted playsinline controls {shown}></video>'
+        f"<figcaption>{html.escape(caption)}{save}</figcaption></figure>"
     )
+
+
+@cache
+def poster(path: Path) -> bytes | None:
+    """The last picture of a film, as PNG: how it ended. None if it cannot be had."""
+    if not find_spec("imageio_ffmpeg"):
+        return None
+    import imageio_ffmpeg
+
+    last = ["-sseof", "-0.2", "-i", str(path), "-frames:v", "1", "-c:v", "png", "-f", "image2pipe", "-"]
+    made = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-v", "quiet", *last], capture_output=True, check=False)
+    return made.stdout or None
 
 
 def caption(path: Path) -> str:

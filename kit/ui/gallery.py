@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
-from kit.runs.filming import COLUMNS, View
+from kit.runs.filming import COLUMNS, View, failures_first
 from kit.runs.finding import local_runs
 from kit.runs.opponents import make_worlds
 from kit.runs.rollouts import evaluate
@@ -71,6 +71,13 @@ def from_cameras(
     return _film([View(run, number, camera, camera) for camera in cameras], episodes)
 
 
+def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
+    """Episodes in which the policy of `step` (default: the best) fails, of the first 50; where it does not fail, those
+    with the lowest returns."""
+    number = run.find(step).step
+    return _film([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))
+
+
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
@@ -92,7 +99,7 @@ def spread(items: Sequence[int], count: int) -> list[int]:
     return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _film(views: Sequence[View], episodes: int) -> Page:
+def _film(views: Sequence[View], episodes: int | tuple[int, ...]) -> Page:
     """A player of `views` beside each other, as large as there is room."""
     size = SIZE.get(len(views), SMALL)
     path = Film(tuple(views), size, episodes).file()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kit.errors import need
@@ -82,3 +82,20 @@ def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = 
             axis.set_ylim(-0.02, 1.04)
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     return figure, axes[: len(curves)]
+
+
+def beside(pictures: Iterable[bytes | None]) -> bytes | None:
+    """One PNG of several, as high as the lowest; None of none."""
+    from PIL import Image
+
+    images = [Image.open(io.BytesIO(picture)).convert("RGBA") for picture in pictures if picture]
+    if not images:
+        return None
+    height = min(image.height for image in images)
+    images = [image.resize((image.width * height // image.height, height)) for image in images]
+    whole = Image.new("RGBA", (sum(image.width for image in images), height))
+    for i, image in enumerate(images):
+        whole.paste(image, (sum(before.width for before in images[:i]), 0))
+    out = io.BytesIO()
+    whole.save(out, format="png")
+    return out.getvalue()

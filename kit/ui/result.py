@@ -8,10 +8,10 @@ import math
 
 from kit.runs.run import Run
 from kit.ui import style
-from kit.ui.films import caption, finish, tag, wanted
+from kit.ui.films import caption, finish, poster, tag, wanted
 from kit.ui.headless import nobody_there
 from kit.ui.panel import Panel
-from kit.ui.plots import learning_curve
+from kit.ui.plots import beside, learning_curve
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
 
@@ -39,18 +39,19 @@ def page(run: Run | None) -> style.Page:
 def result(run: Run, trouble: str = "") -> style.Page:
     """A run that has ended as one output: sentence, figure, video."""
     said = sentence(run)
-    figure = base64.b64encode(learning_curve(run)._repr_png_()).decode()
+    curve: bytes = learning_curve(run)._repr_png_()
+    figure, film = base64.b64encode(curve).decode(), run.videos[-1:]
     parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(said)}</b></p>"]
     if judged := learnt(run):
         said = f"{said} {judged[0]}"
         parts.append(f"<p class='{'kit-good' if judged[1] else 'kit-bad'}' style='margin:6px 0'>{judged[0]}</p>")
     parts.append(f"<img alt='learning curve' style='max-width:100%' src='data:image/png;base64,{figure}'>")
-    if run.videos:
-        parts.append(style.flex([tag(run.videos[-1], caption(run.videos[-1]), 360)]))
+    if film:
+        parts.append(style.flex([tag(film[0], caption(film[0]), 360)]))
     if trouble:
         parts.append(style.note(trouble, bad=True))
     parts.append(style.note(f"The run is kept in {run.path.parent.name}/{run.name}."))
-    return style.Page(said, "".join(parts))
+    return style.Page(said, "".join(parts), beside([curve, *map(poster, film)]))
 
 
 def learnt(run: Run) -> tuple[str, bool] | None:

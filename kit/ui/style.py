@@ -36,6 +36,7 @@ CSS = """
 .kit figure{margin:0}
 .kit figcaption{font-size:12.5px;opacity:.75;margin:3px 2px}
 .kit video{border-radius:8px;display:block;background:#0002;max-width:100%;height:auto}
+.kit figcaption a{color:inherit;text-decoration:underline;cursor:pointer;margin-left:8px}
 .kit img,.kit svg{max-width:100%}
 .kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:2px 9px;
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
@@ -61,12 +62,17 @@ class Page:
     text: str
     body: str
     """HTML; the style that it needs is added."""
+    picture: bytes | None = None
+    """A PNG of the most important, for readers of a saved notebook who show no HTML, such as GitHub."""
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
         return f"<style>{CSS}</style>{wrap(self.body)}"
+
+    def _repr_png_(self) -> bytes | None:
+        return self.picture
 
 
 def wrap(*parts: str) -> str:

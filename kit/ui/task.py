@@ -44,8 +44,10 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     table = "".join(f"<b>{name}</b><div>{'<br>'.join(lines)}</div>" for name, lines in rows if lines)
     body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>"
     body += f"{html.escape(about)}</div>"
-    body += style.flex([picture, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
-    return style.Page(f"{env}: {about}", body)
+    drawn = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else ""
+    image = f"<img alt='{html.escape(env)}' width='{SIZE}' src='{drawn}' style='border-radius:8px'>" if picture else ""
+    body += style.flex([image, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
+    return style.Page(f"{env}: {about}", body, picture)
 
 
 def sensible_steps(env: str) -> int | None:
@@ -107,11 +109,11 @@ def _about(env: str) -> str:
     return " ".join("\n".join(lines).strip().split("\n\n")[0].replace("`", "").split())
 
 
-def _picture(env: Any) -> str:
-    """An <img>, or nothing of an env that draws none."""
+def _picture(env: Any) -> bytes | None:
+    """A PNG, or nothing of an env that draws none."""
     mediapy = need("mediapy", "notebook,video")
     if not env.cameras:
-        return ""
+        return None
     env.reset(seed=0)
     env.action_space.seed(0)
     for _ in range(AFTER):
@@ -119,6 +121,6 @@ def _picture(env: Any) -> str:
     try:
         drawn = env.render(env.cameras[:1], SIZE, SIZE)[0, 0].cpu().numpy()
     except Exception:  # somebody's env may want a screen or a package
-        return ""
-    data = base64.b64encode(mediapy.compress_image(drawn)).decode()
-    return f"<img alt='{env.cameras[0]}' width='{SIZE}' src='data:image/png;base64,{data}' style='border-radius:8px'>"
+        return None
+    made: bytes = mediapy.compress_image(drawn)
+    return made

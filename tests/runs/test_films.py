@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+import kit
 from kit.runs import filming
 from kit.runs.filming import View, record, timing
 from kit.runs.run import Run
@@ -79,3 +80,20 @@ def test_a_film_shows_ten_seconds_of_an_episode_at_most(
 ) -> None:
     env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, film_speed=film_speed)
     assert timing(env) == (stride, pytest.approx(fps), frames)
+
+
+def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mediapy")
+    overrides = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}
+    fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
+    run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
+    order = filming.failures_first(run, among=8)
+    said: list[str] = []
+    written = filming._written
+    monkeypatch.setattr(filming, "_written", lambda *args: said.append(args[3]) or written(*args))
+    path = record(run, episodes=order, size=64)
+    assert path.parent == run.path / "videos" / "chosen" and run.videos == []
+    ends = [re.fullmatch(r"episode (\d+)   step \d+   return (\S+)   (success|no success)", line) for line in said]
+    played = list(dict.fromkeys((int(m[1]) - 1, m[3] == "success", float(m[2])) for m in ends if m))
+    assert [episode for episode, *_ in played] == order and sorted(order) == list(range(8))
+    assert [how for _, *how in played] == sorted(how for _, *how in played), "failures, then successes, by return"
