@@ -64,7 +64,9 @@ class Film:
                 bar.total = at_most
                 bar.update(done - bar.n)
 
-            return film(self.views, self.path, self.episodes, self.size, tell)
+            made = film(self.views, self.path, self.episodes, self.size, tell)
+            bar.total = bar.n  # an episode may end early
+            return made
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
         """Film a single view in a process of its own. Raises `UserError` if no process can make the env."""
