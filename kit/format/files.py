@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,33 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+class GrowingRows:
+    """The rows of a file of JSON lines that others append to; `read` parses what is new, and of that keeps the columns
+    `names`. Begins anew where the file was cut, as a resumed run does with work that was lost."""
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path, self._names, self._at, self._before = path, names, 0, b""
+
+    def read(self) -> bool:
+        """Whether there was anything new."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at - len(self._before))
+                data = file.read()
+        except FileNotFoundError:
+            data = b""
+        if not data.startswith(self._before):
+            self.rows, self._at, self._before = [], 0, b""
+            return self.read()
+        new = data[len(self._before) : data.rfind(b"\n") + 1]
+        for line in new.splitlines():
+            row = json.loads(line)
+            self.rows.append({name: row[name] for name in self._names if name in row})
+        self._at, self._before = self._at + len(new), (self._before + new)[-200:]
+        return bool(new)
 
 
 def step_of(folder: str) -> int | None:

@@ -12,15 +12,18 @@ from typing import Any, Self
 
 from kit.config import seconds
 from kit.errors import need
+from kit.format.files import GrowingRows
 from kit.runs.api import resume
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import films, style
 from kit.ui.chart import chart
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
-from kit.ui.learning import Curve
+from kit.ui.learning import COLUMNS, Curve
 
 REFRESH_S = 0.5
+SPARING = 20
+"""Curves are drawn again after so many times as long as drawing takes: of a very long run, every few seconds."""
 
 
 class Dashboard:
@@ -113,7 +116,7 @@ class Dashboard:
 
     def _watch(self, run: Run) -> None:
         """Redraw until the run's process has ended; one that is done gets a last video."""
-        filming, rows, drawn = films.Filming(run), run.path / "metrics.jsonl", -1
+        filming, rows, draw_next = films.Filming(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
         kin = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
             self._tell_others(run)
@@ -126,10 +129,10 @@ class Dashboard:
                 self._head.value = style.wrap(style.head(run.name, now | kin | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
                 self._redrawn(run, now)
-                size = rows.stat().st_size if rows.exists() else 0
-                if size != drawn:
-                    drawn = size
-                    self._curves.value = charts(run.rows(), now["total_steps"])
+                begun = time.monotonic()
+                if (begun >= draw_next or not working) and (rows.read() or not draw_next):
+                    self._curves.value = charts(rows.rows, now["total_steps"])
+                    draw_next = begun + SPARING * (time.monotonic() - begun)
                 filming.poll(now)
                 self._play(run)
                 if working:

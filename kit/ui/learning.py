@@ -12,6 +12,14 @@ SMOOTH = 5
 """Updates in the running mean of what training itself sees, which is noisy; evaluations are shown as they are."""
 
 
+MEASURES = (
+    ("Success rate", "rollout/success_rate", "eval/success_rate", True),
+    ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
+)
+"""Title, what training and what evaluations saw of it, whether it is a share."""
+COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
+
+
 @dataclass(frozen=True)
 class Curve:
     """One measure of success over environment steps: what training saw, with exploration noise and smoothed, and what
@@ -28,10 +36,7 @@ class Curve:
         """From the rows of metrics.jsonl: the success rate, where the task has one, and the mean return."""
         success, returned = (
             cls(title, _smooth(series(rows, trained)), series(rows, evaluated), percent)
-            for title, trained, evaluated, percent in (
-                ("Success rate", "rollout/success_rate", "eval/success_rate", True),
-                ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
-            )
+            for title, trained, evaluated, percent in MEASURES
         )
         return [success, returned] if len(success.training) or len(success.evaluation) or not rows else [returned]
 

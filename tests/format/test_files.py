@@ -1,0 +1,23 @@
+"""What is read of files that others write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kit.format.files import GrowingRows
+
+
+def test_rows_that_grow_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    growing = GrowingRows(path, ("step", "x"))
+    assert not growing.read() and growing.rows == []
+    lines = [json.dumps({"step": i, "x": i / 10, "rest": "r" * 9}) + "\n" for i in range(30)]
+    path.write_text("".join(lines[:10]) + lines[10][:7])
+    assert growing.read() and len(growing.rows) == 10, "the line that is being written just now is left out"
+    first = growing.rows[0]
+    path.write_text("".join(lines[:20]))
+    assert growing.read() and not growing.read()
+    assert growing.rows == [{"step": i, "x": i / 10} for i in range(20)] and growing.rows[0] is first
+    path.write_text("".join([*lines[:15], *lines[25:], *lines[:15]]))  # cut to 15, and longer than before by now
+    assert growing.read() and [row["step"] for row in growing.rows] == [*range(15), *range(25, 30), *range(15)]
