@@ -65,6 +65,25 @@ def test_there_are_the_first_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS][:5] == first
 
 
+def test_a_fresh_machine_installs_the_checkout_that_a_notebook_lies_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    first = sources(NOTEBOOKS[0], "code")[0]
+    assert all(sources(path, "code")[0] == first for path in NOTEBOOKS)
+    shell, asked = InteractiveShell(), list[str]()
+    shell.register_magic_function(asked.append, magic_name="pip")
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    cell = first.replace('find_spec("kit")', "None")
+    assert shell.run_cell(cell).success
+    (tmp_path / "pyproject.toml").touch()
+    assert shell.run_cell(cell).success
+    extras = "kit[notebook,video,stores]"
+    assert asked == [f'install -q "{extras} @ git+{kit.HOME}"', f'install -q "{extras} @ file://{tmp_path}"']
+
+
 def test_the_repository_has_one_address() -> None:
     root = Path(__file__).parents[1]
     texts = [path.read_text() for path in (*NOTEBOOKS, root / "README.md", root / "environment.yml")]
