@@ -114,7 +114,9 @@ class TrainPanel(Panel):
         self.task = Fold(w, "What this task is", "kit-task", task)
         self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
         self.buttons.children = (self.train_button, *self.buttons.children)
-        self.view.children = (self.task.view, self.form.view, self.code.view, self.label, *self.view.children)
+        self.choices = w.Accordion([self.form.view], selected_index=0, layout=w.Layout(max_width="940px"))
+        self.choices.add_class("kit-choices")
+        self.view.children = (self.task.view, self.choices, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
@@ -137,6 +139,7 @@ class TrainPanel(Panel):
         except UserError as error:
             self._tell(str(error), False)
             return
+        self._name_choices()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
         if self.is_working:  # a probe beside a training would slow it and be wrong
@@ -162,7 +165,9 @@ class TrainPanel(Panel):
         self.train_button.disabled = not valid or self.is_working
 
     def _changed(self) -> None:
-        """When the run is over, the label may speak of the next one again."""
+        """While a run is at work the form is folded; when it is over, the label may speak of the next one again."""
+        self.choices.selected_index = None if self.is_working else 0
+        self._name_choices()
         if self.is_working:
             self.train_button.disabled = True
         else:
@@ -170,6 +175,10 @@ class TrainPanel(Panel):
             if self.run is not None and name.value == self.run.name:
                 name.value = ""  # it is taken now; the next run is named by time
             self._edited()
+
+    def _name_choices(self) -> None:
+        c = self.config
+        self.choices.set_title(0, f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}")
 
     def _train(self) -> None:
         self.estimator.cancel()
