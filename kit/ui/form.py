@@ -57,7 +57,7 @@ class Form:
         for title, names in GROUPS.items():
             heading = w.HTML(f"<b style='font:650 13px system-ui,sans-serif;opacity:.8'>{title}</b>")
             column = [heading, *(self.entries[name] for name in names)]
-            columns.append(w.VBox(column, layout=w.Layout(margin="0 14px 0 0")))
+            columns.append(w.VBox(column, layout=w.Layout(margin="0 8px 0 0", max_width="100%")))
         self.view = w.VBox([w.HBox(columns, layout=w.Layout(flex_flow="row wrap")), fold])
 
     def read(self) -> RunConfig:

@@ -114,7 +114,9 @@ class TrainPanel(Panel):
         self.task = Fold(w, "What this task is", "kit-task", task)
         self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
         self.buttons.children = (self.train_button, *self.buttons.children)
-        self.choices = w.Accordion([self.form.view], selected_index=0, layout=w.Layout(max_width="940px"))
+        self.choices = w.Accordion(
+            [self.form.view], selected_index=0, layout=w.Layout(max_width="920px", margin="4px 0")
+        )
         self.choices.add_class("kit-choices")
         self.view.children = (self.task.view, self.choices, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")

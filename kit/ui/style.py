@@ -48,6 +48,8 @@ CSS = """
 .kit pre.kit-code{margin:0 0 8px;padding:8px 10px!important;border-radius:6px;background:rgba(128,128,128,.12);
   overflow-x:auto;font:12.5px/1.5 ui-monospace,Menlo,monospace;white-space:pre-wrap;user-select:all}
 .kit-dim{opacity:.65}
+.kit-choices .jupyter-widget-Collapse-contents,.kit-choices .p-Collapse-contents{padding:6px 8px}
+.kit-choices .widget-inline-hbox{max-width:100%}
 .kit-changed .widget-label{color:#eb6834;font-weight:650}
 .kit-wrong input,.kit-wrong select{border-color:#d73027!important;box-shadow:0 0 0 1px #d73027}
 .kit-curve text{fill:currentColor;stroke:none;font-family:system-ui,sans-serif}
