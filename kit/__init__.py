@@ -14,6 +14,7 @@ _WHERE = {
     "branch": "kit.runs.api",
     "resume": "kit.runs.api",
     "batch": "kit.runs.batch",
+    "sweep": "kit.scale.sweep",
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.rollouts",

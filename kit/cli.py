@@ -160,8 +160,12 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _batch(options: argparse.Namespace) -> int:
+    from kit.config import read_yaml
     from kit.runs.session import DONE, FAILED, INTERRUPTED
 
+    content = read_yaml(options.jobs)
+    if isinstance(content, dict) and "sweep" in content:
+        return _sweep(options)
     try:
         found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
     except KeyboardInterrupt:
@@ -175,6 +179,28 @@ def _batch(options: argparse.Namespace) -> int:
         lines += [f"    {row['message']}"] if row["state"] == "failed" else []
     _print(options, found, "\n".join(lines))
     return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from kit.runs.session import DONE, FAILED, INTERRUPTED
+
+    if options.seeds is not None:
+        raise UserError(
+            f"--seeds={options.seeds} is for jobs; a sweep's trials have the seed that {options.jobs} says."
+        )
+    try:
+        found = kit.sweep(options.jobs, at_once=options.at_once)
+    except KeyboardInterrupt:
+        print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
+        return INTERRUPTED
+    import yaml
+
+    best = "" if found.best is None else yaml.safe_dump(found.best.told(), sort_keys=False)
+    text = found.table().to_string(index=False, na_rep="") + (
+        f"\n\n# the best, for kit train FILE\n{best}" if best else ""
+    )
+    _print(options, found.rows(), text)
+    return FAILED if found.best is None else DONE
 
 
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
@@ -252,8 +278,9 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
     _add_fields(resume, MAY_CHANGE_ON_RESUME)
 
-    batch = add("batch", "train several runs side by side; called again, go on with them", _batch, reports=True)
-    batch.add_argument("jobs", metavar="JOBS.yaml", help="RunConfig's fields for all, seeds, and a list of jobs")
+    does = "train several runs side by side, or search for hyperparameters; called again, go on"
+    batch = add("batch", does, _batch, reports=True)
+    batch.add_argument("jobs", metavar="JOBS.yaml", help="RunConfig's fields for all; seeds and jobs, or a sweep")
     batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
     batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
 

@@ -161,6 +161,11 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
+    def told(self) -> dict[str, Any]:
+        """What differs from the defaults; the env in any case."""
+        default = RunConfig().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name] or name == "env"}
+
     def to_yaml(self) -> str:
         import yaml
 

@@ -145,7 +145,7 @@ def batch(
     seeds = shared.pop("seeds", None) if seeds is None else seeds
     at_once = shared.pop("at_once", None) if at_once is None else at_once
     listed = _planned([{**shared, **_fields(job)} for job in jobs], seeds, name or "batch")
-    at_once = _slots(listed, at_once)
+    at_once = slots([job.config for job in listed], len(listed), at_once)
     if on_progress is None:
         with _bar() as tell:
             return _run(listed, at_once, tell)
@@ -161,6 +161,8 @@ def _of_file(path: Path) -> tuple[list[Any], dict[str, Any]]:
         raise UserError(
             f"{path} holds {type(content).__name__}, not jobs; write `jobs:` and a list of RunConfig fields."
         )
+    if "sweep" in content:
+        raise UserError(f"{path} holds a sweep; `kit batch {path}` and kit.sweep({str(path)!r}) search as it says.")
     listed = content.pop("jobs", [{}])
     if not isinstance(listed, list) or not listed or not all(isinstance(job, dict) for job in listed):
         raise UserError(f"{path}: jobs={listed!r} is not a list of mappings such as {{algo: PPO}}.")
@@ -170,8 +172,7 @@ def _of_file(path: Path) -> tuple[list[Any], dict[str, Any]]:
 def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(job, RunConfig):
         return dict(job)
-    default = RunConfig().to_dict()
-    return {name: value for name, value in job.to_dict().items() if value != default[name]}
+    return job.told()
 
 
 def _planned(jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name: str) -> list[Job]:
@@ -206,12 +207,12 @@ def _planned(jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name
     return planned
 
 
-def _slots(jobs: list[Job], at_once: int | None) -> int:
-    """How many run side by side. Raises `UserError` for more than there is room for."""
+def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
+    """How many of `count` runs, of kinds `configs`, go side by side. Raises `UserError` for more than there is room."""
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     if at_once is None:
-        on_card = any(job.config.device not in ("auto", "cpu") for job in jobs)
-        return 1 if on_card else max(1, min(len(jobs), cores, free // RUN_BYTES))
+        on_card = any(config.device not in ("auto", "cpu") for config in configs)
+        return 1 if on_card else max(1, min(count, cores, free // RUN_BYTES))
     if isinstance(at_once, bool) or not isinstance(at_once, int) or not 1 <= at_once <= cores:
         raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")
     if at_once * RUN_BYTES > free:

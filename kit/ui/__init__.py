@@ -14,6 +14,7 @@ from kit.ui.picker import RunPicker
 from kit.ui.plots import inside, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
+from kit.ui.search import sweep
 from kit.ui.seeing import what_it_sees
 from kit.ui.task import task
 
@@ -48,6 +49,7 @@ __all__ = [
     "runs_side_by_side",
     "standings",
     "statistics",
+    "sweep",
     "task",
     "video",
     "view",

@@ -17,8 +17,7 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 
 def as_code(config: RunConfig) -> dict[str, str]:
     """What differs from the defaults, as YAML, shell, Python and papermill; and every value that will be used here."""
-    default = RunConfig().to_dict()
-    said = {name: value for name, value in config.to_dict().items() if value != default[name] or name == "env"}
+    said = config.told()
     flags = [f"--{name.replace('_', '-')} {shlex.quote(_text(value))}" for name, value in said.items()]
     given = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in said.items()]
     return {

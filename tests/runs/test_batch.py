@@ -13,7 +13,7 @@ import pytest
 
 import kit
 from kit.errors import UserError
-from kit.runs.batch import _planned, _slots
+from kit.runs.batch import _planned, slots
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from tests.runs.crash import SMALL, create
@@ -76,9 +76,9 @@ def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
     jobs = _planned([{}], 8, "b")
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
-    assert _slots(jobs, None) == 3 and _slots(jobs, 2) == 2
+    assert slots([job.config for job in jobs], 8, None) == 3 and slots([], 8, 2) == 2
     with pytest.raises(UserError, match=r"at_once=4 needs about 4 GB of memory and 3\.5 GB are free"):
-        _slots(jobs, 4)
+        slots([], 8, 4)
 
 
 def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monkeypatch) -> None:

@@ -1,0 +1,137 @@
+"""A search for hyperparameters: what it refuses, that it goes on when everything was killed, what it ends early."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kit
+from kit.errors import UserError
+from kit.runs.finding import local_runs
+from kit.runs.fingerprint import fingerprint
+from kit.runs.session import Session
+from kit.scale.sweep import Sweep, plan
+from tests.runs.crash import create
+
+pytest.importorskip("optuna")
+PAYS = """
+from tests.envs.corridor import Corridor
+
+class Pays(Corridor):
+    def __init__(self, pay=0.0):
+        super().__init__()
+        self.pay = pay
+
+    def reward(self, action):
+        return super().reward(action) * 0 + self.pay
+"""
+SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}}
+BASE: dict[str, Any] = {
+    "env": "pays:Pays", "n_envs": 2, "threads": 1, "device": "cpu", "total_steps": 640, "eval_every": 160,
+    "checkpoint_every": 160, "overrides": SMALL,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("pays.py").write_text(PAYS)
+
+
+def write(**sweep: Any) -> Path:
+    path = Path("search.yaml")
+    path.write_text(yaml.safe_dump({**BASE, "at_once": 2, "sweep": sweep}))
+    return path
+
+
+SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({}, r"search.yaml has no `sweep:` with a `space:` of names and choices"),
+        ({"space": SPACE, "trails": 3}, r"sweep trails=3 is unknown; valid are trials, seed, pruner, space"),
+        ({"space": SPACE, "pruner": "halving"}, r"pruner='halving' is unknown; valid are median, hyperband, none"),
+        ({"space": SPACE, "trials": 0}, r"trials=0 must be a whole number of at least 1"),
+        ({"space": {"gamma": 0.9}}, r"sweep gamma=0.9 is no choice; write a list, or \{min: 1.0e-4"),
+        ({"space": {"gamma": {"min": 0.9, "max": 0.5}}}, r"sweep gamma=.* is no choice"),
+        ({"space": {"gama": [0.9]}}, r"overrides gama=0.9 is not one of PPO's; did you mean gamma"),
+        ({"space": {"gamma": [0.9, 1.9]}}, r"gamma=1.9 cannot be"),
+        ({"space": {"algo": ["PPO", "DQN"]}}, r"algo='DQN' is unknown"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_and_nothing_is_made(sweep: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        kit.sweep(write(**sweep))
+    assert not Path("runs").exists()
+
+
+def test_chosen_values_go_where_they_belong() -> None:
+    space = {
+        "n_envs": {"min": 2, "max": 8},
+        "net_arch": [[8], [16]],
+        "learning_rate": {"min": 1e-4, "max": 1e-2, "log": True},
+    }
+    given, at_once = plan(write(space=space))
+    config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
+    assert (config.n_envs, config.run_name, at_once) == (4, "t", 2)
+    assert config.overrides == SMALL | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
+    with pytest.raises(UserError, match=r"holds a sweep; `kit batch search\.yaml`"):
+        kit.batch("search.yaml")
+
+
+def test_a_search_goes_on_after_everything_was_killed() -> None:
+    path = write(trials=3, pruner="none", space={"gamma": {"min": 0.9, "max": 0.99}})
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{Path.cwd()}"}
+    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", str(path)], env=environment)
+    first, end = Path("runs/search-t000"), time.monotonic() + 200
+    while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for run in local_runs():
+        if run.is_working() and (working := run.status()["process"]):
+            os.kill(working["pid"], signal.SIGKILL)
+    journal = Path("runs/search.sweep/journal.log")
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "tri')  # a line that was being written
+
+    found = kit.sweep(path)
+    assert [row["state"] for row in found.rows()] == ["complete"] * 3, found.table().to_string()
+    assert [row["steps"] for row in found.rows()] == [640] * 3
+    assert len({row["gamma"] for row in found.rows()}) == 3
+    chosen = found.rows()[0]["gamma"]
+    quiet = create(Path("quiet"), first.name, **{**BASE, "overrides": SMALL | {"gamma": chosen}})
+    assert Session(quiet.path)() == 0
+    assert fingerprint(kit.Run(first)) == fingerprint(quiet)
+    best = max(found.rows(), key=lambda row: row["eval mean_return"])
+    assert found.best is not None and found.best.overrides["gamma"] == best["gamma"]
+    assert kit.sweep(path).rows() == found.rows(), "nothing is left to do"
+
+
+def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
+    pays = [{"pay": value / 10} for value in range(10)]
+    path = write(trials=9, seed=1, space={"env_options": pays, "gamma": {"min": 0.9, "max": 0.99}})
+    found = kit.sweep(path)
+    rows = {row["trial"]: row for row in found.rows()}
+    pruned = [row for row in rows.values() if row["state"] == "pruned"]
+    done = [row["env_options"]["pay"] for row in rows.values() if row["state"] == "complete"]
+    assert pruned and len(pruned) + len(done) == 9
+    for row in pruned:
+        assert row["steps"] < 640 and "behind the others at step" in row["message"]
+        assert row["env_options"]["pay"] < sorted(done)[len(done) // 2]
+        assert kit.Run(f"runs/{row['run']}").status()["state"] == "interrupted", "it can be resumed"
+    assert found.best is not None and found.best.env_options["pay"] == max(done)
+    page = kit.ui.sweep(path)
+    assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.picture is not None
+    assert "The best, for kit train FILE" in page.body
+    assert Sweep(plan(path)[0]).rows() == found.rows()
