@@ -15,6 +15,7 @@ _WHERE = {
     "resume": "kit.runs.api",
     "batch": "kit.runs.batch",
     "sweep": "kit.scale.sweep",
+    "notebooks": "kit.scale.notebooks",
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.rollouts",

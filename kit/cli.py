@@ -166,8 +166,18 @@ def _batch(options: argparse.Namespace) -> int:
     content = read_yaml(options.jobs)
     if isinstance(content, dict) and "sweep" in content:
         return _sweep(options)
+    in_bulk = isinstance(content, dict) and "notebook" in content
+    if in_bulk and options.seeds is not None:
+        raise UserError(f"--seeds={options.seeds} is for runs; write seeds into the grid of {options.jobs}.")
     try:
-        found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
+        if in_bulk and options.retry:
+            from kit.scale.notebooks import retry
+
+            retry(options.jobs)
+        if in_bulk:
+            found = kit.notebooks(options.jobs, at_once=options.at_once)
+        else:
+            found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
     except KeyboardInterrupt:
         print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
         return INTERRUPTED
@@ -175,7 +185,9 @@ def _batch(options: argparse.Namespace) -> int:
     for row in found:
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
         reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
-        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} steps{reached}{rate}")
+        lines.append(
+            f"{row['name']:40} {row['state']:12} {row['step']:>11,} {'cells' if in_bulk else 'steps'}{reached}{rate}"
+        )
         lines += [f"    {row['message']}"] if row["state"] == "failed" else []
     _print(options, found, "\n".join(lines))
     return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
@@ -280,7 +292,10 @@ def _parser() -> argparse.ArgumentParser:
 
     does = "train several runs side by side, or search for hyperparameters; called again, go on"
     batch = add("batch", does, _batch, reports=True)
-    batch.add_argument("jobs", metavar="JOBS.yaml", help="RunConfig's fields for all; seeds and jobs, or a sweep")
+    batch.add_argument(
+        "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs, seeds; a sweep; or a notebook and a grid"
+    )
+    batch.add_argument("--retry", action="store_true", help="begin notebooks that failed once more")
     batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
     batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ ROOT = Path("/")
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """CPU cores this process may use: the least of affinity mask and cgroup quota, at least 1."""
+    """CPU cores this process may use: the least of affinity mask, cgroup quota and KIT_CORES, at least 1."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups(root, "cpu"):
         parts = _text(folder / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
@@ -22,6 +23,8 @@ def usable_cores(root: Path = ROOT) -> int:
         quota, period = _number(folder, "cpu.cfs_quota_us"), _number(folder, "cpu.cfs_period_us")  # version 1
         if 0 < quota < math.inf and period < math.inf:
             cores = min(cores, quota / period)
+    with contextlib.suppress(ValueError):
+        cores = min(cores, int(os.environ.get("KIT_CORES", "")))
     return max(1, math.ceil(cores))
 
 

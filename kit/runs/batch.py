@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, read_yaml
 from kit.errors import UserError
@@ -39,6 +39,21 @@ RUN_BYTES = 1_000_000_000
 POLL_S = 0.5
 STOPPING_S = 120.0
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
+
+
+class Work(Protocol):
+    """What a batch does: a run, or whatever else is a process that can be begun again."""
+
+    error: str
+
+    @property
+    def run(self) -> Run | None: ...
+    def start(self, threads: int, card_share: int) -> None: ...
+    def is_working(self) -> bool: ...
+    def again(self) -> bool: ...
+    def stop(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+    def row(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -96,6 +111,18 @@ class Job:
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
 
+    def again(self) -> bool:
+        """Whether its process, which was of an earlier time, was killed with that: it is to be begun once more."""
+        return self.found_at_work and self.row()["state"] == "interrupted"
+
+    def stop(self) -> None:
+        if self.run is not None:
+            self.run.stop()
+
+    def wait(self, seconds: float) -> None:
+        if self.run is not None:
+            self.run.wait(seconds)
+
     def row(self) -> dict[str, Any]:
         total = {"name": self.config.run_name, "total_steps": self.config.total_steps}
         if self.run is None:
@@ -108,7 +135,7 @@ class Job:
 class Results(list[dict[str, Any]]):
     """One row of `KEYS` for each job, in their order."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Work]) -> None:
         super().__init__(job.row() for job in jobs)
         self.runs = [job.run for job in jobs if job.run is not None]
 
@@ -145,11 +172,7 @@ def batch(
     seeds = shared.pop("seeds", None) if seeds is None else seeds
     at_once = shared.pop("at_once", None) if at_once is None else at_once
     listed = _planned([{**shared, **_fields(job)} for job in jobs], seeds, name or "batch")
-    at_once = slots([job.config for job in listed], len(listed), at_once)
-    if on_progress is None:
-        with _bar() as tell:
-            return _run(listed, at_once, tell)
-    return _run(listed, at_once, on_progress)
+    return run_all(listed, slots([job.config for job in listed], len(listed), at_once), on_progress)
 
 
 def _of_file(path: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -161,8 +184,9 @@ def _of_file(path: Path) -> tuple[list[Any], dict[str, Any]]:
         raise UserError(
             f"{path} holds {type(content).__name__}, not jobs; write `jobs:` and a list of RunConfig fields."
         )
-    if "sweep" in content:
-        raise UserError(f"{path} holds a sweep; `kit batch {path}` and kit.sweep({str(path)!r}) search as it says.")
+    for what, how in (("sweep", "kit.sweep"), ("notebook", "kit.notebooks")):
+        if what in content:
+            raise UserError(f"{path} holds a {what}; `kit batch {path}` and {how}({str(path)!r}) do what it says.")
     listed = content.pop("jobs", [{}])
     if not isinstance(listed, list) or not listed or not all(isinstance(job, dict) for job in listed):
         raise UserError(f"{path}: jobs={listed!r} is not a list of mappings such as {{algo: PPO}}.")
@@ -221,9 +245,15 @@ def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
     return at_once
 
 
-def _run(jobs: list[Job], at_once: int, tell: Callable[[Results], None]) -> Results:
+def run_all(
+    jobs: Sequence[Work], at_once: int, on_progress: Callable[[Results], None] | None = None, unit: str = "step"
+) -> Results:
+    """Do all `jobs`, so many side by side. `on_progress` is told twice a second how all stand, by default a bar."""
+    if on_progress is None:
+        with _bar(unit) as tell:
+            return run_all(jobs, at_once, tell)
     threads = max(1, limits.usable_cores() // at_once)
-    waiting, working = deque(jobs), list[Job]()
+    waiting, working = deque(jobs), list[Work]()
     try:
         while waiting or working:
             while waiting and len(working) < at_once:
@@ -233,30 +263,29 @@ def _run(jobs: list[Job], at_once: int, tell: Callable[[Results], None]) -> Resu
                 except Exception as error:  # whatever it is, the other jobs go on
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []
-            tell(Results(jobs))
+            on_progress(Results(jobs))
             if working:
                 time.sleep(POLL_S)
             ended = [job for job in working if not job.is_working()]
             working = [job for job in working if job not in ended]
-            waiting.extend(job for job in ended if job.found_at_work and job.row()["state"] == "interrupted")
+            waiting.extend(job for job in ended if job.again())
     except KeyboardInterrupt:
-        begun = [job.run for job in working if job.run is not None]
-        for run in begun:
-            run.stop()
-        for run in begun:
-            run.wait(STOPPING_S)
+        for job in working:
+            job.stop()
+        for job in working:
+            job.wait(STOPPING_S)
         raise
     results = Results(jobs)
-    tell(results)
+    on_progress(results)
     return results
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Callable[[Results], None]]:
-    """A progress bar over all steps of all jobs, in a notebook or a terminal."""
+def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
+    """A progress bar over all steps, or cells, of all jobs, in a notebook or a terminal."""
     from tqdm.auto import tqdm
 
-    with tqdm(unit="step", unit_scale=True, dynamic_ncols=True) as shown:
+    with tqdm(unit=unit, unit_scale=True, dynamic_ncols=True) as shown:
 
         def tell(now: Results) -> None:
             done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from kit.machine import host
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs import directory
-from kit.runs.api import launch
+from kit.runs.api import launch, there
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from kit.ui import as_code, style
@@ -93,6 +94,8 @@ class TrainPanel(Panel):
         self.dollars_per_hour = dollars_per_hour
 
     def _begin(self) -> Run:
+        if os.environ.get("KIT_GO_ON") and (run := there(self.config)):
+            return run
         return launch(self.config)
 
     def _build(self, w: Any) -> None:

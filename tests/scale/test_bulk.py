@@ -1,0 +1,110 @@
+"""Notebooks in bulk: refused in one sentence, failures told apart, outputs on the Hub, everything killed in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+import yaml
+
+import kit
+from kit.errors import UserError
+from kit.runs.finding import local_runs
+from kit.runs.fingerprint import fingerprint
+from kit.runs.session import Session
+from kit.scale.notebooks import planned, retry
+from tests.runs.crash import create
+from tests.stores.conftest import hub  # noqa: F401 - a fixture
+from tests.stores.hub_server import HubServer
+
+pytest.importorskip("papermill")
+FIELDS: dict[str, Any] = {
+    "env": "Reach", "n_envs": 2, "threads": 1, "device": "cpu", "total_steps": 960, "eval_every": 0,
+    "checkpoint_every": 160,
+    "overrides": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
+}  # fmt: skip
+TRAINS = f"""
+if seed == 1:
+    raise ValueError("not this seed")
+kit.ui.TrainPanel(seed=seed, run_name=run_name, runs_dir=runs_dir, **{FIELDS!r}).show()
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A notebook that trains for a moment, and a file that wants it for two seeds."""
+    monkeypatch.chdir(tmp_path)
+    parameters = nbformat.v4.new_code_cell(
+        'seed = 0\nrun_name = None\nruns_dir = "runs"', metadata={"tags": ["parameters"]}
+    )
+    cells = [nbformat.v4.new_code_cell("import kit"), parameters, nbformat.v4.new_code_cell(TRAINS)]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "train.ipynb")
+    path = Path("bulk.yaml")
+    path.write_text(yaml.safe_dump({"notebook": "train.ipynb", "grid": {"seed": [0, 1]}, "store": "hf://me/bulk"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parameters": {"sed": 3}}, r"sed=3 is not a parameter of train.ipynb; it has seed, run_name, runs_dir"),
+        ({"grid": {"seed": 3}}, r"of a grid each value is a list"),
+        ({"notebook": "gone.ipynb"}, r"notebook='gone.ipynb' does not exist"),
+        ({"grids": {}}, r"grids=\{\} is unknown; valid are notebook"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: dict[str, Any], words: str) -> None:
+    content = yaml.safe_load(jobs.read_text())
+    jobs.write_text(yaml.safe_dump({**content, "store": None, **changes}))
+    with pytest.raises(UserError, match=words):
+        kit.notebooks(jobs)
+    with pytest.raises(UserError, match=r"holds a notebook; `kit batch bulk\.yaml` and kit\.notebooks"):
+        kit.batch(jobs)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.timeout(400)
+def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer) -> None:  # noqa: F811
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = psutil.Process(subprocess.Popen([sys.executable, "-m", "kit", "batch", str(jobs)], env=environment).pid)
+    run, end = Path("runs/bulk-s0"), time.monotonic() + 200
+    while not (run.is_dir() and kit.Run(run).checkpoints()) and time.monotonic() < end:
+        time.sleep(0.05)
+    for victim in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(signal.SIGKILL)
+    process.wait(30)
+    for left in local_runs():  # it outlives notebooks: killed too
+        if left.is_working() and (working := left.status()["process"]):
+            os.kill(working["pid"], signal.SIGKILL)
+
+    found = kit.notebooks(jobs)
+    assert [(row["name"], row["state"]) for row in found] == [("bulk-s0", "finished"), ("bulk-s1", "failed")], found
+    assert found[1]["message"] == "ValueError: not this seed"
+    quiet = create(Path("quiet"), "bulk-s0", **FIELDS)
+    assert Session(quiet.path)() == 0
+    assert fingerprint(kit.Run(run)) == fingerprint(quiet)
+
+    files = hub.repos["me/bulk"].files
+    results = {name: json.loads(files[f"bulk.notebooks/{name}/result.json"]) for name in ("bulk-s0", "bulk-s1")}
+    assert [result["state"] for result in results.values()] == ["finished", "failed"]
+    assert len({result["attempt"] for result in results.values()}) == 2
+    executed = nbformat.reads(files["bulk.notebooks/bulk-s0/notebook.ipynb"].decode(), 4)
+    assert "100 %" in json.dumps(executed["cells"][-1]["outputs"])
+    last = hub.repos["me/bulk"].log[-1][1]
+    assert any(path.endswith("result.json") for path in last) or "lease.json" in last[0], "the result is written last"
+
+    assert [row["state"] for row in kit.notebooks(jobs)] == ["finished", "failed"], "nothing is begun again"
+    assert retry(jobs) == ["bulk-s1"]
+    assert planned(jobs)[0][1].result is None
