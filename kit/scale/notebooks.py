@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -80,7 +79,7 @@ class NotebookJob:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "kit.scale.execute", str(self.path), str(lock.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
-                start_new_session=True, env=os.environ | settings.worker_environment(threads) | {"KIT_CORES": str(threads)},
+                start_new_session=True, env={**settings.worker_environment(threads), "KIT_CORES": str(threads)},
             )  # fmt: skip
 
     def is_working(self) -> bool:
@@ -134,13 +133,11 @@ def planned(path: Path) -> tuple[list[NotebookJob], int | None]:
     if not notebook.is_file():
         raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from here.")
     known = papermill.inspect_notebook(notebook)
-    shared, grid, listed = (
-        content.get(name) or kind for name, kind in (("parameters", {}), ("grid", {}), ("jobs", [{}]))
-    )
-    if (
-        not isinstance(shared, dict)
-        or not isinstance(grid, dict)
-        or not all(isinstance(v, list) for v in grid.values())
+    shared: dict[str, Any] = content.get("parameters") or {}
+    grid: dict[str, list[Any]] = content.get("grid") or {}
+    listed: list[dict[str, Any]] = content.get("jobs") or [{}]
+    if not all(isinstance(said, dict) for said in (shared, grid)) or not all(
+        isinstance(v, list) for v in grid.values()
     ):
         raise UserError(f"{path}: parameters and grid are mappings, and of a grid each value is a list to choose from.")
     folder = Path(content.get("runs_dir", "runs")) / f"{stem}.notebooks"
