@@ -24,7 +24,7 @@ TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "ch
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
 NOT_OF_CONFIG = {
     "run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips",
-    "jobs", "seeds", "name", "threshold", "usd_per_hour", "end_session",
+    "jobs", "seeds", "name", "threshold", "usd_per_hour", "end_session", "trials", "space",
 }  # fmt: skip
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
@@ -273,6 +273,18 @@ def test_algorithms_are_compared(workplace: Path) -> None:
     ]
     assert "Reach: " in shown and "at the end" in shown and "after_s" in shown
     assert shown.count("data:video/mp4;base64") == 1
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_many_runs(workplace: Path) -> None:
+    pytest.importorskip("optuna")
+    shown = execute(
+        "08_many_runs", workplace, total_steps=512, eval_every=256, n_envs=4, runs_dir="many", overrides=TINY_PPO,
+        seeds=1, trials=2, space={"gamma": [0.9, 0.99]},
+    )  # fmt: skip
+    made = {"many-reach-ppo-s0", "many-search-t000", "many-search-t001", "many-best-reach-ppo-s0"}
+    assert {run.name for run in local_runs(workplace / "many")} == made
+    assert "many-search: 2 complete" in shown and "for kit train FILE" in shown
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

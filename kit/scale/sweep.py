@@ -83,16 +83,17 @@ class Plan:
         return self.base.replace(**{"overrides": overrides, **own, "run_name": run_name})
 
 
-def plan(path: str | Path) -> tuple[Plan, int | None]:
-    """What the file asks for, and how many trials side by side. Raises `UserError` for what cannot be."""
-    content = read_yaml(path)
+def plan(path: str | Path | Mapping[str, Any], name: str | None = None) -> tuple[Plan, int | None]:
+    """What a file, or the same as a mapping, asks for, and how many trials side by side. Raises `UserError`."""
+    content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
+    path = (name or "sweep") if isinstance(path, Mapping) else path
     asked = content.pop("sweep", None) if isinstance(content, dict) else None
     if not isinstance(asked, dict) or not isinstance(asked.get("space"), dict) or not asked["space"]:
         raise UserError(f"{path} has no `sweep:` with a `space:` of names and choices; see `kit.scale.sweep`.")
     for name in asked.keys() - set(SETTINGS):
         raise UserError(f"{path}: sweep {name}={asked[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     at_once = content.pop("at_once", None)
-    given = Plan(re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem), RunConfig.from_dict(content), **asked)
+    given = Plan(name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem), RunConfig.from_dict(content), **asked)
     if given.pruner not in PRUNERS:
         raise UserError(f"{path}: pruner={given.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
     if isinstance(given.trials, bool) or not isinstance(given.trials, int) or given.trials < 1:
@@ -221,13 +222,20 @@ def _study(plan: Plan) -> optuna.Study:
     )  # fmt: skip
 
 
-def sweep(path: str | Path, *, at_once: int | None = None, on_progress: Callable[[Sweep], None] | None = None) -> Sweep:
-    """Search as the YAML file at `path` says (see above). Ctrl-C stops all trials with a checkpoint; called again, the
-    sweep goes on. `on_progress` is told twice a second, by default a progress bar. Raises `UserError`."""
+def sweep(
+    path: str | Path | Mapping[str, Any],
+    *,
+    at_once: int | None = None,
+    name: str | None = None,
+    on_progress: Callable[[Sweep], None] | None = None,
+) -> Sweep:
+    """Search as the YAML file at `path`, or the same as a mapping, says (see above); trials are called after `name`, by
+    default the file's. Ctrl-C stops all trials with a checkpoint; called again, the sweep goes on. `on_progress` is
+    told twice a second, by default a progress bar. Raises `UserError`."""
     import warnings
 
     need("optuna", "scale")
-    given, side_by_side = plan(path)
+    given, side_by_side = plan(path, name)
     side_by_side = slots([given.base], given.trials, side_by_side if at_once is None else at_once)
     with warnings.catch_warnings():  # multivariate TPE and the journal are called experimental
         warnings.simplefilter("ignore")
