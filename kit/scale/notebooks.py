@@ -13,6 +13,7 @@ when the job is started again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -97,7 +98,8 @@ class NotebookJob:
 
     def wait(self, seconds: float) -> None:
         if self._process is not None:
-            self._process.wait(seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
 
     def row(self) -> dict[str, Any]:
         done, progress = self.result, read_json(self.path / PROGRESS, {})

@@ -122,7 +122,7 @@ def figures(now: dict[str, Any]) -> str:
     card = _card(now)
     rows: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
         ("success rate", now["success_rate"], percent),
-        ("mean return", now["mean_return"], "{:.2f}".format),
+        ("mean return", now["mean_return"], lambda value: f"{round(value, 2) + 0.0:.2f}"),  # no minus before a zero
         ("of the way", share(now), percent),
         ("steps per second", now["steps_per_s"] or None, "{:,.0f}".format),
         ("left", now["eta_s"] or None, duration),
