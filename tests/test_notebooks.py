@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def execute(name: str, folder: Path, **parameters: Any) -> str:
     )
     outputs = [output for cell in read(out)["cells"] for output in cell.get("outputs", [])]
     return json.dumps(outputs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_films() -> Iterator[None]:
+    """Two seconds of an episode: films are what takes longest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KIT_FILM_S", "2")
+        yield
 
 
 @pytest.fixture(scope="module")

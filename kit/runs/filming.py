@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Frames per second, about; seconds of an episode at most, soon drawn and small enough to stay in a notebook; and for
-which its end is held."""
+"""Frames per second, about; seconds of an episode at most (KIT_FILM_S changes them), soon drawn and small enough to stay
+in a notebook; and for which its end is held."""
 AMONG, SEARCH_S = 50, 20.0
 """Episodes among which failures are looked for, and how long."""
 COLUMNS = 4
@@ -119,7 +120,8 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
     """Steps from one frame to the next, frames per second, and frames of an episode at most."""
     rate = env.film_speed / env.control_dt_s
     stride = max(1, round(rate / FPS))
-    return stride, rate / stride, min(-(-env.episode_steps // stride), round(MOST_S * rate / stride))
+    most_s = float(os.environ.get("KIT_FILM_S", MOST_S))
+    return stride, rate / stride, min(-(-env.episode_steps // stride), round(most_s * rate / stride))
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
