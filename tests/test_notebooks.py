@@ -162,8 +162,8 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     shown = execute("03_visualize", workplace, episodes=4, film_episodes=1, cameras=["front"], steps=[0])
     assert "success rate" in shown
     assert "before training" in shown
-    assert shown.count("data:video/mp4;base64") == 2
-    assert shown.count("image/png") == 3
+    assert shown.count("data:video/mp4;base64") == 3
+    assert shown.count('"image/png": ') == 6, "two figures, a comparison, and the last picture of each film"
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

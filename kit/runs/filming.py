@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Frames per second, about; seconds of an episode at most (KIT_FILM_S changes them), soon drawn and small enough to stay
-in a notebook; and for which its end is held."""
+"""Frames per second, about; seconds of an episode at most (KIT_FILM_S changes them), soon drawn and small enough to
+stay in a notebook; and for which its end is held."""
 AMONG, SEARCH_S = 50, 20.0
 """Episodes among which failures are looked for, and how long."""
 COLUMNS = 4

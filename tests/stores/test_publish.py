@@ -18,32 +18,38 @@ from tests.stores.hub_server import READ_TOKEN, HubServer
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture(autouse=True)
+def short_films(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_FILM_S", "0.5")
+
+
 @pytest.fixture(scope="module")
-def ant(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    overrides = {"n_steps": 64, "batch_size": 128, "n_epochs": 1, "normalize": True}
+def reach(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    overrides = {"n_steps": 32, "batch_size": 64, "n_epochs": 1, "normalize": True}
     runs = str(tmp_path_factory.mktemp("runs"))
-    config = kit.RunConfig(env="Ant", n_envs=4, eval_every=128, device="cpu", threads=1, overrides=overrides)
+    config = kit.RunConfig(env="Reach", n_envs=4, eval_every=256, device="cpu", threads=1, overrides=overrides)
     return kit.train(config, total_steps=256, runs_dir=runs)
 
 
 def test_a_policy_becomes_a_model_of_the_hub(
-    ant: Run, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reach: Run, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import ModelCard, constants
 
-    assert kit.push(ant, "hf://me/ant", episodes=2) == f"{hub.endpoint}/me/ant"
-    repo = hub.repos["me/ant"]
+    assert kit.push(reach, "hf://me/reach", episodes=2) == f"{hub.endpoint}/me/reach"
+    repo = hub.repos["me/reach"]
     assert repo.private and len(repo.log) == 1
-    assert {"README.md", "ppo-Ant.zip", "ppo-Ant.json", "config.yaml", "results.json", "replay.mp4"} <= set(repo.files)
-    assert not list(ant.path.glob("exports")), "the run is left as it was"
+    there = {"README.md", "ppo-Reach.zip", "ppo-Reach.json", "config.yaml", "results.json", "replay.mp4"}
+    assert there <= set(repo.files)
+    assert not list(reach.path.glob("exports")), "the run is left as it was"
 
     card = ModelCard(repo.files["README.md"].decode())
     (said,) = card.data.eval_results or []
     scores = json.loads(repo.files["results.json"])
-    assert (card.data.model_name, said.dataset_name, said.metric_type) == ("PPO", "Ant", "mean_reward")
+    assert (card.data.model_name, said.dataset_name, said.metric_type) == ("PPO", "Reach", "mean_reward")
     assert said.metric_value == f"{scores['mean_reward']:.2f} +/- {scores['std_reward']:.2f}"
     assert scores["n_eval_episodes"] == 2 and scores["is_deterministic"]
-    assert yaml.safe_load(repo.files["config.yaml"])["env"] == "Ant"
+    assert yaml.safe_load(repo.files["config.yaml"])["env"] == "Reach"
 
     text = repo.files["README.md"].decode()
     code = text.split("```python\n")[1].split("```")[0].split("action, _")[0]
@@ -51,20 +57,20 @@ def test_a_policy_becomes_a_model_of_the_hub(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     exec(code, space)
     assert isinstance(space["model"], sb3.PPO)
-    observation = np.linspace(-2, 2, 105)
+    observation = np.linspace(-2, 2, 24)
     theirs, _ = space["model"].predict(space["see"](observation), deterministic=True)  # type: ignore[operator]
-    ours, _ = ant.policy().predict(observation, deterministic=True)
+    ours, _ = reach.policy().predict(observation, deterministic=True)
     np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
-def test_nothing_is_sent_where_it_must_not(ant: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"is not a model repository on the Hub; write hf://you/model"):
-        kit.push(ant, "hf://me/ant/below")
-    kit.push(ant, "hf://me/mine", episodes=1)
+        kit.push(reach, "hf://me/reach/below")
+    kit.push(reach, "hf://me/mine", episodes=1)
     hub.repos["me/mine"].files["README.md"] = b"my own words"
     with pytest.raises(UserError, match=r"has a README.md that kit did not write"):
-        kit.push(ant, "hf://me/mine", episodes=1)
+        kit.push(reach, "hf://me/mine", episodes=1)
     assert len(hub.repos["me/mine"].log) == 1
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     with pytest.raises(UserError, match="read-only"):
-        kit.push(ant, "hf://me/other")
+        kit.push(reach, "hf://me/other")
