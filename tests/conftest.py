@@ -21,12 +21,9 @@ REMEDIES = {
 """By what the reason of a skipped test says: what is not tested without it, and how to get it."""
 
 
-LONG = ("test_notebooks", "test_lab", "test_bulk", "test_sweep", "test_nights", "test_viewing", "test_resume")
-"""Files that take minutes: begun first, so that no process is left alone with them in the end."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """What takes longest is begun first, so that no process is left alone with it in the end."""
+    items.sort(key=lambda item: item.path.stem != "test_notebooks")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,9 +51,9 @@ def execute(name: str, folder: Path, **parameters: Any) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_films() -> Iterator[None]:
-    """Two seconds of an episode: films are what takes longest."""
+    """Half a second of an episode: films are what takes longest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_FILM_S", "2")
+        patch.setenv("KIT_FILM_S", "0.5")
         yield
 
 
