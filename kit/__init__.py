@@ -13,7 +13,7 @@ _WHERE = {
     "launch": "kit.runs.api",
     "branch": "kit.runs.api",
     "resume": "kit.runs.api",
-    "batch": "kit.runs.batch",
+    "batch": "kit.scale.batch",
     "sweep": "kit.scale.sweep",
     "notebooks": "kit.scale.notebooks",
     "runs": "kit.runs",

@@ -12,11 +12,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import kit
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
+
+if TYPE_CHECKING:
+    from kit.scale.sweep import Sweep
+    from kit.scale.work import Results
 
 WRONG_REQUEST = 2
 SAID_FIRST = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
@@ -160,59 +164,42 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _batch(options: argparse.Namespace) -> int:
-    from kit.config import read_yaml
-    from kit.runs.session import DONE, FAILED, INTERRUPTED
+    from kit.runs.session import INTERRUPTED
+    from kit.scale import files
 
-    content = read_yaml(options.jobs)
-    if isinstance(content, dict) and "sweep" in content:
-        return _sweep(options)
-    in_bulk = isinstance(content, dict) and "notebook" in content
-    if in_bulk and options.seeds is not None:
-        raise UserError(f"--seeds={options.seeds} is for runs; write seeds into the grid of {options.jobs}.")
+    where = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
+    if options.action in ("status", "collect"):
+        return _table(options, files.standing(options.jobs, fetch=options.action == "collect"))
+    if options.action == "retry":
+        files.forget_failures(options.jobs)
     try:
-        if in_bulk and options.retry:
-            from kit.scale.notebooks import retry
-
-            retry(options.jobs)
-        if in_bulk:
-            found = kit.notebooks(options.jobs, at_once=options.at_once)
-        else:
-            found = kit.batch(options.jobs, seeds=options.seeds, at_once=options.at_once)
+        found = files.do(options.jobs, options.seeds, **where)
     except KeyboardInterrupt:
         print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
         return INTERRUPTED
+    return _table(options, found)
+
+
+def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
+    """Print how the jobs of a file stand."""
+    from kit.runs.session import DONE, FAILED, INTERRUPTED
+    from kit.scale.work import Results
+
+    if not isinstance(found, Results):
+        import yaml
+
+        best = "" if found.best is None else yaml.safe_dump(found.best.told(), sort_keys=False)
+        text = found.table().to_string(index=False, na_rep="")
+        _print(options, found.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
+        return FAILED if found.best is None else DONE
     lines = []
     for row in found:
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
         reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
-        lines.append(
-            f"{row['name']:40} {row['state']:12} {row['step']:>11,} {'cells' if in_bulk else 'steps'}{reached}{rate}"
-        )
+        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{reached}{rate}")
         lines += [f"    {row['message']}"] if row["state"] == "failed" else []
     _print(options, found, "\n".join(lines))
     return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
-
-
-def _sweep(options: argparse.Namespace) -> int:
-    from kit.runs.session import DONE, FAILED, INTERRUPTED
-
-    if options.seeds is not None:
-        raise UserError(
-            f"--seeds={options.seeds} is for jobs; a sweep's trials have the seed that {options.jobs} says."
-        )
-    try:
-        found = kit.sweep(options.jobs, at_once=options.at_once)
-    except KeyboardInterrupt:
-        print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
-        return INTERRUPTED
-    import yaml
-
-    best = "" if found.best is None else yaml.safe_dump(found.best.told(), sort_keys=False)
-    text = found.table().to_string(index=False, na_rep="") + (
-        f"\n\n# the best, for kit train FILE\n{best}" if best else ""
-    )
-    _print(options, found.rows(), text)
-    return FAILED if found.best is None else DONE
 
 
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
@@ -293,9 +280,15 @@ def _parser() -> argparse.ArgumentParser:
     does = "train several runs side by side, or search for hyperparameters; called again, go on"
     batch = add("batch", does, _batch, reports=True)
     batch.add_argument(
+        "action", nargs="?", choices=("status", "retry", "collect"),
+        help="instead of going on: say how all stand; begin what failed again; bring results here from the store",
+    )  # fmt: skip
+    batch.add_argument(
         "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs, seeds; a sweep; or a notebook and a grid"
     )
-    batch.add_argument("--retry", action="store_true", help="begin notebooks that failed once more")
+    batch.add_argument("--on", metavar="ray[://HOST:PORT]", help="a Ray cluster; default: this machine")
+    batch.add_argument("--cpus", type=float, help="cores for each job on a cluster; default: 1")
+    batch.add_argument("--gpus", type=float, help="cards, or a part of one, for each job on a cluster; default: 0")
     batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
     batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
 

@@ -264,6 +264,16 @@ def number(text: str) -> int | float | str:
     return text
 
 
+def spelled(value: Any) -> str:
+    """A value as people type it: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def folder_name(text: str) -> str:
+    """`text` with whatever cannot stand in a folder's name replaced by hyphens."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
 def _suggest(value: str, valid: Sequence[str]) -> str:
     close = difflib.get_close_matches(value.lower(), [v.lower() for v in valid], n=1)
     hint = next((f"did you mean {v}? " for v in valid if close and v.lower() == close[0]), "")

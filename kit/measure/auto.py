@@ -21,7 +21,7 @@ from kit.encoders import OPTIONS, choose, sees_pictures
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.measure.fit import STRIDE, fit
-from kit.presets import NAMED, OF_POLICY, TASKS, TASKS_ON_CUDA, Row
+from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row, nested
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import arguments
@@ -126,6 +126,6 @@ def _worlds(found: Algorithm, config: RunConfig, row: Row, device: str, physics:
 
 def _merge(row: Row, overrides: dict[str, Any]) -> Row:
     """The row with what the user says. A mapping for the policy is completed, not replaced."""
-    hyper = {name: value for name, value in row.items() if name != "n_envs" and name not in OF_POLICY}
-    policy = {name: row[name] for name in OF_POLICY if name in row} | overrides.get("policy_kwargs", {})
+    hyper = nested({name: value for name, value in row.items() if name != "n_envs"})
+    policy = hyper.get("policy_kwargs", {}) | overrides.get("policy_kwargs", {})
     return hyper | overrides | ({"policy_kwargs": policy} if policy else {})

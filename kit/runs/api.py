@@ -13,7 +13,7 @@ from kit.errors import UserError
 from kit.format.files import write_atomic
 from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.beginning import beginning, first_checkpoint
-from kit.runs.finding import list_runs, locate
+from kit.runs.finding import locate
 from kit.runs.run import Run
 
 Progress = Callable[[dict[str, Any]], None]
@@ -77,19 +77,27 @@ def resume(
     return _background(run) if background else _foreground(run, on_progress)
 
 
-def there(config: RunConfig) -> Run | None:
-    """The run that `config` names, going on if it is unfinished: in its folder, or fetched from its store. None if
-    there is none."""
+def here(config: RunConfig) -> Run | None:
+    """The run that `config` names: as it is in its folder, brought from its store where that has more of it, or None.
+    Raises `UserError`."""
     if config.run_name is None:
         return None
     path = Path(config.runs_dir).expanduser() / config.run_name
-    if not (path / "config.yaml").is_file():
-        if config.store is None or all(run["name"] != config.run_name for run in list_runs(config.store).to_dicts()):
-            return None
-        return resume(f"{config.store.rstrip('/')}/{config.run_name}", runs_dir=config.runs_dir, background=True)
-    run = Run(path)
-    unfinished = not run.is_working() and run.status()["state"] != "finished"
-    return resume(path, background=True) if unfinished else run
+    is_here = (path / "config.yaml").is_file()
+    if config.store and not (is_here and (Run(path).is_working() or Run(path).status()["state"] == "finished")):
+        from kit.stores import holds, open_store
+
+        if holds(open_store(config.store), config.run_name):
+            locate(f"{config.store.rstrip('/')}/{config.run_name}", config.runs_dir)
+            is_here = True
+    return Run(path) if is_here else None
+
+
+def there(config: RunConfig) -> Run | None:
+    """The same, going on if it is unfinished."""
+    run = here(config)
+    unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
+    return resume(run.path, background=True) if run is not None and unfinished else run
 
 
 def remove(run: Run, sure: bool = False) -> None:

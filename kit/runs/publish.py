@@ -17,6 +17,7 @@ from kit.runs.filming import record
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.stores.card import MARK, curve
+from kit.trainers import algorithm
 
 if TYPE_CHECKING:
     from kit.stores.hub import HubStore
@@ -30,7 +31,7 @@ With Stable-Baselines3:
 import json
 import numpy as np
 from huggingface_hub import hf_hub_download  # or load_from_hub of huggingface_sb3
-from stable_baselines3 import {algo}
+from {package} import {algo}
 
 model = {algo}.load(hf_hub_download("{repo}", "{name}.zip"))
 about = json.load(open(hf_hub_download("{repo}", "{name}.json")))
@@ -131,8 +132,12 @@ def card(
     parts += [text for file, text in shown.items() if file in there]
     onnx = "The same policy without any pickle, normaliser inside: " if f"{name}.onnx" in there else ""
     onnx += f"`{name}.onnx`, for onnxruntime. " if onnx else ""
+    stock = algorithm.find(config.algo).stock
+    package, algo = stock.__module__.partition(".")[0], stock.__name__
     see = SEE_NORMALIZED if "obs" in about.get("normalizer", {}) else SEE
     parts.append(
-        USE.format(algo=config.algo, repo=repo, name=name, see=see, onnx=onnx, home=kit.HOME, version=kit.__version__)
+        USE.format(
+            package=package, algo=algo, repo=repo, name=name, see=see, onnx=onnx, home=kit.HOME, version=kit.__version__
+        )
     )
     return "\n\n".join(parts)

@@ -14,10 +14,10 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.runs.run import Run
 from kit.runs.session import DONE, FAILED, INTERRUPTED
-from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT
-from kit.stores import LeaseHeld, Store, StoreError, lease, open_store
+from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, trained
+from kit.stores import Store, StoreError, lease, open_store
+from kit.stores.redact import one_line, redact
 
 SAVE_S, PATIENCE_S = 5.0, 300.0
 """Between two looks at what is executed; for which a store that does not answer is asked at the end."""
@@ -51,14 +51,14 @@ def _execute(folder: Path, asked: dict[str, Any]) -> tuple[str, str]:
     parameters = asked["parameters"]
     try:
         papermill.execute_notebook(
-            asked["notebook"], folder / NOTEBOOK, parameters, progress_bar=False, autosave_cell_every=int(SAVE_S)
+            folder / SOURCE, folder / NOTEBOOK, parameters, progress_bar=False, autosave_cell_every=int(SAVE_S)
         )
+    except papermill.PapermillExecutionError as error:
+        return "failed", redact(f"{error.ename}: {error.evalue}").splitlines()[0]
     except Exception as error:
-        why = getattr(error, "evalue", "") or str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        name = getattr(error, "ename", type(error).__name__)
-        return "failed", f"{name}: {why if isinstance(why, str) else why[0]}".splitlines()[0]
-    path = Path(str(parameters.get("runs_dir"))) / str(parameters.get("run_name"))
-    if (path / "config.yaml").is_file() and (now := Run(path).status())["state"] != "finished":
+        return "failed", f"{type(error).__name__}: {one_line(error)}"
+    run = trained(parameters)
+    if run is not None and (now := run.status())["state"] != "finished":
         return now["state"], now["message"]
     return "finished", ""
 
@@ -122,7 +122,7 @@ class Shelf:
                 self._write({**files, f"{self._at}/{RESULT}": result})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except LeaseHeld as error:  # another attempt has taken over: what it writes counts
+            except UserError as error:  # such as another attempt's lease: what that writes counts
                 return str(error)
             except (StoreError, OSError) as error:
                 if time.monotonic() > end:

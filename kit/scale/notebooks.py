@@ -16,27 +16,36 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kit.config import read_yaml
+from kit.config import folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import read_json, write_atomic
+from kit.format.manifest import parse_json
 from kit.machine import settings
 from kit.runs import directory
-from kit.runs.batch import KEYS, Results, run_all, slots
 from kit.runs.run import Run
+from kit.scale.batch import do_all, seen_by_all
+from kit.scale.work import KEYS, Engine, Results
+from kit.stores import lease, open_store
 
 STARTS = 3
 """How often a job whose process was killed is begun."""
-SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir", "at_once")
-STORED, JOB, NOTEBOOK, RESULT, PROGRESS = "store", "job.json", "notebook.ipynb", "result.json", "progress.json"
+SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir")
+JOB, SOURCE, NOTEBOOK = "job.json", "source.ipynb", "notebook.ipynb"
+RESULT, PROGRESS = "result.json", "progress.json"
+
+
+def trained(parameters: Mapping[str, Any]) -> Run | None:
+    """What a notebook with these parameters trains, once that is there."""
+    path = Path(str(parameters.get("runs_dir", "runs"))) / str(parameters.get("run_name"))
+    return Run(path) if (path / "config.yaml").is_file() else None
 
 
 @dataclass
@@ -45,7 +54,8 @@ class NotebookJob:
 
     path: Path
     """Its folder."""
-    notebook: Path
+    source: str
+    """The notebook, as it is written."""
     parameters: dict[str, Any]
     store: str | None
     starts: int = 0
@@ -58,9 +68,12 @@ class NotebookJob:
 
     @property
     def run(self) -> Run | None:
-        """What it trains, once that is there."""
-        path = Path(self.parameters.get("runs_dir", "runs")) / str(self.parameters.get("run_name"))
-        return Run(path) if (path / "config.yaml").is_file() else None
+        return trained(self.parameters)
+
+    @property
+    def shelf(self) -> str:
+        """Its folder in the store."""
+        return f"{self.path.parent.name}/{self.name}"
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -69,19 +82,36 @@ class NotebookJob:
 
     def start(self, threads: int, card_share: int) -> None:
         """Unless it is done with, or at work already."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.result is None and (self.stored() or {}).get("state") == "finished":
+            self.fetch()
         if self.is_working() or (self.result or {}).get("state") in ("finished", "failed"):
             return
         self.starts += 1
-        self.path.mkdir(parents=True, exist_ok=True)
         (self.path / RESULT).unlink(missing_ok=True)
-        asked = {"notebook": str(self.notebook.absolute()), "parameters": self.parameters, "store": self.store}
-        write_atomic(self.path / JOB, json.dumps(asked, indent=1))
+        write_atomic(self.path / JOB, json.dumps({"parameters": self.parameters, "store": self.store}, indent=1))
+        write_atomic(self.path / SOURCE, self.source)
         with directory.lock(self.path) as lock, (self.path / "worker.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "kit.scale.execute", str(self.path), str(lock.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
                 start_new_session=True, env={**settings.worker_environment(threads), "KIT_CORES": str(threads)},
             )  # fmt: skip
+
+    def stored(self) -> dict[str, Any] | None:
+        """The result that an attempt elsewhere left in the store."""
+        found = open_store(self.store).read_or_none(f"{self.shelf}/{RESULT}") if self.store else None
+        return None if found is None else parse_json(found, RESULT)
+
+    def look(self) -> dict[str, Any]:
+        stored = self.stored() if self.result is None and not self.is_working() else None
+        return self.row() | {key: value for key, value in (stored or {}).items() if key in KEYS}
+
+    def fetch(self) -> None:
+        if self.store and self.result is None and (stored := self.stored()) is not None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            open_store(self.store).get(f"{self.shelf}/{NOTEBOOK}", self.path / NOTEBOOK)
+            write_atomic(self.path / RESULT, json.dumps(stored, indent=1))
 
     def is_working(self) -> bool:
         if self._process is not None:
@@ -91,6 +121,9 @@ class NotebookJob:
     def again(self) -> bool:
         """Whether its process went without a word, and it is to be begun once more."""
         return self.result is None and self.starts < STARTS
+
+    def held_for(self) -> float:
+        return 0.0 if self.store is None else lease.held_for(self.store, self.shelf, self.path)
 
     def stop(self) -> None:
         if (run := self.run) is not None and run.is_working():
@@ -104,7 +137,7 @@ class NotebookJob:
     def row(self) -> dict[str, Any]:
         done, progress = self.result, read_json(self.path / PROGRESS, {})
         state = "failed" if self.error else done["state"] if done else "running" if self.is_working() else "waiting"
-        if not done and self.starts and state == "waiting":
+        if not done and self.starts >= STARTS and state == "waiting":
             state, done = "failed", {"message": f"its process was killed {self.starts} times; see worker.log"}
         run = self.run
         now = run.status() if run is not None else {}
@@ -115,37 +148,46 @@ class NotebookJob:
 
 
 def notebooks(
-    path: str | Path, *, at_once: int | None = None, on_progress: Callable[[Results], None] | None = None
+    path: str | Path,
+    *,
+    at_once: int | None = None,
+    on: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Execute what the YAML file at `path` says (see above); called again, go on. Raises `UserError` before anything
-    is begun, also for a parameter that the notebook does not have."""
-    need("papermill", "notebook")
-    jobs, asked = planned(Path(path))
-    return run_all(jobs, slots([], len(jobs), asked if at_once is None else at_once), on_progress, unit="cell")
+    """Execute what the YAML file at `path` says (see above), here or `on` a cluster as `kit.batch` does; called again,
+    go on. Raises `UserError` before anything is begun, also for a parameter that the notebook does not have."""
+    jobs, engine = planned(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    return do_all(jobs, [], engine, on_progress, unit="cell")
 
 
-def planned(path: Path) -> tuple[list[NotebookJob], int | None]:
-    """The jobs that a file asks for, and how many side by side. Raises `UserError`."""
-    import papermill
+def planned(path: Path, **given: Any) -> tuple[list[NotebookJob], Engine]:
+    """The jobs that a file asks for, and where, if not `given`. Raises `UserError`."""
+    papermill: Any = need("papermill", "notebook")
 
     content = read_yaml(path)
+    if not isinstance(content, dict) or not isinstance(content.get("notebook"), str):
+        raise UserError(f"{path} has no `notebook:` with the path of one; see `kit.scale.notebooks`.")
+    engine = Engine.of(content, **given)
+    content = seen_by_all(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
-    notebook, stem = Path(content["notebook"]), re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)
+    notebook, stem = Path(content["notebook"]), folder_name(path.stem)
     if not notebook.is_file():
         raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from here.")
     known = papermill.inspect_notebook(notebook)
     shared: dict[str, Any] = content.get("parameters") or {}
     grid: dict[str, list[Any]] = content.get("grid") or {}
     listed: list[dict[str, Any]] = content.get("jobs") or [{}]
-    if not all(isinstance(said, dict) for said in (shared, grid)) or not all(
-        isinstance(v, list) for v in grid.values()
-    ):
-        raise UserError(f"{path}: parameters and grid are mappings, and of a grid each value is a list to choose from.")
+    mappings = [shared, grid, *listed] if isinstance(listed, list) else [None]
+    if not all(isinstance(entry, dict) for entry in mappings) or not all(isinstance(v, list) for v in grid.values()):
+        raise UserError(
+            f"{path}: parameters and grid are mappings, jobs a list of them, and of a grid each value is a list to "
+            "choose from."
+        )
     folder = Path(content.get("runs_dir", "runs")) / f"{stem}.notebooks"
-    if store := content.get(STORED):
-        from kit.stores import open_store
-
+    if store := content.get("store"):
         open_store(store, write=True)
     jobs, taken = list[NotebookJob](), Counter[str]()
     for job in listed:
@@ -158,13 +200,13 @@ def planned(path: Path) -> tuple[list[NotebookJob], int | None]:
                     f"{path}: {name}={parameters[name]!r} is not a parameter of {notebook}; it has {valid}."
                 )
             said = [f"s{value}" if name == "seed" else str(value) for name, value in own.items()]
-            name = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join([stem, *said])).strip("-").lower()[:80]
+            name = folder_name("-".join([stem, *said])).strip("-").lower()[:80]
             taken[name] += 1
             name = name if taken[name] == 1 else f"{name}-{taken[name]}"
             given = {"run_name": name, "runs_dir": str(content.get("runs_dir", "runs"))}
             parameters |= {key: value for key, value in given.items() if key in known and key not in parameters}
-            jobs.append(NotebookJob(folder / name, notebook, parameters, store))
-    return jobs, content.get("at_once")
+            jobs.append(NotebookJob(folder / name, notebook.read_text(), parameters, store))
+    return jobs, engine
 
 
 def retry(path: str | Path) -> list[str]:

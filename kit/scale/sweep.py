@@ -21,23 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit import envs
-from kit.config import RunConfig, read_yaml
+from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows
 from kit.machine import limits
 from kit.measure.auto import resolve
-from kit.presets import OF_POLICY
-from kit.runs import api, directory
-from kit.runs.batch import POLL_S, STOPPING_S, slots
-from kit.runs.run import Run
+from kit.presets import nested
+from kit.runs import directory
+from kit.scale.batch import Job, seen_by_all, slots
+from kit.scale.work import POLL_S, STOPPING_S, Engine, Work
 
 if TYPE_CHECKING:
     import optuna
@@ -47,6 +46,8 @@ TRIALS, STARTS = 20, 3
 """Trials, and how often the run of one is begun or resumed before it counts as failed."""
 SEEDS = 100_003
 """From one sweep's choices to another's."""
+TOGETHER = {"n_envs", "n_steps", "batch_size"}
+"""Of which one decides whether another can be: a trial that chooses what cannot be counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
 
@@ -74,17 +75,16 @@ class Plan:
 
     def config(self, chosen: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
         """The base with what was chosen."""
-        fields, overrides = RunConfig().to_dict(), dict(self.base.overrides)
-        own = {name: value for name, value in chosen.items() if name in fields}
-        policy = {name: value for name, value in chosen.items() if name in OF_POLICY}
-        overrides |= {name: value for name, value in chosen.items() if name not in own and name not in policy}
-        if policy:
-            overrides["policy_kwargs"] = overrides.get("policy_kwargs", {}) | policy
-        return self.base.replace(**{"overrides": overrides, **own, "run_name": run_name})
+        own = {name: value for name, value in chosen.items() if name in RunConfig().to_dict()}
+        overrides = {name: value for name, value in chosen.items() if name not in own}
+        return self.base.replace(
+            **{"overrides": nested({**self.base.overrides, **overrides}), **own, "run_name": run_name}
+        )
 
 
-def plan(path: str | Path | Mapping[str, Any], name: str | None = None) -> tuple[Plan, int | None]:
-    """What a file, or the same as a mapping, asks for, and how many trials side by side. Raises `UserError`."""
+def plan(path: str | Path | Mapping[str, Any], name: str | None = None, **given: Any) -> tuple[Plan, Engine]:
+    """What a file, or the same as a mapping, asks for, and where its trials are done, if not `given`. Raises
+    `UserError`."""
     content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
     path = (name or "sweep") if isinstance(path, Mapping) else path
     asked = content.pop("sweep", None) if isinstance(content, dict) else None
@@ -92,29 +92,25 @@ def plan(path: str | Path | Mapping[str, Any], name: str | None = None) -> tuple
         raise UserError(f"{path} has no `sweep:` with a `space:` of names and choices; see `kit.scale.sweep`.")
     for name in asked.keys() - set(SETTINGS):
         raise UserError(f"{path}: sweep {name}={asked[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
-    at_once = content.pop("at_once", None)
-    given = Plan(name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem), RunConfig.from_dict(content), **asked)
-    if given.pruner not in PRUNERS:
-        raise UserError(f"{path}: pruner={given.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
-    if isinstance(given.trials, bool) or not isinstance(given.trials, int) or given.trials < 1:
-        raise UserError(f"{path}: trials={given.trials!r} must be a whole number of at least 1.")
-    ends: list[dict[str, Any]] = [{}, {}]
-    for name, choice in given.space.items():
-        low, high = _ends(name, choice)
-        ends[0][name], ends[1][name] = low, high
-    resolve(given.config(ends[0]), fits=lambda config: int(config.n_envs))
-    for name, value in ends[1].items():  # each alone: not every combination must be possible
-        with (
-            contextlib.suppress(UserError) if name in ("n_envs", "n_steps", "batch_size") else contextlib.nullcontext()
-        ):
-            resolve(given.config({name: value}), fits=lambda config: int(config.n_envs))
-    return given, at_once
+    engine = Engine.of(content, **given)
+    content = seen_by_all(content) if engine.on else content
+    found = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(content), **asked)
+    if found.pruner not in PRUNERS:
+        raise UserError(f"{path}: pruner={found.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
+    if isinstance(found.trials, bool) or not isinstance(found.trials, int) or found.trials < 1:
+        raise UserError(f"{path}: trials={found.trials!r} must be a whole number of at least 1.")
+    values = {name: _values(name, choice) for name, choice in found.space.items()}
+    resolve(found.config({name: some[0] for name, some in values.items()}), fits=lambda config: int(config.n_envs))
+    for name in values.keys() - TOGETHER:
+        for value in values[name]:
+            resolve(found.config({name: value}), fits=lambda config: int(config.n_envs))
+    return found, engine
 
 
-def _ends(name: str, choice: Any) -> tuple[Any, Any]:
-    """The first and the last value. Raises `UserError`."""
+def _values(name: str, choice: Any) -> list[Any]:
+    """Those of a list, the ends of a range. Raises `UserError`."""
     if isinstance(choice, list) and choice:
-        return choice[0], choice[-1]
+        return choice
     known = isinstance(choice, dict) and {"min", "max"} <= choice.keys() <= {"min", "max", "log", "step"}
     if (
         not known
@@ -124,7 +120,7 @@ def _ends(name: str, choice: Any) -> tuple[Any, Any]:
         raise UserError(
             f"sweep {name}={choice!r} is no choice; write a list, or {{min: 1.0e-4, max: 1.0e-2, log: true}}."
         )
-    return choice["min"], choice["max"]
+    return [choice["min"], choice["max"]]
 
 
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,21 +138,32 @@ def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
+class TrialJob(Job):
+    """A trial's run, whose row also says what evaluations said: `scores`, [[step, score], ...]."""
+
+    score: str = "mean_return"
+    _metrics: GrowingRows | None = field(default=None, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        name = f"eval/{self.score}"
+        if self._metrics is None:
+            self._metrics = GrowingRows(self.path / "metrics.jsonl", ("step", name))
+        self._metrics.read()
+        scores = [[row["step"], float(row[name])] for row in self._metrics.rows if name in row and row["step"] > 0]
+        return super().row() | {"scores": scores}
+
+
+@dataclass
 class _Working:
     """A trial whose run is at work, or was."""
 
     trial: optuna.Trial
-    run: Run
-    rows: GrowingRows
+    work: Work
     starts: int = 1
     seen: int = 0
-    """Rows that are reported."""
+    """Scores that are reported."""
     score: float | None = None
     pruned: bool = False
-
-    @property
-    def steps(self) -> int:
-        return int(self.run.status()["step"])
 
 
 class Sweep:
@@ -170,11 +177,9 @@ class Sweep:
 
     @property
     def best(self) -> RunConfig | None:
-        """Of the best finished trial; its score is the task's own, the mean over all seeds not known."""
-        done = [t for t in self.study.trials if t.state.name == "COMPLETE"]
-        if not done:
-            return None
-        return self.plan.config(values_of(max(done, key=lambda trial: trial.value or 0.0)))
+        """Of the finished trial with the highest score; what another seed would reach is not known."""
+        done = {t.value: t for t in reversed(self.study.trials) if t.state.name == "COMPLETE" and t.value is not None}
+        return self.plan.config(values_of(done[max(done)])) if done else None
 
     def rows(self) -> list[dict[str, Any]]:
         """One per trial: its run, state, score and the steps that it used; then what was chosen."""
@@ -198,6 +203,12 @@ def values_of(trial: Any) -> dict[str, Any]:
 
 def run_name(plan: Plan, number: int) -> str:
     return f"{plan.name}-t{number:03d}"
+
+
+def trials(found: Sweep) -> list[TrialJob]:
+    """The runs of all trials so far."""
+    configs = [found.plan.config(values_of(t), run_name(found.plan, t.number)) for t in found.study.trials]
+    return [TrialJob(config, config.told()) for config in configs]
 
 
 def _study(plan: Plan) -> optuna.Study:
@@ -226,26 +237,42 @@ def sweep(
     path: str | Path | Mapping[str, Any],
     *,
     at_once: int | None = None,
+    on: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
     name: str | None = None,
     on_progress: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
     """Search as the YAML file at `path`, or the same as a mapping, says (see above); trials are called after `name`, by
-    default the file's. Ctrl-C stops all trials with a checkpoint; called again, the sweep goes on. `on_progress` is
-    told twice a second, by default a progress bar. Raises `UserError`."""
+    default the file's, and done here or `on` a cluster as `kit.batch` does. Ctrl-C stops all trials with a checkpoint;
+    called again, the sweep goes on. `on_progress` is told twice a second, by default a progress bar. Raises
+    `UserError`."""
     import warnings
 
     need("optuna", "scale")
-    given, side_by_side = plan(path, name)
-    side_by_side = slots([given.base], given.trials, side_by_side if at_once is None else at_once)
-    with warnings.catch_warnings():  # multivariate TPE and the journal are called experimental
-        warnings.simplefilter("ignore")
+    given, engine = plan(path, name, at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # multivariate TPE and the journal are called experimental
+        if engine.on is None:
+            room, place = slots([given.base], given.trials, engine.at_once), _here
+        else:
+            from kit.scale.cluster import cluster
+
+            there = stack.enter_context(cluster(engine))
+            room, place = engine.at_once or there.room, there.remote
         found = Sweep(given)
-        with directory.lock(given.folder), _told(found, on_progress) as tell:
-            _search(found, side_by_side, tell)
+        stack.enter_context(directory.lock(given.folder))
+        _search(found, room, place, stack.enter_context(_told(found, on_progress)))
     return found
 
 
-def _search(found: Sweep, at_once: int, tell: Callable[[Sweep], None]) -> None:
+def _here(job: Work) -> Work:
+    return job
+
+
+def _search(found: Sweep, at_once: int, place: Callable[[Work], Work], tell: Callable[[Sweep], None]) -> None:
+    """Until there are as many trials as were asked for, `at_once` side by side, each where `place` puts its run."""
     import optuna
 
     study, given, threads = found.study, found.plan, max(1, limits.usable_cores() // at_once)
@@ -254,18 +281,18 @@ def _search(found: Sweep, at_once: int, tell: Callable[[Sweep], None]) -> None:
     try:
         while True:
             while len(working) < at_once and (left_over or len(study.trials) < given.trials):
-                begun = _begin(found, left_over.pop(0) if left_over else _ask(found), threads)
+                begun = _begin(found, left_over.pop(0) if left_over else _ask(found), place, threads)
                 working += [begun] if begun else []
             tell(found)
             if not working:
                 return
-            working = [at_work for at_work in working if not _over(found, at_work)]
+            working = [at_work for at_work in working if not _over(found, at_work, threads)]
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         for at_work in working:
-            at_work.run.stop()
+            at_work.work.stop()
         for at_work in working:
-            at_work.run.wait(STOPPING_S)
+            at_work.work.wait(STOPPING_S)
         raise
 
 
@@ -278,50 +305,41 @@ def _ask(found: Sweep) -> optuna.Trial:
     return found.study.ask()
 
 
-def _begin(found: Sweep, trial: optuna.Trial, threads: int) -> _Working | None:
+def _begin(found: Sweep, trial: optuna.Trial, place: Callable[[Work], Work], threads: int) -> _Working | None:
     """The run of `trial`, begun or resumed; None of one that cannot be, which counts as failed."""
-    chosen, name = suggest(trial, found.plan.space), run_name(found.plan, trial.number)
+    plan = found.plan
     try:
-        config = found.plan.config(chosen, name)
-        config = config.replace(threads=threads) if config.threads == "auto" else config
-        path = Path(config.runs_dir).expanduser() / name
-        run = Run(path) if (path / "config.yaml").is_file() else api.launch(config)
-        if not run.is_working() and run.status()["state"] != "finished":
-            run = api.resume(path, background=True)
+        config = plan.config(suggest(trial, plan.space), run_name(plan, trial.number))
+        at_work = _Working(trial, place(TrialJob(config, config.told(), score=plan.score)))
+        at_work.work.start(threads, 1)
     except UserError as error:
         _tell(found, trial, "FAIL", None, 0, str(error))
         return None
-    return _Working(trial, run, GrowingRows(run.path / "metrics.jsonl", ("step", f"eval/{found.plan.score}")))
+    return at_work
 
 
-def _over(found: Sweep, at_work: _Working) -> bool:
+def _over(found: Sweep, at_work: _Working, threads: int) -> bool:
     """Report what evaluations say; whether the trial is done with."""
-
-    now = at_work.run.status()
-    ended = not at_work.run.is_working(now)
-    at_work.rows.read()
-    name = f"eval/{found.plan.score}"
-    for row in at_work.rows.rows[at_work.seen :]:
-        if name in row and row["step"] > 0:
-            at_work.score = float(row[name])
-            at_work.trial.report(at_work.score, row["step"])
-            if not ended and not at_work.pruned and at_work.trial.should_prune():
-                at_work.pruned = True
-                at_work.run.stop()
-    at_work.seen = len(at_work.rows.rows)
+    ended = not at_work.work.is_working()
+    now = at_work.work.row()
+    for step, score in now.get("scores", [])[at_work.seen :]:
+        at_work.seen, at_work.score = at_work.seen + 1, score
+        at_work.trial.report(score, step)
+        if not ended and not at_work.pruned and at_work.trial.should_prune():
+            at_work.pruned = True
+            at_work.work.stop()
     if not ended:
         return False
     if now["state"] == "finished" and at_work.score is not None:
-        _tell(found, at_work.trial, "COMPLETE", at_work.score, at_work.steps)
+        _tell(found, at_work.trial, "COMPLETE", at_work.score, now["step"])
     elif at_work.pruned:
-        _tell(found, at_work.trial, "PRUNED", None, at_work.steps, f"behind the others at step {at_work.steps:,}")
+        _tell(found, at_work.trial, "PRUNED", None, now["step"], f"behind the others at step {now['step']:,}")
     elif now["state"] == "interrupted" and at_work.starts < STARTS:  # killed, or out of time: it goes on
         at_work.starts += 1
-        api.resume(at_work.run.path, background=True)
+        at_work.work.start(threads, 1)
         return False
     else:
-        message = now["message"] or "it was never evaluated"
-        _tell(found, at_work.trial, "FAIL", None, at_work.steps, message)
+        _tell(found, at_work.trial, "FAIL", None, now["step"], now["message"] or "it was never evaluated")
     return True
 
 

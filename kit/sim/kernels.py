@@ -12,9 +12,7 @@ from kit.machine.memory import nothing_collected
 from kit.machine.warp import NEWER_DRIVER, out_of_reach, wp
 from kit.sim.compiling import compiling as announced
 
-import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp: take both names from here
-
-__all__ = ["beside_torch", "compiling", "mjw", "numbered", "recording", "wp"]
+__all__ = ["beside_torch", "compiling", "numbered", "recording", "wp"]
 
 
 def numbered(device: str | torch.device) -> torch.device:

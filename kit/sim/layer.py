@@ -11,7 +11,9 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.sim.kernels import mjw, wp
+from kit.sim.kernels import wp
+
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
 _VISIBLE_GROUPS = [0, 1, 2]  # MuJoCo's own default; collision geoms usually live in group 3
 _HIDDEN = 5

@@ -22,7 +22,9 @@ import torch
 from kit.errors import Overflow, UserError
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
-from kit.sim.kernels import beside_torch, compiling, mjw, numbered, recording, wp
+from kit.sim.kernels import beside_torch, compiling, numbered, recording, wp
+
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
           "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip

@@ -15,15 +15,12 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kit.errors import need
 from kit.format.manifest import Refused, safe_path
 from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 from kit.stores.redact import one_line
-
-if TYPE_CHECKING:
-    pass
 
 MIN_INTERVAL_S = 90.0
 """Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""

@@ -63,6 +63,15 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
     raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
 
 
+def held_for(url: str, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
+    """For how many seconds another machine than that of `run_dir` still has the run in the store at `url`."""
+    from kit.stores.urls import open_store
+
+    _, found = read(open_store(url), run_name)
+    is_own = found is not None and run_dir.is_dir() and found.owner == owner_of(run_dir)
+    return 0.0 if found is None or is_own else max(0.0, found.expires - clock())
+
+
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
     """Extend a lease. Raises `LeaseHeld` if another took it meanwhile, expired again or not: the run has moved on."""
     _, found = read(store, run_name)

@@ -49,6 +49,12 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
     return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
+def holds(store: Store, run_name: str) -> bool:
+    """Whether a checkpoint of that run is there. Raises `UserError`."""
+    with _readable(store):
+        return f"{run_name}/{LATEST}" in store.list(run_name)
+
+
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
     """Fetch a run into the folder `dest`; the path of its run directory there. Raises `UserError`.
 

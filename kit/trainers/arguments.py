@@ -75,7 +75,10 @@ def explained(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
             False,
             f"running normalisation of what is seen and paid: true, false, or some of {', '.join(NORMALIZE)}",
         ),
-        "random_shift": (4, "pixels by which pictures are moved at random before they are learnt from"),
+        "random_shift": (
+            given.get("random_shift"),
+            "pixels by which pictures are moved at random before they are learnt from",
+        ),
     }
     spelled = {name: value if isinstance(value := given[name], int | float | str) else None for name in names}
     return {name: own.get(name, (spelled.get(name), said.get(name, ""))) for name in (*names, "normalize")}

@@ -8,7 +8,7 @@ import shlex
 
 import yaml
 
-from kit.config import RunConfig
+from kit.config import RunConfig, spelled
 from kit.measure.auto import resolve
 from kit.ui import style
 
@@ -18,7 +18,7 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 def as_code(config: RunConfig) -> dict[str, str]:
     """What differs from the defaults, as YAML, shell, Python and papermill; and every value that will be used here."""
     said = config.told()
-    flags = [f"--{name.replace('_', '-')} {shlex.quote(_text(value))}" for name, value in said.items()]
+    flags = [f"--{name.replace('_', '-')} {shlex.quote(spelled(value))}" for name, value in said.items()]
     given = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in said.items()]
     return {
         "YAML, for kit train FILE": yaml.safe_dump(said, sort_keys=False).strip(),
@@ -36,7 +36,3 @@ def page(config: RunConfig) -> style.Page:
     return style.Page(
         "\n\n".join(texts.values()), "".join(box.format(*map(html.escape, item)) for item in texts.items())
     )
-
-
-def _text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)

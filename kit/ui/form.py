@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import html
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 from kit import envs
-from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig
+from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, spelled
 from kit.errors import UserError, need
-from kit.ui.hyper import Hyperparameters
+from kit.ui.hyper import Hyperparameters, text_entry
 from kit.ui.task import sensible_steps
 
 GROUPS = {
@@ -34,15 +32,15 @@ class Form:
         self._w = w = need("ipywidgets", "notebook")
         self.entries: dict[str, Any] = {}
         for field in dataclasses.fields(RunConfig):
-            entry = self._entry(field, spelled(getattr(config, field.name)))
+            entry = self._entry(field, _spelled(getattr(config, field.name)))
             entry.add_class(f"kit-field-{field.name}")
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
-        self.price = self._text(
-            "dollars per hour", "what this machine costs", "" if dollars_per_hour is None else f"{dollars_per_hour:g}"
-        )
-        self.price.placeholder = "as last documented"
+        self.price = text_entry(
+            w, "dollars per hour", "what this machine costs", placeholder="as last documented",
+            value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
+        )  # fmt: skip
         self.price.observe(lambda _: on_change(), names="value")
         self.hyper = Hyperparameters(w, self._override)
         rest = [name for name in self.entries if not any(name in names for names in GROUPS.values())]
@@ -84,7 +82,7 @@ class Form:
     def fill(self, config: RunConfig) -> None:
         """Spell `config`."""
         for name, entry in self.entries.items():
-            text = spelled(getattr(config, name))
+            text = _spelled(getattr(config, name))
             if name in CHOICES and text not in entry.options:
                 entry.options = (*entry.options, text)
             entry.value = text
@@ -96,24 +94,14 @@ class Form:
             self.entries["total_steps"].value = spelled(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
-        w, words = self._w, (field.name.replace("_", " "), field.metadata["help"], text)
+        w, words = self._w, (field.name, field.metadata["help"])
         if field.name in CHOICES:
-            return self._text(*words, kind=w.Dropdown, options=tuple(dict.fromkeys((*CHOICES[field.name], text))))
-        empty = EMPTY.get(field.name, "")
-        if field.name == "env":
-            return self._text(*words, kind=w.Combobox, options=envs.names(), placeholder=empty)
-        return self._text(*words, placeholder=empty)
-
-    def _text(self, name: str, explanation: str, text: str, kind: Any = None, **settings: Any) -> Any:
-        """An entry; pointing at its name shows the explanation."""
-        w = self._w
-        return (kind or w.Text)(
-            value=text, description=f"<span title='{html.escape(explanation)}'>{name}</span>",
-            description_allow_html=True, style={"description_width": "118px"}, layout=w.Layout(width="260px"),
-            **settings,
-        )  # fmt: skip
+            options = tuple(dict.fromkeys((*CHOICES[field.name], text)))
+            return text_entry(w, *words, kind=w.Dropdown, options=options, value=text)
+        kind = {"kind": w.Combobox, "options": envs.names()} if field.name == "env" else {}
+        return text_entry(w, *words, value=text, placeholder=EMPTY.get(field.name, ""), **kind)
 
 
-def spelled(value: Any) -> str:
-    """A field's value as people type it."""
-    return "" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+def _spelled(value: Any) -> str:
+    """A field's value; nothing is an empty entry."""
+    return "" if value is None else spelled(value)

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kit.config import RunConfig, number
+from kit.config import RunConfig, number, spelled
 from kit.measure.auto import resolve
-from kit.presets import OF_POLICY
+from kit.presets import OF_POLICY, nested
 from kit.trainers import algorithm
 from kit.trainers.arguments import explained
 
@@ -48,11 +48,7 @@ class Hyperparameters:
             self._showing = False
 
     def _entry(self, name: str, explanation: str) -> Any:
-        w = self._w
-        entry = w.Text(
-            description=f"<span title='{html.escape(explanation, quote=True)}'>{name.replace('_', ' ')}</span>",
-            description_allow_html=True, style={"description_width": "138px"}, layout=w.Layout(width="280px"),
-        )  # fmt: skip
+        entry = text_entry(self._w, name, explanation, label_px=138, width_px=280)
         entry.add_class(f"kit-hyper-{name}")
         entry.observe(lambda change: self._edited(name, change["new"].strip()), names="value")
         return entry
@@ -63,11 +59,18 @@ class Hyperparameters:
         self._asked.pop(name, None)
         if text:
             self._asked[name] = value_of(text)
-        top = {name: value for name, value in self._asked.items() if name not in OF_POLICY}
-        policy = {name: value for name, value in self._asked.items() if name in OF_POLICY}
-        if policy:
-            top["policy_kwargs"] = top.get("policy_kwargs", {}) | policy
-        self._on_change(top)
+        self._on_change(nested(self._asked))
+
+
+def text_entry(
+    w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
+) -> Any:
+    """An entry of ipywidgets `w`; pointing at its name shows the explanation."""
+    return (kind or w.Text)(
+        description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
+        description_allow_html=True, style={"description_width": f"{label_px}px"},
+        layout=w.Layout(width=f"{width_px}px"), **settings,
+    )  # fmt: skip
 
 
 def value_of(text: str) -> Any:
@@ -76,11 +79,6 @@ def value_of(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return number(text)
-
-
-def spelled(value: Any) -> str:
-    """The same as text."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:

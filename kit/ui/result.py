@@ -8,7 +8,7 @@ import math
 
 from kit.runs.run import Run
 from kit.ui import style
-from kit.ui.films import caption, finish, poster, tag, wanted
+from kit.ui.films import caption, poster, tag, wanted
 from kit.ui.headless import nobody_there
 from kit.ui.panel import Panel
 from kit.ui.plots import beside, learning_curve
@@ -27,8 +27,13 @@ def report(source: Panel | Run) -> None:
         source.on_change.append(lambda run: handle.update(page(run)))
     elif run is not None:
         handle = display(result(run), display_id=True)
-        if wanted(run):
-            handle.update(result(run, finish(run)))
+        if missing := wanted(run):
+            trouble = ""
+            try:
+                missing.file()
+            except Exception as error:  # the rest is there without it
+                trouble = f"No video: {error}"
+            handle.update(result(run, trouble))
 
 
 def page(run: Run | None) -> style.Page:

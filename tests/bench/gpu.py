@@ -40,10 +40,12 @@ from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.machine import settings
 from kit.measure.auto import resolve
-from kit.sim.kernels import mjw, wp
+from kit.sim.kernels import wp
 from kit.sim.warp import WarpSim
 from kit.trainers import make_trainer
 from kit.trainers.on_policy import READ_EVERY
+
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
 WORLDS = {"Ant": 4096, "Go1Joystick": 2048, "G1Joystick": 2048}
 TINY = 8

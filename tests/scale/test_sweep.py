@@ -82,9 +82,9 @@ def test_chosen_values_go_where_they_belong() -> None:
         "net_arch": [[8], [16]],
         "learning_rate": {"min": 1e-4, "max": 1e-2, "log": True},
     }
-    given, at_once = plan(write(space=space))
+    given, engine = plan(write(space=space))
     config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
-    assert (config.n_envs, config.run_name, at_once) == (4, "t", 2)
+    assert (config.n_envs, config.run_name, engine.at_once) == (4, "t", 2)
     assert config.overrides == SMALL | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
     with pytest.raises(UserError, match=r"holds a sweep; `kit batch search\.yaml` and kit\.sweep"):
         kit.batch("search.yaml")

@@ -12,7 +12,7 @@ import torch
 from kit.envs import make_vec
 from kit.errors import Overflow
 from kit.runs.session import Session
-from kit.sim.kernels import beside_torch, mjw
+from kit.sim.kernels import beside_torch
 from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer
@@ -20,6 +20,8 @@ from kit.trainers.recorded import Recorded
 from tests.runs.crash import SMALL, create
 from tests.sim.test_warp import BALLS
 from tests.trainers.iteration import one_iteration
+
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
 DEVICE = "cuda"
 pytestmark = [

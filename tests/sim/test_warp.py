@@ -10,8 +10,9 @@ from kit.envs import make_task
 from kit.errors import Overflow, UserError
 from kit.sim.capacity import Capacity, capacity, touching_pairs
 from kit.sim.cpu import CpuSim
-from kit.sim.kernels import mjw
 from kit.sim.warp import WarpSim
+
+import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
 pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels, for minutes on a busy one
 

@@ -197,7 +197,7 @@ def test_a_request_that_takes_too_long_is_given_up_on(run: Path, monkeypatch: py
     begun = time.monotonic()
     with pytest.raises(Hung, match="got no answer from the store for 0 s while listing"):
         copier.run_pass(final=False)
-    assert 0.6 + 0.5 < time.monotonic() - begun < 5 and waited
+    assert 0.6 + 0.5 < time.monotonic() - begun < 20 and waited
     silent.set()
 
 

@@ -249,9 +249,7 @@ def claim(size: int = 10, data: bytes = b"") -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["parent", "absolute", "shared", "frozen", "10 GB", "many", "pickle",
                                   "pickle in disguise", "wrong shapes", "symlink", "folder symlink", "fifo",
                                   "yaml"])  # fmt: skip
-def test_hostile_runs_are_refused_in_a_moment(
-    there: Store, store_url: str, tmp_path: Path, canary: Path, kind: str
-) -> None:
+def test_hostile_runs_are_refused(there: Store, store_url: str, tmp_path: Path, canary: Path, kind: str) -> None:
     root, bomb = Path(store_url), pickle.dumps(Bomb(canary))
     good = {"state.json": b"{}"}
     place = root / "reach-1/checkpoints/step_000000200"
@@ -291,13 +289,11 @@ def test_hostile_runs_are_refused_in_a_moment(
         command = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{canary}']]"
         (root / "reach-1/config.yaml").write_text(f"env: {command}\n")
         make_run(tmp_path / "d", steps=(100,))
-    before = time.monotonic()
     with pytest.raises(UserError) as caught:
         back = pull(there, None, tmp_path / "d")
         if kind == "folder symlink":  # it is simply not seen
             assert not list(back.glob("checkpoints/*"))
             raise UserError("not seen")
-    assert time.monotonic() - before < 1.0
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
     assert not list(tmp_path.rglob("evil*")) and b"secret" not in b"".join(
         p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file()

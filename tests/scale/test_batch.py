@@ -13,9 +13,9 @@ import pytest
 
 import kit
 from kit.errors import UserError
-from kit.runs.batch import _planned, slots
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
+from kit.scale.batch import planned, slots
 from tests.runs.crash import SMALL, create
 
 JOBS = """
@@ -41,13 +41,13 @@ class Breaks(Corridor):
 
 def test_every_job_has_a_name_that_it_keeps() -> None:
     jobs = [{"algo": "PPO"}, {"algo": "PPO", "overrides": {"gamma": 0.9}}, {"algo": "A2C", "run_name": "mine"}]
-    names = [job.config.run_name for job in _planned(jobs, 2, "night")]
+    names = [job.config.run_name for job in planned(jobs, 2, "night")]
     assert names == [
         *("night-reach-ppo-s0", "night-reach-ppo-s1", "night-reach-ppo-s0-2", "night-reach-ppo-s1-2"),
         *("mine-s0", "mine-s1"),
     ]
-    assert [job.config.seed for job in _planned([{}], [3, 5], "b")] == [3, 5]
-    assert [job.config.run_name for job in _planned([{"run_name": "mine"}], None, "b")] == ["mine"]
+    assert [job.config.seed for job in planned([{}], [3, 5], "b")] == [3, 5]
+    assert [job.config.run_name for job in planned([{"run_name": "mine"}], None, "b")] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_pa
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
-    jobs = _planned([{}], 8, "b")
+    jobs = planned([{}], 8, "b")
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
     assert slots([job.config for job in jobs], 8, None) == 3 and slots([], 8, 2) == 2

@@ -15,45 +15,24 @@ that are still at work and resumes the others. Its processes outlive it, as thos
 
 from __future__ import annotations
 
-import contextlib
-import re
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, read_yaml
+from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.beginning import beginning
 from kit.runs.run import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
+from kit.scale.work import KEYS, Engine, Results, Work, run_all
+from kit.stores import lease, list_runs, open_store
 
 RUN_BYTES = 1_000_000_000
 """Of memory that a run takes: 0.6 GB with PPO, 0.95 with SAC and a replay of a million (tests/bench/memory.py)."""
-POLL_S = 0.5
-STOPPING_S = 120.0
-KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
-
-
-class Work(Protocol):
-    """What a batch does: a run, or whatever else is a process that can be begun again."""
-
-    error: str
-
-    @property
-    def run(self) -> Run | None: ...
-    def start(self, threads: int, card_share: int) -> None: ...
-    def is_working(self) -> bool: ...
-    def again(self) -> bool: ...
-    def stop(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...
-    def row(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -97,13 +76,14 @@ class Job:
 
     def start(self, threads: int, card_share: int) -> None:
         """Begin or resume it, unless it is at work or finished already."""
-        if not self.is_there:
+        self.run = api.here(self.config)
+        if self.run is None:
             own = self.asked.get("threads", "auto")
             fields = {**self.asked, "threads": threads if own == "auto" else own}
             self.run = api.create(None, fields, self.start_from, elsewhere=True, card_share=card_share)
             worker.start(self.run)
             return
-        self.run, changes = Run(self.path), self.changes()
+        changes = self.changes()
         self.found_at_work = self.run.is_working()
         if not self.found_at_work and (self.run.status()["state"] != "finished" or "total_steps" in changes):
             self.run = api.resume(self.path, background=True, **changes)
@@ -115,6 +95,13 @@ class Job:
         """Whether its process, which was of an earlier time, was killed with that: it is to be begun once more."""
         return self.found_at_work and self.row()["state"] == "interrupted"
 
+    def held_for(self) -> float:
+        return (
+            0.0
+            if self.config.store is None
+            else lease.held_for(self.config.store, str(self.config.run_name), self.path)
+        )
+
     def stop(self) -> None:
         if self.run is not None:
             self.run.stop()
@@ -122,6 +109,15 @@ class Job:
     def wait(self, seconds: float) -> None:
         if self.run is not None:
             self.run.wait(seconds)
+
+    def look(self) -> dict[str, Any]:
+        if self.is_there:
+            self.run = Run(self.path)
+        stored = {} if self.is_there or not self.config.store else _stored(self.config.store)
+        return self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
+
+    def fetch(self) -> None:
+        self.run = api.here(self.config)
 
     def row(self) -> dict[str, Any]:
         total = {"name": self.config.run_name, "total_steps": self.config.total_steps}
@@ -132,21 +128,10 @@ class Job:
         return {key: now.get(key) for key in KEYS} | total
 
 
-class Results(list[dict[str, Any]]):
-    """One row of `KEYS` for each job, in their order."""
-
-    def __init__(self, jobs: Sequence[Work]) -> None:
-        super().__init__(job.row() for job in jobs)
-        self.runs = [job.run for job in jobs if job.run is not None]
-
-    def frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(self)
-
-    def of(self, state: str) -> int:
-        """How many are in it."""
-        return sum(row["state"] == state for row in self)
+@lru_cache
+def _stored(url: str) -> dict[str, dict[str, Any]]:
+    """The runs in a store by name."""
+    return {run["name"]: run for run in list_runs(open_store(url))}
 
 
 def batch(
@@ -154,28 +139,65 @@ def batch(
     *,
     seeds: int | Sequence[int] | None = None,
     at_once: int | None = None,
+    on: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
     name: str | None = None,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
     """Train all `jobs`: a YAML file (see above), a list of configs or of their fields, or one config with `seeds`.
 
     Runs are called after the batch's `name` (by default the file's), env, algo and seed. A job that fails does not stop
-    the others. Ctrl-C stops them all with a checkpoint; called again, the batch goes on. `on_progress` is told twice a
+    the others. Ctrl-C stops them all with a checkpoint; called again, the batch goes on. `on="ray"` or
+    "ray://HOST:PORT" does it on a Ray cluster, each job with so many `cpus` and `gpus`. `on_progress` is told twice a
     second how all stand, by default a progress bar. Raises `UserError` before anything is created if any job cannot be.
     """
-    shared: dict[str, Any] = {}
+    given = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
-        name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(jobs).stem)
-        jobs, shared = _of_file(Path(jobs))
-    elif isinstance(jobs, RunConfig):
-        jobs = [jobs]
-    seeds = shared.pop("seeds", None) if seeds is None else seeds
-    at_once = shared.pop("at_once", None) if at_once is None else at_once
-    listed = _planned([{**shared, **_fields(job)} for job in jobs], seeds, name or "batch")
-    return run_all(listed, slots([job.config for job in listed], len(listed), at_once), on_progress)
+        listed, engine = of_file(jobs, seeds, name, **given)
+    else:
+        fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
+        engine = Engine.of({}, **given)
+        listed = planned(fields, seeds, name or "batch", engine.on is not None)
+    return do_all(listed, [job.config for job in listed], engine, on_progress)
 
 
-def _of_file(path: Path) -> tuple[list[Any], dict[str, Any]]:
+def seen_by_all(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a run that another machine may do. Without a store its folder is this very one, which all machines
+    have to see; with one each machine keeps runs where it likes."""
+    runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
+    return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
+
+
+def do_all(
+    jobs: Sequence[Work],
+    configs: Sequence[RunConfig],
+    engine: Engine,
+    on_progress: Callable[[Results], None] | None = None,
+    unit: str = "step",
+) -> Results:
+    """Do all `jobs`, of kinds `configs`, where `engine` says."""
+    if engine.on is None:
+        return run_all(jobs, slots(configs, len(jobs), engine.at_once), on_progress, unit)
+    from kit.scale.cluster import cluster
+
+    with cluster(engine) as found:
+        return run_all([found.remote(job) for job in jobs], len(jobs), on_progress, unit)
+
+
+def of_file(
+    path: str | Path, seeds: int | Sequence[int] | None = None, name: str | None = None, **given: Any
+) -> tuple[list[Job], Engine]:
+    """The runs that a YAML file asks for, and where, if not `given`. Raises `UserError`."""
+    jobs, shared = _read(Path(path))
+    engine = Engine.of(shared, **given)
+    said = shared.pop("seeds", None)
+    name = name or folder_name(Path(path).stem)
+    fields = [{**shared, **job} for job in jobs]
+    return planned(fields, said if seeds is None else seeds, name, engine.on is not None), engine
+
+
+def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
     """Its jobs, and what holds for all of them."""
     content = read_yaml(path)
     if isinstance(content, list):
@@ -199,8 +221,11 @@ def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
     return job.told()
 
 
-def _planned(jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name: str) -> list[Job]:
-    """The jobs with every seed and a name each. Raises `UserError` for the first that cannot be trained."""
+def planned(
+    jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name: str, elsewhere: bool = False
+) -> list[Job]:
+    """The jobs with every seed and a name each; `elsewhere`: for other machines than this one. Raises `UserError` for
+    the first that cannot be trained."""
     from kit.measure.auto import resolve
 
     if isinstance(seeds, int) and not isinstance(seeds, bool):
@@ -213,15 +238,16 @@ def _planned(jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name
         for seed in [{}] if seeds is None else [{"seed": seed} for seed in seeds]:
             asked = {**fields, **seed}
             start_from = asked.pop("start_from", None)
+            asked = seen_by_all(asked) if elsewhere else asked
             begins = None if start_from is None else beginning(start_from, False, None, asked)
             config = RunConfig.from_dict(asked) if begins is None else begins.config
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
-                stem = re.sub(r"[^A-Za-z0-9._]+", "-", f"{stem}-s{config.seed}")
+                stem = folder_name(f"{stem}-s{config.seed}")
             taken[stem] += 1
             config = config.replace(run_name=stem if taken[stem] == 1 else f"{stem}-{taken[stem]}")
             try:
-                resolve(config, fits=lambda asked: int(asked.n_envs))
+                resolve(config.replace(device="cpu") if elsewhere else config, fits=lambda asked: int(asked.n_envs))
             except UserError as error:
                 raise UserError(f"job {config.run_name}: {error}") from None
             planned.append(Job(config, {**asked, "run_name": config.run_name}, start_from))
@@ -243,55 +269,3 @@ def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
         needed = f"needs about {at_once * RUN_BYTES / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
         raise UserError(f"at_once={at_once} {needed}; run fewer side by side.")
     return at_once
-
-
-def run_all(
-    jobs: Sequence[Work], at_once: int, on_progress: Callable[[Results], None] | None = None, unit: str = "step"
-) -> Results:
-    """Do all `jobs`, so many side by side. `on_progress` is told twice a second how all stand, by default a bar."""
-    if on_progress is None:
-        with _bar(unit) as tell:
-            return run_all(jobs, at_once, tell)
-    threads = max(1, limits.usable_cores() // at_once)
-    waiting, working = deque(jobs), list[Work]()
-    try:
-        while waiting or working:
-            while waiting and len(working) < at_once:
-                job = waiting.popleft()
-                try:
-                    job.start(threads, at_once)
-                except Exception as error:  # whatever it is, the other jobs go on
-                    job.error = str(error) or type(error).__name__
-                working += [job] if job.is_working() else []
-            on_progress(Results(jobs))
-            if working:
-                time.sleep(POLL_S)
-            ended = [job for job in working if not job.is_working()]
-            working = [job for job in working if job not in ended]
-            waiting.extend(job for job in ended if job.again())
-    except KeyboardInterrupt:
-        for job in working:
-            job.stop()
-        for job in working:
-            job.wait(STOPPING_S)
-        raise
-    results = Results(jobs)
-    on_progress(results)
-    return results
-
-
-@contextlib.contextmanager
-def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
-    """A progress bar over all steps, or cells, of all jobs, in a notebook or a terminal."""
-    from tqdm.auto import tqdm
-
-    with tqdm(unit=unit, unit_scale=True, dynamic_ncols=True) as shown:
-
-        def tell(now: Results) -> None:
-            done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))
-            said = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
-            shown.total = sum(row["total_steps"] for row in now)
-            shown.set_description_str(said + (f", {failed} failed" if failed else ""), refresh=False)
-            shown.update(sum(min(row["step"], row["total_steps"]) for row in now) - shown.n)
-
-        yield tell

@@ -1,0 +1,49 @@
+"""What a YAML file asks for, whatever it is: runs, a notebook with parameters, or a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kit.config import read_yaml
+from kit.errors import UserError
+from kit.scale import batch, notebooks, sweep
+from kit.scale.work import Results, Work
+
+KINDS = ("sweep", "notebook")
+
+
+def kind(path: str | Path) -> str:
+    """ "sweep", "notebook", or "jobs"."""
+    content = read_yaml(path)
+    return next((kind for kind in KINDS if isinstance(content, dict) and kind in content), "jobs")
+
+
+def do(path: str | Path, seeds: int | None = None, **where: Any) -> Results | sweep.Sweep:
+    """Do what the file says; `where` as for `kit.batch`. Raises `UserError`."""
+    asked = kind(path)
+    if asked != "jobs" and seeds is not None:
+        raise UserError(f"--seeds={seeds} is for runs; write the seed, or a grid of seeds, into {path}.")
+    if asked == "sweep":
+        return sweep.sweep(path, **where)
+    return notebooks.notebooks(path, **where) if asked == "notebook" else batch.batch(path, seeds=seeds, **where)
+
+
+def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
+    """How all stand, here and in their store; with `fetch` everything is brought here first. Nothing is begun."""
+    asked = kind(path)
+    if asked == "sweep":
+        found = sweep.Sweep(sweep.plan(path)[0])
+        for trial in sweep.trials(found) if fetch else []:
+            trial.fetch()
+        return found
+    jobs: list[Work] = [*(notebooks.planned(Path(path))[0] if asked == "notebook" else batch.of_file(path)[0])]
+    for job in jobs if fetch else []:
+        job.fetch()
+    return Results(jobs, [job.look() for job in jobs])
+
+
+def forget_failures(path: str | Path) -> None:
+    """So that what failed is begun again. Of runs nothing is to be forgotten: one that failed goes on in any case."""
+    if kind(path) == "notebook":
+        notebooks.retry(path)

@@ -1,0 +1,132 @@
+"""Jobs side by side: what a job is to whoever does many of them, and doing them on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kit.errors import UserError
+from kit.machine import limits
+from kit.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POLL_S = 0.5
+STOPPING_S = 120.0
+KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where jobs are done: on this machine, `at_once` of them side by side, or, with `on` ("ray" or "ray://HOST:PORT"),
+    on a cluster, where each gets so many cores and cards or a part of one."""
+
+    at_once: int | None = None
+    on: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("cpus", 0.1), ("gpus", 0.0)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or value < least:
+                raise UserError(f"{name}={value!r} must be a number of at least {least:g}.")
+
+    @classmethod
+    def of(cls, content: dict[str, Any], **given: Any) -> Engine:
+        """What a file says, which is taken out of it, and `given`, where that is not None, instead."""
+        said = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
+        return cls(**{**said, **{name: value for name, value in given.items() if value is not None}})
+
+
+class Work(Protocol):
+    """What a batch does: a run, or whatever else is a process that can be begun again. `held_for` says for how many
+    seconds another machine still has it, `look` how it stands here or in its store; `fetch` brings it from there."""
+
+    error: str
+
+    @property
+    def run(self) -> Run | None: ...
+    def start(self, threads: int, card_share: int) -> None: ...
+    def is_working(self) -> bool: ...
+    def again(self) -> bool: ...
+    def held_for(self) -> float: ...
+    def look(self) -> dict[str, Any]: ...
+    def fetch(self) -> None: ...
+    def stop(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+    def row(self) -> dict[str, Any]: ...
+
+
+class Results(list[dict[str, Any]]):
+    """One row of `KEYS` for each job, in their order."""
+
+    def __init__(self, jobs: Sequence[Work], rows: Sequence[dict[str, Any]] | None = None) -> None:
+        super().__init__([job.row() for job in jobs] if rows is None else rows)
+        self.runs = [job.run for job in jobs if job.run is not None]
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self)
+
+    def of(self, state: str) -> int:
+        """How many are in it."""
+        return sum(row["state"] == state for row in self)
+
+
+def run_all(
+    jobs: Sequence[Work], at_once: int, on_progress: Callable[[Results], None] | None = None, unit: str = "step"
+) -> Results:
+    """Do all `jobs`, so many side by side. `on_progress` is told twice a second how all stand, by default a bar."""
+    if on_progress is None:
+        with _bar(unit) as tell:
+            return run_all(jobs, at_once, tell)
+    threads = max(1, limits.usable_cores() // at_once)
+    waiting, working = deque(jobs), list[Work]()
+    try:
+        while waiting or working:
+            while waiting and len(working) < at_once:
+                job = waiting.popleft()
+                try:
+                    job.start(threads, at_once)
+                except Exception as error:  # whatever it is, the other jobs go on
+                    job.error = str(error) or type(error).__name__
+                working += [job] if job.is_working() else []
+            on_progress(Results(jobs))
+            if working:
+                time.sleep(POLL_S)
+            ended = [job for job in working if not job.is_working()]
+            working = [job for job in working if job not in ended]
+            waiting.extend(job for job in ended if job.again())
+    except KeyboardInterrupt:
+        for job in working:
+            job.stop()
+        for job in working:
+            job.wait(STOPPING_S)
+        raise
+    results = Results(jobs)
+    on_progress(results)
+    return results
+
+
+@contextlib.contextmanager
+def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
+    """A progress bar over all steps, or cells, of all jobs, in a notebook or a terminal."""
+    from tqdm.auto import tqdm
+
+    with tqdm(unit=unit, unit_scale=True, dynamic_ncols=True) as shown:
+
+        def tell(now: Results) -> None:
+            done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))
+            said = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
+            shown.total = sum(row["total_steps"] for row in now)
+            shown.set_description_str(said + (f", {failed} failed" if failed else ""), refresh=False)
+            shown.update(sum(min(row["step"], row["total_steps"]) for row in now) - shown.n)
+
+        yield tell

@@ -1,0 +1,113 @@
+"""The same jobs on a Ray cluster of two nodes: a worker and a node are killed in the middle, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+import kit
+from kit.errors import UserError
+from kit.runs.fingerprint import fingerprint
+from kit.runs.session import Session
+from kit.scale.cluster import ENVIRONMENT
+from kit.scale.sweep import Sweep
+from kit.scale.work import Results
+from tests.runs.crash import create
+
+TOKEN = "0123456789abcdef" * 4
+FIELDS: dict[str, Any] = {
+    "env": "Reach", "n_envs": 2, "threads": 1, "device": "cpu", "eval_every": 800, "checkpoint_every": 160,
+    "total_steps": 1600,
+    "overrides": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and a `node`, a core each, which only who has the token can use."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on loopback alone
+        utils = pytest.importorskip("ray.cluster_utils", reason="could not import 'ray'")
+        small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+        found = utils.Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+        found.node = found.add_node(**small, node_ip_address="127.0.0.2")
+        patch.setenv("RAY_ADDRESS", found.address)
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_and_a_node_are_lost_and_the_runs_end_as_if_nothing_had_happened(cluster: Any) -> None:
+    lost: dict[str, str] = {}
+
+    def disturb(now: Results) -> None:
+        """As soon as both runs have something to lose."""
+        runs = [Path(f"runs/{row['name']}") for row in now]
+        if lost or not all(run.is_dir() and kit.Run(run).checkpoints() for run in runs):
+            return
+        raylet = cluster.node.all_processes["raylet"][0].process.pid
+        for run in map(kit.Run, runs):
+            training = psutil.Process(run.status()["process"]["pid"])
+            worker, *above = training.parents()
+            if raylet in [process.pid for process in above]:
+                cluster.remove_node(cluster.node, allow_graceful=False)
+                training.kill()  # a machine takes everything along
+                lost[run.name] = "node"
+            else:
+                worker.kill()
+                lost[run.name] = "worker"  # its training outlives it, and is found at work
+
+    found = kit.batch([FIELDS], seeds=2, name="far", on="ray", on_progress=disturb)
+    assert [row["state"] for row in found] == ["finished"] * 2, found
+    assert sorted(lost.values()) == ["node", "worker"]
+    for seed, row in enumerate(found):
+        run = kit.Run(f"runs/{row['name']}")
+        assert run.log().count("resumed from step") == (lost[run.name] == "node")
+        quiet = create(Path("quiet"), row["name"], **FIELDS, seed=seed)
+        assert Session(quiet.path)() == 0
+        assert fingerprint(run) == fingerprint(quiet), row["name"]
+
+
+def test_what_no_node_has_is_refused_at_once(cluster: Any) -> None:
+    with pytest.raises(UserError, match=r"cpus=64, gpus=0: no node of the cluster has that many; they have 1 and 0"):
+        kit.batch([FIELDS], name="far", on="ray", cpus=64)
+    with pytest.raises(UserError, match=r"gpus=0\.25: no node"):
+        kit.batch([FIELDS], name="far", on="ray", gpus=0.25)
+    with pytest.raises(UserError, match=r"on='slurm' is no cluster; write ray"):
+        kit.batch([FIELDS], name="far", on="slurm")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.storm
+def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
+    Path("jobs.yaml").write_text(yaml.safe_dump(FIELDS))
+    environment = {**os.environ, "RAY_AUTH_TOKEN": "f" * 64, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "kit", "batch", "jobs.yaml", "--on", "ray"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "is RAY_AUTH_TOKEN the cluster's?" in done.stderr, done.stderr
+
+
+@pytest.mark.storm
+def test_a_search_on_a_cluster_makes_the_choices_that_it_makes_here(cluster: Any) -> None:
+    search = {"trials": 2, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
+    Path("search.yaml").write_text(yaml.safe_dump({**FIELDS, "total_steps": 320, "eval_every": 160, "sweep": search}))
+    far: Sweep = kit.sweep("search.yaml", on="ray", at_once=1)
+    here: Sweep = kit.sweep("search.yaml", at_once=1, name="here")
+    kept = ("state", "steps", "gamma", "eval mean_return")
+    assert [[row[name] for name in kept] for row in far.rows()] == [[row[name] for name in kept] for row in here.rows()]
+    assert [row["state"] for row in far.rows()] == ["complete"] * 2
