@@ -202,6 +202,29 @@ def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
     return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
 
 
+def _cloud(options: argparse.Namespace) -> int:
+    from kit.scale import cloud
+
+    if options.action == "plan":
+        from kit.measure.auto import resolve
+        from kit.measure.speed import probe
+        from kit.scale.batch import of_file
+
+        jobs, _ = of_file(options.config, elsewhere=True)
+        config = resolve(jobs[0].config.replace(device="cpu"))
+        found = cloud.plan(config, probe(config), options.cloud)
+        text = found.head(options.rows).round(3).to_string(index=False, na_rep="")
+        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID}")
+    given = cloud.task(
+        options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
+        volume=options.volume,
+    )  # fmt: skip
+    if options.action == "launch":
+        return cloud.launch(given)
+    print(cloud.to_yaml(given), end="")
+    return 0
+
+
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "pause": ("stand still and keep everything in memory", lambda now: now["state"] == "paused"),
     "unpause": ("go on after a pause", lambda now: now["state"] == "running"),
@@ -291,6 +314,16 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--gpus", type=float, help="cards, or a part of one, for each job on a cluster; default: 0")
     batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
     batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
+
+    rent = add("cloud", "rent machines through SkyPilot: prices, a task, or its launch", _cloud, reports=True)
+    rent.add_argument("action", choices=("plan", "task", "launch"))
+    rent.add_argument("config", metavar="CONFIG.yaml", help="as for kit train or kit batch, with a store")
+    rent.add_argument("--cloud", help="aws, runpod or lambda; default: whichever is cheapest")
+    rent.add_argument("--gpu", metavar="NAME", help="such as L4 or A100:1; default: none")
+    rent.add_argument("--cpus", type=int, default=8, help="vCPUs of a machine without a card; default: 8")
+    rent.add_argument("--on-demand", action="store_true", help="no spot machines")
+    rent.add_argument("--volume", metavar="NAME", help="of RunPod, mounted at /volume")
+    rent.add_argument("--rows", type=int, default=12, help="of a plan; default: 12")
 
     runs = add("runs", "list runs", _runs, reports=True)
     runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")

@@ -48,6 +48,8 @@ class Job:
     """Once it was begun."""
     error: str = ""
     """Why it could not be."""
+    note: str = ""
+    """What it waits for."""
     found_at_work: bool = False
     """Its process is of an earlier time, and may be about to die with that."""
 
@@ -96,11 +98,9 @@ class Job:
         return self.found_at_work and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
-        return (
-            0.0
-            if self.config.store is None
-            else lease.held_for(self.config.store, str(self.config.run_name), self.path)
-        )
+        held_s = lease.held_for(self.config.store, str(self.config.run_name), self.path)
+        self.note = f"another machine has it for {held_s:.0f} s yet" if held_s else ""
+        return held_s
 
     def stop(self) -> None:
         if self.run is not None:
@@ -122,7 +122,7 @@ class Job:
     def row(self) -> dict[str, Any]:
         total = {"name": self.config.run_name, "total_steps": self.config.total_steps}
         if self.run is None:
-            state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error}
+            state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error or self.note}
             return {**dict.fromkeys(KEYS), **state, **total}
         now = self.run.status()
         return {key: now.get(key) for key in KEYS} | total
@@ -152,7 +152,7 @@ def batch(
     "ray://HOST:PORT" does it on a Ray cluster, each job with so many `cpus` and `gpus`. `on_progress` is told twice a
     second how all stand, by default a progress bar. Raises `UserError` before anything is created if any job cannot be.
     """
-    given = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
+    given: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
         listed, engine = of_file(jobs, seeds, name, **given)
     else:
@@ -186,7 +186,11 @@ def do_all(
 
 
 def of_file(
-    path: str | Path, seeds: int | Sequence[int] | None = None, name: str | None = None, **given: Any
+    path: str | Path,
+    seeds: int | Sequence[int] | None = None,
+    name: str | None = None,
+    elsewhere: bool = False,
+    **given: Any,
 ) -> tuple[list[Job], Engine]:
     """The runs that a YAML file asks for, and where, if not `given`. Raises `UserError`."""
     jobs, shared = _read(Path(path))
@@ -194,7 +198,7 @@ def of_file(
     said = shared.pop("seeds", None)
     name = name or folder_name(Path(path).stem)
     fields = [{**shared, **job} for job in jobs]
-    return planned(fields, said if seeds is None else seeds, name, engine.on is not None), engine
+    return planned(fields, said if seeds is None else seeds, name, elsewhere or engine.on is not None), engine
 
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:

@@ -109,8 +109,7 @@ def _attempt(job: Work, board: Any, threads: int, card_share: int, version: str)
     if version != kit.__version__:
         return {**job.row(), "state": "failed", "message": f"kit {kit.__version__} is here, and {version} asked for it"}
     while (wait_s := job.held_for()) > 0:
-        message = f"waiting {wait_s:.0f} s for the machine that had it to let go"
-        if tell({**job.row(), "state": "waiting", "message": message}):
+        if tell(job.row()):
             return job.row()
         time.sleep(min(wait_s, 5 * WATCH_S))
     job.start(threads, card_share)

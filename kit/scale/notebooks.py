@@ -123,7 +123,7 @@ class NotebookJob:
         return self.result is None and self.starts < STARTS
 
     def held_for(self) -> float:
-        return 0.0 if self.store is None else lease.held_for(self.store, self.shelf, self.path)
+        return lease.held_for(self.store, self.shelf, self.path)
 
     def stop(self) -> None:
         if (run := self.run) is not None and run.is_working():

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 STOPPING_S = 120.0
+HELD_S = 30.0
+"""Between two looks at whether another machine still has a job."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
 
@@ -88,18 +90,25 @@ def run_all(
         with _bar(unit) as tell:
             return run_all(jobs, at_once, tell)
     threads = max(1, limits.usable_cores() // at_once)
-    waiting, working = deque(jobs), list[Work]()
+    waiting, working, held_until = deque(jobs), list[Work](), dict[int, float]()
     try:
         while waiting or working:
-            while waiting and len(working) < at_once:
+            for _ in range(len(waiting)):
+                if len(working) == at_once:
+                    break
                 job = waiting.popleft()
                 try:
+                    if held_until.get(id(job), 0.0) <= time.monotonic():
+                        held_until[id(job)] = time.monotonic() + min(job.held_for(), HELD_S)
+                    if held_until[id(job)] > time.monotonic():
+                        waiting.append(job)
+                        continue
                     job.start(threads, at_once)
                 except Exception as error:  # whatever it is, the other jobs go on
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []
             on_progress(Results(jobs))
-            if working:
+            if waiting or working:
                 time.sleep(POLL_S)
             ended = [job for job in working if not job.is_working()]
             working = [job for job in working if job not in ended]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import secrets
 import socket
 import time
@@ -19,7 +20,7 @@ from kit.errors import UserError
 from kit.format.files import read_json, write_atomic
 from kit.stores.base import Store, StoreError
 
-TTL_S = 600.0
+TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
 FILE = "lease.json"
 
@@ -63,10 +64,12 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
     raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
 
 
-def held_for(url: str, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
+def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
     """For how many seconds another machine than that of `run_dir` still has the run in the store at `url`."""
     from kit.stores.urls import open_store
 
+    if url is None:
+        return 0.0
     _, found = read(open_store(url), run_name)
     is_own = found is not None and run_dir.is_dir() and found.owner == owner_of(run_dir)
     return 0.0 if found is None or is_own else max(0.0, found.expires - clock())

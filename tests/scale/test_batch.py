@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import kit
@@ -17,6 +19,7 @@ from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.batch import planned, slots
 from tests.runs.crash import SMALL, create
+from tests.stores.conftest import waiter  # noqa: F401 - a fixture
 
 JOBS = """
 env: Reach
@@ -108,3 +111,35 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     assert fingerprint(kit.Run(first)) == fingerprint(quiet)
     with pytest.raises(UserError, match="exists with seed=7, not 8"):
         kit.batch([{"run_name": "jobs-reach-ppo-s7", "seed": 8}])
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(200)
+def test_a_machine_that_was_cut_off_cannot_write_over_its_successor(tmp_path, waiter, monkeypatch) -> None:  # noqa: F811
+    """It comes back when another has finished its run: by then the run is not its own any more."""
+    monkeypatch.setenv("KIT_LEASE_S", "4")
+    fields = {
+        "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "checkpoint_every": 320, "total_steps": 6400,
+        "overrides": SMALL["PPO"], "device": "cpu", "run_name": "run", "store": str(tmp_path / "store"),
+    }  # fmt: skip
+    first, kept = kit.launch(**fields, runs_dir=str(tmp_path / "first")), tmp_path / "store/run"
+    waiter(lambda: (kept / "latest.json").exists(), 60)
+    trains = psutil.Process(first.status()["process"]["pid"])
+    machine = [trains, *trains.children(recursive=True)]
+    for process in machine:
+        process.suspend()
+
+    told: list[str] = []
+    second = {**fields, "runs_dir": str(tmp_path / "second")}
+    found = kit.batch([second], on_progress=lambda now: told.append(f"{now[0]['state']} {now[0]['message']}"))
+    assert told[0].startswith("waiting another machine has it for") and found[0]["state"] == "finished"
+    assert "resumed from step" in found.runs[0].log()
+
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    for process in machine:
+        process.resume()
+    assert first.wait(60)["state"] == "finished", "it trains to its end"
+    said = json.loads((first.path / ".sync.json").read_text())
+    assert said["state"] == "failing" and "belongs to" in said["error"]
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+    assert fingerprint(found.runs[0]) == fingerprint(first)

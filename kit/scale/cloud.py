@@ -1,0 +1,178 @@
+"""Runs on rented machines: a task for SkyPilot that begins or resumes them wherever there is room, and what it costs.
+
+SkyPilot lives in an environment of its own (`pipx install 'skypilot[aws,runpod,lambda]'`): it holds back packages that
+the rest wants newer. What it is given is a YAML file; what is known of machines and prices is read in its catalogue.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kit
+from kit.config import RunConfig, read_yaml
+from kit.errors import UserError
+from kit.machine import limits
+from kit.scale import files
+from kit.scale.batch import of_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kit.measure.speed import Speed
+
+SAID = "Hours are scaled from this machine by cores. A card's speed is known once `kit bench` ran on it: prices alone."
+CATALOGUE = "~/.sky/catalogs/v8"
+JOB = "job.yaml"
+RESUMABLE = 75
+"""How `kit` ends when it was interrupted: SkyPilot looks for another machine then, and there it goes on."""
+SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+"""What opens a store, by the beginning of its URL: named in the task, never written into it."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What SkyPilot can do there; of its sources, `sky/clouds/*.py` of 0.14.1."""
+
+    recovers: bool
+    """Managed jobs: what was taken away begins again elsewhere."""
+    spot: bool
+    volumes: bool
+    why: str = ""
+
+
+PROVIDERS = {
+    "aws": Provider(recovers=True, spot=True, volumes=False),
+    "runpod": Provider(recovers=True, spot=True, volumes=True, why="its volumes lie in one data centre"),
+    "lambda": Provider(recovers=False, spot=False, volumes=False, why="it rents on demand, and does not stop machines"),
+}
+
+
+def task(
+    path: str | Path,
+    *,
+    cloud: str | None = None,
+    gpu: str | None = None,
+    cpus: int = 8,
+    spot: bool = True,
+    volume: str | None = None,
+) -> dict[str, Any]:
+    """SkyPilot's task that does what the YAML file at `path` says: a config or jobs, with a `store:` beyond the
+    machine. `cloud` is aws, runpod, lambda, or None for whichever is cheapest; `gpu` such as "L4" or "A100:1", None for
+    a machine of `cpus` cores. Raises `UserError`, also for what the provider cannot do."""
+    provider = _provider(cloud)
+    _check(cloud, provider, spot, volume)
+    asked = files.kind(path)
+    if asked != "jobs":
+        raise UserError(f"{path} holds a {asked}; rent a Ray cluster for that, and use `kit batch {path} --on ray`.")
+    content = read_yaml(path)
+    jobs, _ = of_file(path, elsewhere=True)
+    for job in jobs:
+        beyond = job.config.store and ("://" in job.config.store or volume)
+        if not beyond:
+            said = f"store={job.config.store!r} of {job.config.run_name} goes with the machine"
+            raise UserError(f"{path}: {said}; write one such as hf://you/runs or s3://bucket/runs.")
+    if isinstance(content, dict) and len(jobs) == 1:
+        content = {**content, "run_name": jobs[0].config.run_name}  # wherever it goes on, by the same name
+    resources: dict[str, Any] = {"infra": cloud} if cloud else {}
+    resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
+    if provider is None or provider.recovers:
+        resources |= {"use_spot": True} if spot else {}
+        resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [RESUMABLE]}
+    names = sorted({name for job in jobs for name in SECRETS.get(str(job.config.store).partition(":")[0], ())})
+    extras = "stores,scale" if len(jobs) > 1 else "stores"
+    return {
+        "name": str(jobs[0].config.run_name) if len(jobs) == 1 else Path(path).stem,
+        "resources": resources,
+        **({"volumes": {"/volume": volume}} if volume else {}),
+        **({"secrets": dict.fromkeys(names)} if names else {}),
+        "setup": f'pip install -q "kit[{extras}] @ git+{kit.HOME}"\n',
+        "run": f"cat > {JOB} <<'END'\n{_yaml(content)}END\nkit batch {JOB}\n",
+    }
+
+
+def _provider(cloud: str | None) -> Provider | None:
+    if cloud is not None and cloud not in PROVIDERS:
+        raise UserError(f"cloud={cloud!r} is unknown; valid are {', '.join(PROVIDERS)}.")
+    return None if cloud is None else PROVIDERS[cloud]
+
+
+def _check(cloud: str | None, provider: Provider | None, spot: bool, volume: str | None) -> None:
+    if provider is not None and spot and not provider.spot:
+        raise UserError(f"cloud={cloud!r} has no spot machines: {provider.why}; say --on-demand.")
+    if volume and (provider is None or not provider.volumes):
+        raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
+
+
+def to_yaml(given: dict[str, Any]) -> str:
+    """As SkyPilot reads it, with long texts as blocks."""
+    return _yaml(given)
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    class Blocks(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Blocks.add_representer(str, text)
+    return yaml.dump(value, Dumper=Blocks, sort_keys=False)
+
+
+def launch(given: dict[str, Any]) -> int:
+    """Hand the task to SkyPilot, which asks before it spends anything; its exit code. Raises `UserError`."""
+    sky = shutil.which("sky")
+    if sky is None:
+        raise UserError("sky is not on the PATH; install it by itself: pipx install 'skypilot[aws,runpod,lambda]'.")
+    missing = [name for name in given.get("secrets", {}) if name not in os.environ]
+    if missing:
+        raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
+    managed = "job_recovery" in given["resources"]
+    with tempfile.TemporaryDirectory(prefix="kit-sky-") as folder:
+        path = Path(folder, "task.yaml")
+        path.write_text(to_yaml(given))
+        secrets = [word for name in given.get("secrets", {}) for word in ("--secret", name)]
+        command = [sky, "jobs", "launch", str(path)] if managed else [sky, "launch", "--down", str(path)]
+        return subprocess.run([*command, *secrets], check=False).returncode
+
+
+def plan(config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE) -> pd.DataFrame:
+    """Machines of SkyPilot's catalogue, the cheapest of each kind, with what `config` would take and cost there: hours
+    scaled from `speed`, measured here, by the number of cores; of a card nothing is known before it was measured on.
+    Raises `UserError` where there is no catalogue yet."""
+    import pandas as pd
+
+    _provider(cloud)
+    found = []
+    for name in [cloud] if cloud else PROVIDERS:
+        path = Path(folder).expanduser() / str(name) / "vms.csv"
+        if path.is_file():
+            found.append(pd.read_csv(path).assign(cloud=name))
+    if not found:
+        raise UserError(f"{folder} holds no catalogue; SkyPilot fetches it: `sky gpus list --all` in its environment.")
+    machines = pd.concat(found, ignore_index=True).dropna(subset=["Price", "vCPUs"])
+    machines = machines.sort_values("Price").drop_duplicates(["cloud", "InstanceType"])
+    hours = [_hours(config, speed, float(count) / 2) for count in machines["vCPUs"]]
+    card = machines["AcceleratorName"].fillna("")
+    table = pd.DataFrame({
+        "cloud": machines["cloud"], "machine": machines["InstanceType"], "card": card, "vCPUs": machines["vCPUs"],
+        "$/h": machines["Price"], "$/h spot": machines["SpotPrice"],
+        "hours": [None if name else hour for name, hour in zip(card, hours, strict=True)],
+    })  # fmt: skip
+    table["$"] = table["hours"] * table["$/h"]
+    table["$ spot"] = table["hours"] * table["$/h spot"]
+    return table.sort_values(["$", "$/h"]).reset_index(drop=True)
+
+
+def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
+    """Physics takes the less the more cores there are, two vCPUs to a core; the network takes what it takes here."""
+    share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
+    return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600

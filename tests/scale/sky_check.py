@@ -1,0 +1,30 @@
+"""Run by SkyPilot's own Python: a task is parsed, checked against a catalogue, and a machine is chosen for it.
+
+    python sky_check.py TASK.yaml CLOUD...      # HOME holds .sky/catalogs/v8
+
+Prints what was chosen. SkyPilot asks the providers for nothing here: which clouds are open is given.
+"""
+
+import sys
+from pathlib import Path
+from unittest import mock
+
+import sky
+import yaml
+from sky import clouds, optimizer
+from sky.utils import registry
+
+wanted = yaml.safe_load(Path(sys.argv[1]).read_text())
+given = [(name, "given") for name in wanted.get("secrets", {})]
+task = sky.Task.from_yaml_config(wanted, secrets_overrides=given)
+opened = [registry.CLOUD_REGISTRY.from_str(name) for name in sys.argv[2:]]
+for resources in task.resources:
+    if resources.cloud is not None:
+        resources.cloud.check_features_are_supported(resources, task.get_required_cloud_features())
+with sky.Dag() as dag:
+    dag.add(task)
+with mock.patch("sky.check.get_cached_enabled_clouds_or_refresh", return_value=opened):
+    task.validate()
+    optimizer.Optimizer.optimize(dag, quiet=True)
+assert isinstance(task.best_resources.cloud, clouds.Cloud)
+print(task.best_resources.cloud, task.best_resources.instance_type, task.best_resources.use_spot)

@@ -1,0 +1,132 @@
+"""Rented machines: what a task says, what is refused, what a plan costs; and that SkyPilot itself takes the tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kit
+from kit.cli import main
+from kit.errors import UserError
+from kit.measure.speed import Speed
+from kit.scale.cloud import plan, task
+
+VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
+CATALOGUE = {
+    "aws": [
+        "m6i.2xlarge,,,8,32,,0.384,0.15,us-east-1,us-east-1a", "m6i.2xlarge,,,8,32,,0.42,0.2,us-west-1,us-west-1a",
+        "c6i.8xlarge,,,32,64,,1.36,0.5,us-east-1,us-east-1a", "g6.xlarge,L4,1,4,16,,0.8,0.3,us-east-1,us-east-1a",
+    ],
+    "runpod": ["1x_RTX4090_SECURE,RTX4090,1,16,24,,0.69,0.34,US,US-GA-1"],
+    "lambda": ["gpu_1x_a10,A10,1,30,200,,0.75,,us-east-1"],
+}  # fmt: skip
+"""The columns of SkyPilot's own; prices are made up."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for cloud, rows in CATALOGUE.items():
+        folder = tmp_path / "home/.sky/catalogs/v8" / cloud
+        folder.mkdir(parents=True)
+        (folder / "vms.csv").write_text(
+            (VMS if cloud != "lambda" else VMS.replace(",AvailabilityZone", "")) + "".join(f"{row}\n" for row in rows)
+        )
+    common = tmp_path / "home/.sky/catalogs/v8/common"
+    common.mkdir()
+    (common / "accelerators.csv").write_text("AcceleratorName,Clouds\nL4,AWS\nRTX4090,RunPod\nA10,Lambda\n")
+    (common / "metadata.csv").write_text("GPU,MemoryGiB,Manufacturer\nL4,24,NVIDIA\n")
+    write(env="Reach", total_steps=100_000, store="s3://robots/runs")
+    return tmp_path / "home"
+
+
+def write(**fields: Any) -> None:
+    Path("reach.yaml").write_text(yaml.safe_dump(fields))
+
+
+def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goes(
+    home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cloud", "task", "reach.yaml", "--cloud", "aws", "--gpu", "L4"])
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert found["resources"] == {
+        "infra": "aws", "accelerators": "L4", "use_spot": True,
+        "job_recovery": {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [75]},
+    }  # fmt: skip
+    assert found["secrets"] == {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "names, no values"
+    local = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0, "overrides": {"n_steps": 16}}
+    (tmp_path / "store").mkdir()
+    write(**local, store=f"file://{tmp_path}/store")
+    shell = task("reach.yaml")["run"]
+    for _ in range(2):  # on the second machine there is nothing to do
+        (tmp_path / "machine").mkdir(exist_ok=True)
+        path = os.pathsep.join([str(Path(kit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        command = shell.replace("kit batch", f"{sys.executable} -m kit batch")
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd="machine", env={**os.environ, "PYTHONPATH": path}, check=False
+        )
+        assert done.returncode == 0
+    assert (tmp_path / "store/reach-reach-ppo-s0/latest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked", "words"),
+    [
+        ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 goes with the machine; write one such as hf://"),
+        ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 goes with the machine"),
+        ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
+        ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; say --on-demand"),
+        ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' can be had on runpod alone"),
+        ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"reach.yaml holds a sweep; rent a Ray cluster"),
+    ],
+)
+def test_what_a_provider_cannot_do_is_said_before_anything_is_rented(
+    home: Path, fields: dict[str, Any], asked: dict[str, Any], words: str
+) -> None:
+    if fields:
+        write(**fields)
+    with pytest.raises(UserError, match=words):
+        task("reach.yaml", **asked)
+
+
+def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 2)
+    speed = Speed("Reach", "PPO", 8, "cpu", 2000.0, 2000.0, 1000.0)  # half of the time is physics
+    config = kit.RunConfig(total_steps=36_000_000, eval_every=0)
+    found = plan(config, speed, folder=str(home / ".sky/catalogs/v8"))
+    rows = {row["machine"]: row for row in found.to_dict("records")}
+    assert list(rows)[:2] == ["m6i.2xlarge", "c6i.8xlarge"] and len(found) == 5
+    assert rows["m6i.2xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 4), rel=0.01)
+    assert rows["m6i.2xlarge"]["$ spot"] == pytest.approx(7.5 * 0.15, rel=0.01)
+    assert rows["c6i.8xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 16), rel=0.01)
+    assert rows["g6.xlarge"]["$/h"] == 0.8 and rows["g6.xlarge"]["hours"] != rows["g6.xlarge"]["hours"], "not measured"
+    with pytest.raises(UserError, match=r"nowhere holds no catalogue; SkyPilot fetches it"):
+        plan(config, speed, folder="nowhere")
+
+
+@pytest.mark.skipif("KIT_SKY" not in os.environ, reason="SkyPilot is not installed")
+@pytest.mark.parametrize(
+    ("asked", "clouds", "chosen"),
+    [
+        ({"cloud": "aws"}, ["aws"], "AWS m6i.2xlarge True"),
+        ({"cloud": "aws", "gpu": "L4"}, ["aws", "runpod"], "AWS g6.xlarge True"),
+        ({"cloud": "runpod", "gpu": "RTX4090"}, ["aws", "runpod"], "RunPod 1x_RTX4090_SECURE True"),
+        ({"cloud": "lambda", "gpu": "A10", "spot": False}, ["lambda"], "Lambda gpu_1x_a10 False"),
+    ],
+)
+def test_skypilot_itself_takes_the_task(home: Path, asked: dict[str, Any], clouds: list[str], chosen: str) -> None:
+    from kit.scale.cloud import to_yaml
+
+    Path("task.yaml").write_text(to_yaml(task("reach.yaml", **asked)))
+    environment = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    check = [os.environ["KIT_SKY"], str(Path(__file__).with_name("sky_check.py")), "task.yaml", *clouds]
+    done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.split("\n")[-2] == chosen, done.stdout + done.stderr
