@@ -113,8 +113,8 @@ class Job:
     def look(self) -> dict[str, Any]:
         if self.is_there:
             self.run = Run(self.path)
-        stored = {} if self.is_there or not self.config.store else _stored(self.config.store)
-        return self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
+        known = {} if self.is_there or not self.config.store else stored(self.config.store)
+        return self.row() | {key: value for key, value in known.get(self.path.name, {}).items() if key in KEYS}
 
     def fetch(self) -> None:
         self.run = api.here(self.config)
@@ -129,8 +129,8 @@ class Job:
 
 
 @lru_cache
-def _stored(url: str) -> dict[str, dict[str, Any]]:
-    """The runs in a store by name."""
+def stored(url: str) -> dict[str, dict[str, Any]]:
+    """The runs in a store by name, as they were when this was first asked."""
     return {run["name"]: run for run in list_runs(open_store(url))}
 
 

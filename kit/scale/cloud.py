@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kit
-from kit.config import RunConfig, read_yaml
+from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
 from kit.scale import files
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 SAID = "Hours are scaled from this machine by cores. A card's speed is known once `kit bench` ran on it: prices alone."
 CATALOGUE = "~/.sky/catalogs/v8"
-JOB = "job.yaml"
 RESUMABLE = 75
 """How `kit` ends when it was interrupted: SkyPilot looks for another machine then, and there it goes on."""
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
@@ -70,20 +69,18 @@ def task(
     asked = files.kind(path)
     if asked != "jobs":
         raise UserError(f"{path} holds a {asked}; rent a Ray cluster for that, and use `kit batch {path} --on ray`.")
-    content = read_yaml(path)
     jobs, _ = of_file(path, elsewhere=True)
     for job in jobs:
         beyond = job.config.store and ("://" in job.config.store or volume)
         if not beyond:
             said = f"store={job.config.store!r} of {job.config.run_name} goes with the machine"
             raise UserError(f"{path}: {said}; write one such as hf://you/runs or s3://bucket/runs.")
-    if isinstance(content, dict) and len(jobs) == 1:
-        content = {**content, "run_name": jobs[0].config.run_name}  # wherever it goes on, by the same name
     resources: dict[str, Any] = {"infra": cloud} if cloud else {}
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
     if provider is None or provider.recovers:
         resources |= {"use_spot": True} if spot else {}
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [RESUMABLE]}
+    name = f"{folder_name(Path(path).stem)}.yaml"  # runs are called after it
     names = sorted({name for job in jobs for name in SECRETS.get(str(job.config.store).partition(":")[0], ())})
     extras = "stores,scale" if len(jobs) > 1 else "stores"
     return {
@@ -92,7 +89,7 @@ def task(
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(names)} if names else {}),
         "setup": f'pip install -q "kit[{extras}] @ git+{kit.HOME}"\n',
-        "run": f"cat > {JOB} <<'END'\n{_yaml(content)}END\nkit batch {JOB}\n",
+        "run": f"cat > {name} <<'END'\n{_yaml(read_yaml(path))}END\nkit batch {name}\n",
     }
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import kit
 from kit.errors import UserError, need
-from kit.scale.work import POLL_S, Engine, Work
+from kit.scale.work import AGAIN_S, PATIENCE_S, POLL_S, Engine, Work
+from kit.stores.base import StoreError, Unusable
 
 TRIES = 10
 """How often a job is begun whose machine goes away."""
@@ -65,6 +66,9 @@ def _joined(where: str) -> Iterator[Any]:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray: Any = need("ray", "scale")
+    if ray.is_initialized():  # by whoever called
+        yield ray
+        return
     address = where if match[1] else os.environ.get("RAY_ADDRESS")
     settings: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
@@ -108,11 +112,19 @@ def _attempt(job: Work, board: Any, threads: int, card_share: int, version: str)
 
     if version != kit.__version__:
         return {**job.row(), "state": "failed", "message": f"kit {kit.__version__} is here, and {version} asked for it"}
-    while (wait_s := job.held_for()) > 0:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if (wait_s := job.held_for()) <= 0:
+                job.start(threads, card_share)
+                break
+        except (StoreError, Unusable) as error:
+            if time.monotonic() > end:
+                raise
+            job.note, wait_s = str(error), AGAIN_S
         if tell(job.row()):
             return job.row()
-        time.sleep(min(wait_s, 5 * WATCH_S))
-    job.start(threads, card_share)
+        time.sleep(min(wait_s, AGAIN_S))
     stopping = False
     while job.is_working():
         if tell(job.row()) and not stopping:
@@ -171,6 +183,7 @@ class _Remote:
     job: Work
     on: Cluster
     error: str = ""
+    note: str = ""
     _ref: Any = None
     _last: dict[str, Any] = field(default_factory=dict)
 
@@ -193,6 +206,8 @@ class _Remote:
         except Exception as error:
             self.error = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
             self._last = {**self.job.row(), "state": "failed", "message": self.error}
+        with contextlib.suppress(UserError):
+            self.job.look()  # its folder may be seen from here
         return False
 
     def again(self) -> bool:
@@ -217,3 +232,7 @@ class _Remote:
 
     def row(self) -> dict[str, Any]:
         return self._last or self.on.look()[0].get(self.job.row()["name"]) or {**self.job.row(), "state": "waiting"}
+
+
+if __name__ == "__main__":  # for `eval` in the shell that starts Ray
+    print("\n".join(f"export {name}={value}" for name, value in ENVIRONMENT.items()))

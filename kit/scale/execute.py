@@ -16,7 +16,7 @@ from kit.errors import UserError
 from kit.format.files import write_atomic
 from kit.runs.session import DONE, FAILED, INTERRUPTED
 from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, trained
-from kit.stores import Store, StoreError, lease, open_store
+from kit.stores import LeaseHeld, Store, StoreError, lease, open_store
 from kit.stores.redact import one_line, redact
 
 SAVE_S, PATIENCE_S = 5.0, 300.0
@@ -29,10 +29,7 @@ def main(arguments: list[str]) -> int:
     asked = json.loads((folder / JOB).read_text())
     attempt = secrets.token_hex(4)
     begun, over = time.time(), threading.Event()
-    try:
-        store = Shelf(open_store(asked["store"], write=True), folder, attempt) if asked["store"] else None
-    except UserError as error:
-        return _end(folder, {"state": "failed", "message": str(error), "attempt": attempt}, None)
+    store = Shelf(asked["store"], folder, attempt) if asked["store"] else None
     watching = threading.Thread(target=_watch, args=(folder, over, store), daemon=True)
     watching.start()
     state, message = _execute(folder, asked)
@@ -94,19 +91,28 @@ def _end(folder: Path, result: dict[str, Any], store: Shelf | None) -> int:
 class Shelf:
     """The job's folder in a store, which one attempt at a time may write, by the store's lease."""
 
-    def __init__(self, store: Store, folder: Path, attempt: str) -> None:
-        self._store, self._folder, self._attempt = store, folder, attempt
+    def __init__(self, url: str, folder: Path, attempt: str) -> None:
+        self._url, self._folder, self._attempt = url, folder, attempt
+        self._opened: Store | None = None
         self._at = f"{folder.parent.name}/{folder.name}"
         self._next = self._renew = 0.0
         self._seen: int | None = None
+
+    @property
+    def _store(self) -> Store:
+        """Opened when it is needed: it may be out of reach for a while."""
+        if self._opened is None:
+            self._opened = open_store(self._url, write=True)
+        return self._opened
 
     def put(self, name: str) -> None:
         """The file as it is now, unless it was put a moment ago or has not changed. What fails is tried again later."""
         changed = (self._folder / name).stat().st_mtime_ns if (self._folder / name).exists() else None
         if changed == self._seen or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + max(SAVE_S, self._store.min_interval_s)
+        self._next = time.monotonic() + SAVE_S
         try:
+            self._next = time.monotonic() + max(SAVE_S, self._store.min_interval_s)
             self._write({f"{self._at}/{name}": (self._folder / name).read_bytes()})
             self._seen = changed
         except (StoreError, UserError, OSError) as error:
@@ -122,9 +128,9 @@ class Shelf:
                 self._write({**files, f"{self._at}/{RESULT}": result})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except UserError as error:  # such as another attempt's lease: what that writes counts
+            except LeaseHeld as error:  # another attempt has taken over: what that writes counts
                 return str(error)
-            except (StoreError, OSError) as error:
+            except (StoreError, UserError, OSError) as error:
                 if time.monotonic() > end:
                     return f"done, but it could not be copied: {error}"
                 time.sleep(SAVE_S)

@@ -31,9 +31,13 @@ def do(path: str | Path, seeds: int | None = None, **where: Any) -> Results | sw
 
 def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
     """How all stand, here and in their store; with `fetch` everything is brought here first. Nothing is begun."""
+    batch.stored.cache_clear()
     asked = kind(path)
     if asked == "sweep":
-        found = sweep.Sweep(sweep.plan(path)[0])
+        plan, _ = sweep.plan(path)
+        if not plan.folder.is_dir():
+            raise UserError(f"{path}: no trial was begun yet in {plan.folder}; `kit batch {path}` begins.")
+        found = sweep.Sweep(plan)
         for trial in sweep.trials(found) if fetch else []:
             trial.fetch()
         return found

@@ -60,6 +60,7 @@ class NotebookJob:
     store: str | None
     starts: int = 0
     error: str = ""
+    note: str = ""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -142,7 +143,7 @@ class NotebookJob:
         run = self.run
         now = run.status() if run is not None else {}
         cells = {"step": progress.get("cells_done", 0), "total_steps": progress.get("cells", 1)}
-        message = self.error or (done or {}).get("message", "")
+        message = self.error or (done or {}).get("message", "") or self.note
         reached = {name: now.get(name) for name in ("success_rate", "mean_return")}
         return {**dict.fromkeys(KEYS), "name": self.name, "state": state, **cells, **reached, "message": message}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kit.errors import UserError
 from kit.machine import limits
 from kit.runs.run import Run
+from kit.stores.base import StoreError, Unusable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +21,8 @@ POLL_S = 0.5
 STOPPING_S = 120.0
 HELD_S = 30.0
 """Between two looks at whether another machine still has a job."""
+AGAIN_S, PATIENCE_S = 5.0, 300.0
+"""Between two tries at a store that does not answer; after which its jobs count as failed."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
 
@@ -47,10 +50,12 @@ class Engine:
 
 
 class Work(Protocol):
-    """What a batch does: a run, or whatever else is a process that can be begun again. `held_for` says for how many
+    """What a batch does: a run, or whatever else is a process that can be begun again. `error` says why it cannot be,
+    `note` what it waits for. `held_for` says for how many
     seconds another machine still has it, `look` how it stands here or in its store; `fetch` brings it from there."""
 
     error: str
+    note: str
 
     @property
     def run(self) -> Run | None: ...
@@ -90,7 +95,8 @@ def run_all(
         with _bar(unit) as tell:
             return run_all(jobs, at_once, tell)
     threads = max(1, limits.usable_cores() // at_once)
-    waiting, working, held_until = deque(jobs), list[Work](), dict[int, float]()
+    waiting, working = deque(jobs), list[Work]()
+    held_until, troubled = dict[int, float](), dict[int, float]()
     try:
         while waiting or working:
             for _ in range(len(waiting)):
@@ -104,6 +110,13 @@ def run_all(
                         waiting.append(job)
                         continue
                     job.start(threads, at_once)
+                except (StoreError, Unusable) as error:
+                    since = troubled.setdefault(id(job), time.monotonic())
+                    if time.monotonic() - since < PATIENCE_S:
+                        job.note, held_until[id(job)] = str(error), time.monotonic() + AGAIN_S
+                        waiting.append(job)
+                        continue
+                    job.error = str(error)
                 except Exception as error:  # whatever it is, the other jobs go on
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []

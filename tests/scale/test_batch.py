@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 import kit
+from kit.cli import main
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
@@ -111,6 +113,26 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     assert fingerprint(kit.Run(first)) == fingerprint(quiet)
     with pytest.raises(UserError, match="exists with seed=7, not 8"):
         kit.batch([{"run_name": "jobs-reach-ppo-s7", "seed": 8}])
+
+
+def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "store").mkdir()
+    fields = {"n_envs": 2, "threads": 1, "total_steps": 64, "eval_every": 0, "store": str(tmp_path / "store")}
+    there = create(tmp_path / "there", "run", overrides={}, device="cpu", **fields)
+    assert Session(there.path)() == 0
+    monkeypatch.chdir(tmp_path)
+    job = {"env": "Reach", "run_name": "run", "device": "cpu", **fields, "overrides": SMALL["PPO"]}
+    Path("jobs.yaml").write_text(yaml.safe_dump({"jobs": [job, {**job, "run_name": "next"}]}))
+
+    def says(action: str) -> list[list[str]]:
+        with pytest.raises(SystemExit) as ended:
+            main(["batch", action, "jobs.yaml"])
+        assert ended.value.code == 75, "not all is done"
+        return [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+
+    assert says("status") == [["run", "finished", "64"], ["next", "waiting", "0"]] and not Path("runs").exists()
+    assert says("collect") == [["run", "finished", "64"], ["next", "waiting", "0"]]
+    assert fingerprint(kit.Run("runs/run")) == fingerprint(there) and not Path("runs/next").exists()
 
 
 @pytest.mark.storm

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +111,54 @@ def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer) 
     assert [row["state"] for row in kit.notebooks(jobs)] == ["finished", "failed"], "nothing is begun again"
     assert retry(jobs) == ["bulk-s1"]
     assert planned(jobs)[0][1].result is None
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3600)
+def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is executed to its end once, and what it wrote is here and in the store, though the batch and everything
+    below it was killed four times and the store was away five times."""
+    monkeypatch.chdir(tmp_path)
+    store, away, draw = tmp_path / "store", tmp_path / "away", random.Random(1)
+    store.mkdir()
+    parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
+    work = (
+        "import time\nfrom pathlib import Path\ntime.sleep(1)\n"
+        "with Path('done.txt').open('a') as file:\n    file.write(f'{number}\\n')"
+    )
+    cells = [parameters, nbformat.v4.new_code_cell(work), nbformat.v4.new_code_cell("number ** 2")]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "square.ipynb")
+    asked = {"notebook": "square.ipynb", "grid": {"number": list(range(40))}, "store": str(store)}
+    Path("many.yaml").write_text(yaml.safe_dump(asked))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for night in range(5):
+        process = psutil.Process(
+            subprocess.Popen([sys.executable, "-m", "kit", "batch", "many.yaml"], env=environment).pid
+        )
+        pause = threading.Event()
+        pause.wait(draw.uniform(10, 20))
+        store.rename(away)
+        pause.wait(draw.uniform(3, 12))
+        away.rename(store)
+        pause.wait(draw.uniform(2, 8))
+        if night < 4:
+            for victim in [process, *process.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.send_signal(signal.SIGKILL)
+        process.wait()
+    assert [row["state"] for row in kit.notebooks("many.yaml")] == ["finished"] * 40
+    done = Counter(Path("done.txt").read_text().split())
+    assert done.keys() == {str(number) for number in range(40)}
+    for number in range(40):
+        name = f"many.notebooks/many-{number}"
+        results = [json.loads((root / name / "result.json").read_text()) for root in (tmp_path / "runs", store)]
+        assert results[0] == results[1] and results[0]["state"] == "finished"
+        copies = [nbformat.read(root / name / "notebook.ipynb", 4) for root in (tmp_path / "runs", store)]
+        assert copies[0] == copies[1]
+        assert copies[0].cells[-1].outputs[0].data["text/plain"] == str(number**2)
+    begun_again = {number for number, times in done.items() if times > 1}
+    print(f"executed more than once, for they were killed in between: {sorted(begun_again)}")
+    assert len(begun_again) <= 4 * 2, "at most what was at work when everything was killed"
