@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 import kit
 from kit.cli import main
@@ -122,7 +121,7 @@ def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_pa
     assert Session(there.path)() == 0
     monkeypatch.chdir(tmp_path)
     job = {"env": "Reach", "run_name": "run", "device": "cpu", **fields, "overrides": SMALL["PPO"]}
-    Path("jobs.yaml").write_text(yaml.safe_dump({"jobs": [job, {**job, "run_name": "next"}]}))
+    Path("jobs.yaml").write_text(json.dumps({"jobs": [job, {**job, "run_name": "next"}]}))
 
     def says(action: str) -> list[list[str]]:
         with pytest.raises(SystemExit) as ended:
