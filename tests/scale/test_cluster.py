@@ -36,7 +36,6 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}.items():
             patch.setenv(name, value)
-        patch.setenv("RAY_worker_niceness", "0")  # beside other tests Ray's 15 is for ever
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on loopback alone
         utils = pytest.importorskip("ray.cluster_utils", reason="could not import 'ray'")
         small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
