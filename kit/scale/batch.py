@@ -1,9 +1,10 @@
-"""Several runs on one machine: side by side as cores and memory allow, each in a process of its own.
+"""Several runs: side by side as cores and memory allow, each in a process of its own, or on a cluster.
 
     env: Reach                      # fields of RunConfig that hold for every job
     total_steps: 100000
     seeds: 5                        # each job five times, with seeds 0 to 4; or a list of seeds
     at_once: 2                      # at most so many at a time; by default what fits
+    cpus: 4                         # and gpus: what each gets on a cluster (kit.scale.cluster)
     jobs:
       - {algo: PPO}
       - {algo: A2C, overrides: {learning_rate: 0.001}}
@@ -237,7 +238,7 @@ def planned(
     if seeds is not None and (isinstance(seeds, str) or not isinstance(seeds, Sequence) or not seeds):
         raise UserError(f"seeds={seeds!r} is neither a number of seeds nor a list of them.")
     taken: Counter[str] = Counter()
-    planned = []
+    found = []
     for fields in jobs:
         for seed in [{}] if seeds is None else [{"seed": seed} for seed in seeds]:
             asked = {**fields, **seed}
@@ -254,11 +255,11 @@ def planned(
                 resolve(config.replace(device="cpu") if elsewhere else config, fits=lambda asked: int(asked.n_envs))
             except UserError as error:
                 raise UserError(f"job {config.run_name}: {error}") from None
-            planned.append(Job(config, {**asked, "run_name": config.run_name}, start_from))
-    for job in planned:
+            found.append(Job(config, {**asked, "run_name": config.run_name}, start_from))
+    for job in found:
         if job.is_there:
             job.changes()
-    return planned
+    return found
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:

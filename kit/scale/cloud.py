@@ -18,6 +18,7 @@ import kit
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
+from kit.runs.session import INTERRUPTED
 from kit.scale import files
 from kit.scale.batch import of_file
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 SAID = "Hours are scaled from this machine by cores. A card's speed is known once `kit bench` ran on it: prices alone."
 CATALOGUE = "~/.sky/catalogs/v8"
-RESUMABLE = 75
-"""How `kit` ends when it was interrupted: SkyPilot looks for another machine then, and there it goes on."""
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """What opens a store, by the beginning of its URL: named in the task, never written into it."""
 
@@ -47,7 +46,7 @@ class Provider:
 
 PROVIDERS = {
     "aws": Provider(recovers=True, spot=True, volumes=False),
-    "runpod": Provider(recovers=True, spot=True, volumes=True, why="its volumes lie in one data centre"),
+    "runpod": Provider(recovers=True, spot=True, volumes=True),
     "lambda": Provider(recovers=False, spot=False, volumes=False, why="it rents on demand, and does not stop machines"),
 }
 
@@ -79,7 +78,7 @@ def task(
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
     if provider is None or provider.recovers:
         resources |= {"use_spot": True} if spot else {}
-        resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [RESUMABLE]}
+        resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [INTERRUPTED]}
     name = f"{folder_name(Path(path).stem)}.yaml"  # runs are called after it
     names = sorted({name for job in jobs for name in SECRETS.get(str(job.config.store).partition(":")[0], ())})
     extras = "stores,scale" if len(jobs) > 1 else "stores"
@@ -89,7 +88,7 @@ def task(
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(names)} if names else {}),
         "setup": f'pip install -q "kit[{extras}] @ git+{kit.HOME}"\n',
-        "run": f"cat > {name} <<'END'\n{_yaml(read_yaml(path))}END\nkit batch {name}\n",
+        "run": f"cat > {name} <<'END'\n{to_yaml(read_yaml(path))}END\nkit batch {name}\n",
     }
 
 
@@ -106,12 +105,8 @@ def _check(cloud: str | None, provider: Provider | None, spot: bool, volume: str
         raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
 
 
-def to_yaml(given: dict[str, Any]) -> str:
-    """As SkyPilot reads it, with long texts as blocks."""
-    return _yaml(given)
-
-
-def _yaml(value: Any) -> str:
+def to_yaml(value: Any) -> str:
+    """With long texts as blocks."""
     import yaml
 
     class Blocks(yaml.SafeDumper):

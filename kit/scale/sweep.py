@@ -1,4 +1,4 @@
-"""A search for hyperparameters: Optuna chooses them, every trial is an ordinary run. On one machine.
+"""A search for hyperparameters: Optuna chooses them, every trial is an ordinary run.
 
     env: Reach                        # fields of RunConfig that hold for every trial
     total_steps: 50000
