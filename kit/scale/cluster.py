@@ -20,8 +20,7 @@ from typing import Any
 
 import kit
 from kit.errors import UserError, need
-from kit.scale.work import AGAIN_S, PATIENCE_S, POLL_S, Engine, Work
-from kit.stores.base import StoreError, Unusable
+from kit.scale.work import POLL_S, Engine, Patience, Work
 
 TRIES = 10
 """How often a job is begun whose machine goes away."""
@@ -113,19 +112,11 @@ def _attempt(job: Work, board: Any, threads: int, card_share: int, version: str)
 
     if version != kit.__version__:
         return {**job.row(), "state": "failed", "message": f"kit {kit.__version__} is here, and {version} asked for it"}
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if (wait_s := job.held_for()) <= 0:
-                job.start(threads, card_share)
-                break
-        except (StoreError, Unusable) as error:
-            if time.monotonic() > end:
-                raise
-            job.note, wait_s = str(error), AGAIN_S
+    patience = Patience()
+    while not patience.begin(job, threads, card_share):
         if tell(job.row()):
             return job.row()
-        time.sleep(min(wait_s, AGAIN_S))
+        time.sleep(WATCH_S)
     stopping = False
     while job.is_working():
         if tell(job.row()) and not stopping:

@@ -70,6 +70,33 @@ class Work(Protocol):
     def row(self) -> dict[str, Any]: ...
 
 
+@dataclass
+class Patience:
+    """Begins a job as soon as it can be: when no other machine has it any more, and its store answers."""
+
+    _next: float = 0.0
+    _trouble: float | None = None
+    """Since when the store does not answer."""
+
+    def begin(self, job: Work, threads: int, card_share: int) -> bool:
+        """Whether it was begun; ask again soon. Raises what `job.start` does, and the store's error in the end."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        try:
+            pause_s = min(job.held_for(), HELD_S)
+            if pause_s <= 0:
+                job.start(threads, card_share)
+            self._trouble = None
+        except (StoreError, Unusable) as error:
+            self._trouble = now if self._trouble is None else self._trouble
+            if now - self._trouble > PATIENCE_S:
+                raise
+            job.note, pause_s = str(error), AGAIN_S
+        self._next = now + pause_s
+        return pause_s <= 0
+
+
 class Results(list[dict[str, Any]]):
     """One row of `KEYS` for each job, in their order."""
 
@@ -96,7 +123,7 @@ def run_all(
             return run_all(jobs, at_once, tell)
     threads = max(1, limits.usable_cores() // at_once)
     waiting, working = deque(jobs), list[Work]()
-    held_until, troubled = dict[int, float](), dict[int, float]()
+    patience = {id(job): Patience() for job in jobs}
     try:
         while waiting or working:
             for _ in range(len(waiting)):
@@ -104,19 +131,9 @@ def run_all(
                     break
                 job = waiting.popleft()
                 try:
-                    if held_until.get(id(job), 0.0) <= time.monotonic():
-                        held_until[id(job)] = time.monotonic() + min(job.held_for(), HELD_S)
-                    if held_until[id(job)] > time.monotonic():
+                    if not patience[id(job)].begin(job, threads, at_once):
                         waiting.append(job)
                         continue
-                    job.start(threads, at_once)
-                except (StoreError, Unusable) as error:
-                    since = troubled.setdefault(id(job), time.monotonic())
-                    if time.monotonic() - since < PATIENCE_S:
-                        job.note, held_until[id(job)] = str(error), time.monotonic() + AGAIN_S
-                        waiting.append(job)
-                        continue
-                    job.error = str(error)
                 except Exception as error:  # whatever it is, the other jobs go on
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []
