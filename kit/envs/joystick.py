@@ -17,6 +17,7 @@ from kit.envs.card import Card, Part, numbers
 from kit.envs.joystick_models import FEET, SITE_BASE
 from kit.envs.joystick_worlds import WorldParameters
 from kit.envs.task import MujocoTask, may_have
+from kit.errors import UserError
 from kit.sim import Simulator
 
 CONTROL_DT_S = 0.02
@@ -29,6 +30,8 @@ STEPS_PER_S = (1.25, 1.5)
 """Of each foot, by the gait clock."""
 START_M, START_SPEED = 0.5, 0.5
 """Half widths of the uniform start position, m, and of the six base velocities, m/s and rad/s."""
+BRISK = (1 / 3, 2 / 3)
+"""What a robot that is always moving is asked for, as shares of the most speed."""
 SUCCESS_MPS = 0.25
 """Mean velocity error of an episode, m/s, below which the robot has followed."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
@@ -49,6 +52,10 @@ class Joystick(MujocoTask):
     Start states, commands, noise and pushes (every body is given the same extra velocity within one control step)
     vary on every simulator. Friction, masses and joints vary, anew in every episode, where worlds have a model of
     their own: on MuJoCo Warp. In C all worlds share one model, as compiled.
+
+    `always_moving` is a first lesson: every command is brisk and goes somewhere. Of the task's own commands half ask for
+    no speed to the side, for none at all or for so much that standing is as good as a first step, and a robot that
+    learns with these from the beginning learns to stand.
 
     An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
     on average. The return is no proof of that: a Go1 that stands still earns 15, and succeeds in one episode of twenty.
@@ -82,7 +89,10 @@ class Joystick(MujocoTask):
     clocked = False
     """Whether the feet follow a gait clock, which then is seen as a cosine and a sine per foot."""
 
-    def __init__(self, model: mujoco.MjModel) -> None:
+    def __init__(self, model: mujoco.MjModel, always_moving: bool) -> None:
+        if not isinstance(always_moving, bool):
+            raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
+        self._always_moving = always_moving
         self.model = model
         self.substeps = round(CONTROL_DT_S / model.opt.timestep)
         self._sensors = {
@@ -126,6 +136,7 @@ class Joystick(MujocoTask):
         self.soft_low, self.soft_high = middle - SOFT_LIMITS * half, middle + SOFT_LIMITS * half
         most_noise = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
         self._least_noise, self._noise_width = -most_noise, 2 * most_noise
+        self._most_speed = self.constant(self.most_speed)
         self._worlds = None if sim.parameter("body_mass") is None else WorldParameters(self)
         self._mass = self.constant(model.body_mass).unsqueeze(0) if self._worlds is None else self._worlds.mass
         self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
@@ -161,7 +172,7 @@ class Joystick(MujocoTask):
 
         all_fresh = torch.zeros_like(self._all_memory)
         fresh = self._named(all_fresh)
-        fresh["command"][:] = self.first_command(command)
+        fresh["command"][:] = self.moving_command(command) if self._always_moving else self.first_command(command)
         fresh["command_left"][:] = self.command_duration(command_left)
         fresh["push_left"][:] = between(push_left, *PUSH_EVERY_S)
         torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
@@ -204,7 +215,8 @@ class Joystick(MujocoTask):
 
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
         """In the worlds of `due` (n, 1)."""
-        self.command.copy_(torch.where(due, self.next_command(command), self.command))
+        changed = self.moving_command(command) if self._always_moving else self.next_command(command)
+        self.command.copy_(torch.where(due, changed, self.command))
         timer = self._memory["command_left"]
         timer.copy_(torch.where(due, self.command_duration(left), timer))
 
@@ -221,6 +233,12 @@ class Joystick(MujocoTask):
         an operation on all of them."""
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
+
+    def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
+        """Commands (n, 3) of a first lesson: in any direction, a third to two thirds of the most speed there, turning at
+        up to half of the most."""
+        angle, share = between(chance[:, 0], -math.pi, math.pi), between(chance[:, 1], *BRISK)
+        return torch.stack([share * angle.cos(), share * angle.sin(), chance[:, 2] - 0.5], 1) * self._most_speed
 
     @abstractmethod
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:

@@ -50,8 +50,8 @@ class G1Joystick(Joystick):
     command_chances = 4
     command_s = 10.0
 
-    def __init__(self) -> None:
-        super().__init__(g1_model())
+    def __init__(self, always_moving: bool = False) -> None:
+        super().__init__(g1_model(), always_moving)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -61,7 +61,6 @@ class G1Joystick(Joystick):
             return self.indices([int(self.model.joint(name).qposadr[0]) - 7 for name in names])
 
         self.hip_roll, self.hip_yaw, self.knee = joints("hip_roll"), joints("hip_yaw"), joints("knee")
-        self._most_speed = self.constant(self.most_speed)
 
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:
         stand = chance[:, 3:] < self.stand_probability
@@ -118,12 +117,12 @@ class Go1Joystick(Joystick):
     command_chances = 9
     mean_command_s = 5.0
 
-    def __init__(self) -> None:
-        super().__init__(go1_model())
+    def __init__(self, always_moving: bool = False) -> None:
+        super().__init__(go1_model(), always_moving)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
-        self._most_speed, self._move_probability = self.constant(self.most_speed), self.constant(self.move_probability)
+        self._move_probability = self.constant(self.move_probability)
         self.actuator_force = sim.actuator_force  # (n, joints), N m; asked for later, it would not lag once
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # the knees' are small
 

@@ -245,6 +245,28 @@ def test_commands_stay_in_range_and_change(env):
     assert torch.equal(task.command[1:], before[1:]) and not torch.equal(task.command[0], before[0])
 
 
+def test_a_first_lesson_always_moves(env):
+    lesson = TensorEnv(make_task(env.task.name, always_moving=True), 200, threads=1)
+    lesson.reset(seed=0)
+    task = lesson.task
+    for _ in range(2):  # the first command, and one that it changes to
+        shares = task.command / task.constant(task.most_speed)
+        speed, way = shares[:, :2].norm(dim=1), torch.atan2(shares[:, 1], shares[:, 0])
+        assert 1 / 3 <= speed.min() < 0.36 and 0.64 < speed.max() <= 2 / 3
+        assert all(((way - to).cos() > 0.9).any() for to in (0, math.pi / 2, math.pi, -math.pi / 2))
+        assert 0.45 < shares[:, 2].abs().max() <= 0.5
+        before = task.command.clone()
+        task._memory["command_left"].fill_(0.01)
+        lesson.step(torch.zeros(200, *lesson.action_space.shape))
+        assert (task.command != before).any(1).all()
+
+
+def test_a_lesson_is_true_or_false():
+    make_joystick("Go1Joystick")
+    with pytest.raises(UserError, match="always_moving='yes' must be true or false"):
+        make_task("Go1Joystick", always_moving="yes")
+
+
 def test_a_push_changes_the_speed_of_the_whole_robot(env):
     qpos = stand(env)
     qpos[:, 2] += 2.0  # in the air
