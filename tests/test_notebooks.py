@@ -198,12 +198,17 @@ def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
     except menagerie._errors.MenagerieError as error:
         pytest.skip(f"no model of the Go1: {error}")
     (workplace / "puppies.py").write_text(PUPPY)
-    little = {"total_steps": 512, "n_envs": 4, "eval_every": 512, "episodes": 2, "film_episodes": 1}
+    little = {"total_steps": 512, "branch_steps": 256, "n_envs": 4, "eval_every": 256}
+    little |= {"episodes": 2, "film_episodes": 1}
     little |= {"env": "puppies:Puppy", "runs_dir": "walks", "run_name": "walk"}
     shown = execute("04_walk", workplace, overrides=SMALL_WALK, **little)
     assert "No GPU here" not in shown
     run = Run(workplace / "walks" / "walk")
-    assert run.status()["state"] == "finished" and run.status()["step"] == 512
+    second = next(Run(path) for path in run.path.parent.iterdir() if path.name != "walk")
+    assert (run.status()["state"], run.status()["step"]) == ("finished", 512)
+    assert (second.status()["state"], second.status()["step"]) == ("finished", 256)
+    assert [each.config.env_options["always_moving"] for each in (run, second)] == [True, False]
+    assert second.parent == ("walk", 512)
     assert re.search(r"puppies:Puppy with PPO: \d+ % success after 512 steps", shown)
     assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
     assert shown.count("data:video/mp4;base64") == 2, "the report's, and one from three cameras"
