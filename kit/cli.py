@@ -61,6 +61,8 @@ COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each,
 
 
 def _train(options: argparse.Namespace) -> int:
+    if (code := _beside()) is not None:
+        return code
     config = RunConfig.load(options.config) if options.config else None
     with _bar() as show:
         run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **_given(options))
@@ -68,9 +70,23 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
+    if (code := _beside()) is not None:
+        return code
     with _bar() as show:
         run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, **_given(options))
     return _ending(run)
+
+
+def _beside() -> int | None:
+    """Started by torchrun and not to lead: train beside the process that does."""
+    from kit.machine.group import joined
+
+    group = joined()
+    if group is None or group.leads:
+        return None
+    from kit.runs.following import follow
+
+    return follow(group)
 
 
 def _runs(options: argparse.Namespace) -> int:

@@ -53,9 +53,8 @@ class Joystick(MujocoTask):
     vary on every simulator. Friction, masses and joints vary, anew in every episode, where worlds have a model of
     their own: on MuJoCo Warp. In C all worlds share one model, as compiled.
 
-    `always_moving` is a first lesson: every command is brisk and goes somewhere. Of the task's own commands half ask for
-    no speed to the side, for none at all or for so much that standing is as good as a first step, and a robot that
-    learns with these from the beginning learns to stand.
+    `always_moving` is a first lesson: every command asks for a brisk pace in some direction. The task's own ask for
+    nothing, or for so much that a first step is worth no more than standing, and teach a beginner to stand.
 
     An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
     on average. The return is no proof of that: a Go1 that stands still earns 15, and succeeds in one episode of twenty.
@@ -235,8 +234,8 @@ class Joystick(MujocoTask):
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Commands (n, 3) of a first lesson: in any direction, a third to two thirds of the most speed there, turning at
-        up to half of the most."""
+        """Commands (n, 3) of a first lesson: a third to two thirds of the most speed in any direction, turning at up to
+        half of the most."""
         angle, share = between(chance[:, 0], -math.pi, math.pi), between(chance[:, 1], *BRISK)
         return torch.stack([share * angle.cos(), share * angle.sin(), chance[:, 2] - 0.5], 1) * self._most_speed
 

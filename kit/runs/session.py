@@ -25,6 +25,7 @@ from kit.errors import Interrupted, UserError
 from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
+from kit.machine.group import joined
 from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
@@ -108,7 +109,7 @@ class Session:
                 return self._train(training, shrunk)
             except Exception as error:
                 short_of = memory.shortage(error)
-                if short_of is None:
+                if short_of is None or joined() is not None:
                     raise
                 traceback.print_exc()
                 self._training = None
@@ -131,8 +132,8 @@ class Session:
         try:
             training.learn()
             return self._finished(training)
-        except Interrupted:
-            return self._interrupted(training)
+        except Interrupted as error:
+            return self._interrupted(training, self.requests.reason or str(error))
 
     def _halve(self, short_of: str) -> str:
         """Put half the worlds into config.yaml, and say so. Raises `UserError` if that would not do."""
@@ -153,13 +154,14 @@ class Session:
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
-    def _interrupted(self, training: Training) -> int:
+    def _interrupted(self, training: Training, reason: str) -> int:
         self._last_figures()
-        reason = self.requests.reason or "stopped"
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
         try:
             training.save_now()
+        except Interrupted as error:  # with a process that was needed
+            reason = str(error)
         except OSError as error:
             reason = f"{reason}, but the last checkpoint could not be written ({error.strerror})"
         return self._leave(training, reason)

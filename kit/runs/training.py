@@ -18,6 +18,7 @@ from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.machine import settings
 from kit.machine.gpu import OTHER, Monitor
+from kit.machine.group import joined
 from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
 from kit.runs.run import Run
@@ -51,6 +52,7 @@ class Training:
         self.run, self.config, self.status = run, run.config, status
         self._requests, self._monitor, self._should_stop, self._say = requests, monitor, should_stop, say
         self._closing: list[Callable[[], object]] = []
+        self._inside = False  # an iteration
         try:
             self._build(run.config)
         except BaseException:
@@ -64,11 +66,18 @@ class Training:
 
         settings.apply(config.device)
         self.status.set(phase="building the worlds")
-        env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
+        group, part_of = joined(), config
+        if group is not None:
+            from kit.trainers.together import part
+
+            part_of = part(config, group)
+            group.tell(config)
+        env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)
         if not env.snapshots:
             self._say(env.snapshot_note)
-        self.trainer = make_trainer(config, env)
+        self.trainer = make_trainer(part_of, env, group)
+        self._closing.append(lambda: None if self._inside else self.trainer.end())
         resumed, own = self._load()
         forgot = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
         self._last_eval, self._best = int(own.get("last_eval", -1)), own.get("best")
@@ -88,7 +97,7 @@ class Training:
         self.step = self.first_step = self.trainer.num_timesteps
         self.longest_save_s = 0.0
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
-        self._inside = self._told_of_size = self._evaluated = False
+        self._told_of_size = self._evaluated = False
         self._copy: tuple[int, dict[str, Any]] | None = None
         self._iteration_start = float("-inf")  # nobody knows yet how long one takes: copy before the first
 

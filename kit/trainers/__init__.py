@@ -11,6 +11,7 @@ from kit.errors import Interrupted
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
+    from kit.machine.group import Group
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
     from kit.trainers.ppo import PPO as PPO
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["A2C", "PPO", "SAC", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
-def make_trainer(config: RunConfig, env: BatchEnv) -> Trainer:
-    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`)."""
+def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> Trainer:
+    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`); in a `group`, one of its
+    processes' (`kit.trainers.together`)."""
     from kit.trainers.build import make_trainer
 
-    return make_trainer(config, env)
+    return make_trainer(config, env, group)
 
 
 def __getattr__(name: str) -> Any:

@@ -123,6 +123,9 @@ class TensorTrainer(BaseAlgorithm):
         """After every iteration, when `state()` is whole."""
         self.on_boundary()
 
+    def end(self) -> None:
+        """It was trained for the last time; for whoever else has a part in it."""
+
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def as_actor(self, deterministic: bool = True) -> Actor:

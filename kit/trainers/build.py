@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +19,7 @@ from kit.trainers.arguments import arguments
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
+    from kit.machine.group import Group
     from kit.trainers.base import TensorTrainer
 
 WORTH_SHARING = 200_000
@@ -25,7 +28,7 @@ beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant
 262,000 (Mission's row) 1.7 and 0.3. Small networks are left to one thread, which takes its time but not others'."""
 
 
-def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
+def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
     found = algorithm.find(config.algo)
     hyperparameters = arguments(found, config.overrides)
@@ -46,7 +49,12 @@ def make_trainer(config: RunConfig, env: BatchEnv) -> TensorTrainer:
     with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
         view = TensorVecEnv(env, encoder.view)
-        trainer = found.trainer(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
+        made: Callable[..., TensorTrainer] = found.trainer
+        if group is not None:
+            from kit.trainers.together import TogetherPPO
+
+            made = partial(TogetherPPO, group=group)
+        trainer = made(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)
     return trainer

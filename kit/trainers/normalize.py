@@ -106,21 +106,22 @@ class Normalizer:
     def state(self) -> dict[str, Any]:
         """Copies of what was learnt so far."""
         learnt: dict[str, Any] = {"returns": self.returns.clone()}
-        for name, moments in self._moments().items():
+        for name, moments in self.moments().items():
             learnt |= {f"{name}.mean": moments.mean.clone(), f"{name}.var": moments.var.clone()}
             learnt[f"{name}.count"] = moments.count
         return learnt
 
     def load_state(self, state: dict[str, Any], statistics_only: bool = False) -> None:
         """`statistics_only`: for another number of worlds, as in an evaluation."""
-        for name, moments in self._moments().items():
+        for name, moments in self.moments().items():
             moments.mean = state[f"{name}.mean"].to(moments.mean.device, copy=True)
             moments.var = state[f"{name}.var"].to(moments.var.device, copy=True)
             moments.count = float(state[f"{name}.count"])
         if not statistics_only:
             self.returns.copy_(state["returns"])
 
-    def _moments(self) -> dict[str, RunningMoments]:
+    def moments(self) -> dict[str, RunningMoments]:
+        """All that is learnt, by name."""
         return {**self.obs_moments, "return": self.return_moments}
 
     def to_sb3(self, venv: VecEnv) -> VecNormalize:

@@ -58,13 +58,13 @@ class ProximalTrainer(OnPolicyTrainer):
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
-                shuffled = replace(shuffled, advantages=normalize(shuffled.advantages, self.batch_size))
+                shuffled = replace(shuffled, advantages=self._normalized(shuffled.advantages))
             outcomes: list[Outcome] = []
             for batch in shuffled.split(self.batch_size):
                 self._poll()
                 outcomes.append(self._gradient(batch, clip))
                 if self.target_kl is not None:
-                    kl = kl_divergence(outcomes[-1].log_ratio).mean().item()
+                    kl = self._kl(outcomes[-1].log_ratio)
                     if kl > 1.5 * self.target_kl:
                         break
                 self.networks.step(self.max_grad_norm)
@@ -75,6 +75,14 @@ class ProximalTrainer(OnPolicyTrainer):
                 break
         if self._log_now:
             self._log_update(figures, clip)
+
+    def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
+        """Those of an epoch (N,), each minibatch by itself."""
+        return normalize(advantages, self.batch_size)
+
+    def _kl(self, log_ratio: torch.Tensor) -> float:
+        """How far a minibatch's policy has moved."""
+        return kl_divergence(log_ratio).mean().item()
 
     def _gradient(self, batch: Batch, clip: Clip) -> Outcome:
         """Put the gradient of the loss over `batch` where the optimizer looks for it.

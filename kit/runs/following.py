@@ -1,0 +1,40 @@
+"""A process that trains beside the one that leads (`kit.trainers.together`). It has no run directory and no commands of
+its own, and ends with the leader."""
+
+from __future__ import annotations
+
+import signal
+
+from kit.errors import Interrupted
+from kit.machine import settings
+from kit.machine.group import Group
+from kit.runs.opponents import make_worlds
+from kit.runs.session import DONE, INTERRUPTED
+
+
+def follow(group: Group) -> int:
+    """Exit code: 0 done, 75 the leader was stopped, or it or another process is gone."""
+    from kit.trainers import make_trainer
+    from kit.trainers.together import TogetherPPO, part
+
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals send them to all; the leader
+        signal.signal(name, signal.SIG_IGN)  # saves first, and then says so
+    try:
+        (whole,) = group.tell()
+        config = part(whole, group)
+        settings.apply(config.device)
+        env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
+        trainer = make_trainer(config, env, group)
+        assert isinstance(trainer, TogetherPPO)
+        try:
+            trainer.learn(config.total_steps)
+            trainer.obey()
+        except Interrupted:
+            if trainer.num_timesteps < config.total_steps:
+                raise
+        finally:
+            env.close()
+            group.leave()
+    except Interrupted:
+        return INTERRUPTED
+    return DONE

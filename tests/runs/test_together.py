@@ -1,0 +1,201 @@
+"""PPO in two processes: the weights of one, exact resume, and nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import kit
+from kit import Run, RunConfig
+from kit.envs import make_vec
+from kit.envs.contract import BatchEnv
+from kit.measure.auto import resolve
+from kit.runs.fingerprint import fingerprint
+from kit.trainers import make_trainer
+from kit.trainers.normalize import Normalizer
+from kit.trainers.together import _sums
+
+PROCESSES, WORLDS, STEPS = 2, 8, 16
+SMALL = {
+    "env": "Reach", "n_envs": WORLDS, "threads": 2, "eval_every": 0,
+    "overrides": {
+        "n_steps": STEPS, "batch_size": 32, "n_epochs": 2, "target_kl": 0.5, "policy_kwargs": {"net_arch": [16, 16]},
+    },
+}  # fmt: skip
+
+
+class Together:
+    """`kit ARGUMENTS` in two processes, as torchrun would start them."""
+
+    def __init__(self, *arguments: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        common |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "kit", *arguments], text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE,
+                env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
+            )
+            for rank in ("0", "1")
+        ]  # fmt: skip
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for it; nobody may end before."""
+        while not condition():
+            assert [process.poll() for process in self.processes] == [None, None]
+            time.sleep(0.05)
+
+    def wait(self) -> list[int]:
+        """Exit codes. What was printed is in `said`."""
+        self.said = [process.communicate(timeout=120)[0] for process in self.processes]
+        return [process.returncode for process in self.processes]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., str]:
+    def write(**changes: object) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps({**SMALL, "runs_dir": str(tmp_path), **changes}))
+        return str(path)
+
+    return write
+
+
+class Joined(BatchEnv):
+    """Worlds of several envs as those of one."""
+
+    def __init__(self, envs: list[BatchEnv]) -> None:
+        self.envs, first = envs, envs[0]
+        self.num_envs = sum(env.num_envs for env in envs)
+        self.device, self.episode_steps, self.control_dt_s = first.device, first.episode_steps, first.control_dt_s
+        self.observation_space, self.action_space = first.observation_space, first.action_space
+
+    def reset(self, seed=None):
+        return torch.cat([env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)])
+
+    def stagger(self):
+        for env in self.envs:
+            env.stagger()
+
+    def step(self, action):
+        steps = [env.step(part) for env, part in zip(self.envs, action.chunk(len(self.envs)), strict=True)]
+        *tensors, infos = zip(*steps, strict=True)
+        return *map(torch.cat, tensors), {name: torch.cat([info[name] for info in infos]) for name in infos[0]}
+
+    def snapshot(self):
+        return {}
+
+    restore = render = close = None
+
+
+class Streams:
+    """The random numbers of several processes, in one."""
+
+    def __init__(self, states: list[torch.Tensor]) -> None:
+        self.states = states
+
+    def draw(self, function: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        drawn = []
+        for i, state in enumerate(self.states):
+            torch.set_rng_state(state)
+            drawn.append(function())
+            self.states[i] = torch.get_rng_state()
+        return drawn
+
+
+def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
+    """Weights after training as `PROCESSES` processes would, in this one."""
+    share = WORLDS // PROCESSES
+    envs, states, trainers = [], [], []
+    for rank in range(PROCESSES):
+        envs.append(make_vec(config.env, share, seed=config.seed + rank))
+        overrides = {**config.overrides, "batch_size": config.overrides["batch_size"] // PROCESSES}
+        trainers.append(make_trainer(config.replace(seed=config.seed + rank, overrides=overrides), envs[-1]))
+        states.append(torch.get_rng_state())
+    trainer = make_trainer(config, Joined(envs))
+    trainer.policy.load_state_dict(trainers[0].policy.state_dict())
+    streams, actions = Streams(states), trainer.networks._actions
+
+    def noise(rollout):
+        actions._noise = torch.cat(streams.draw(lambda: torch.randn(STEPS, share, actions._width)), 1)
+        actions._std = actions.log_std.exp()
+
+    def permutation(n: int) -> torch.Tensor:
+        """Row t · share + w of process r is row t · WORLDS + r · share + w of all; minibatches take as many of each."""
+        rows = streams.draw(lambda: torch.randperm(n // PROCESSES))
+        rows = [(own // share) * WORLDS + r * share + own % share for r, own in enumerate(rows)]
+        return torch.cat([own.view(-1, trainer.batch_size // PROCESSES) for own in rows], 1).flatten()
+
+    actions.begin, trainer._permutation = noise, permutation
+    trainer.learn(config.total_steps)
+    return trainer.policy.state_dict()
+
+
+def test_two_processes_hold_the_weights_of_one(tmp_path: Path, config: Callable[..., str]) -> None:
+    total = 3 * WORLDS * STEPS
+    path = config(total_steps=total, run_name="two")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, "-m", "kit", "train", path], check=True, env=environment, timeout=120)
+    run = Run(tmp_path / "two")
+    assert run.status()["state"] == "finished" and run.status()["step"] == total
+    found = run.find("latest").read()["policy"]
+    expected = in_one_process(resolve(RunConfig.load(path)))
+    assert found.keys() == expected.keys()
+    for name, weights in expected.items():
+        assert torch.allclose(found[name], weights, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.storm)])
+def test_who_is_killed_ends_the_other_and_any_number_goes_on(
+    tmp_path: Path, config: Callable[..., str], killed: int
+) -> None:
+    total = 40 * WORLDS * STEPS
+    few = {"total_steps": total, "checkpoint_every": 5 * WORLDS * STEPS}
+    few["overrides"] = {**SMALL["overrides"], "normalize": True}
+    assert Together("train", config(run_name="uncut", **few)).wait() == [0, 0]
+    both = Together("train", config(run_name="cut", **few))
+    both.until(lambda: list(tmp_path.glob("cut/checkpoints/step_*640")))
+    both.processes[killed].kill()
+    codes = both.wait()
+    assert (codes.pop(killed), codes) == (-signal.SIGKILL, [75])
+    cut = Run(tmp_path / "cut")
+    if killed:
+        assert cut.status()["state"] == "interrupted"
+        assert "another process of this run is gone" in cut.status()["message"]
+    alone = tmp_path / "alone"
+    shutil.copytree(cut.path, alone)
+    assert Together("resume", str(cut.path)).wait() == [0, 0]
+    assert fingerprint(cut) == fingerprint(Run(tmp_path / "uncut"))
+    assert kit.resume(alone).status()["step"] == total
+
+
+def test_what_cannot_be_shared_is_refused(config: Callable[..., str]) -> None:
+    both = Together("train", config(n_envs=7, overrides={}, total_steps=100))
+    assert both.wait() == [2, 75]
+    assert "n_envs=7 cannot be shared by 2 processes; choose a multiple of that." in both.said[0]
+
+
+def test_a_part_of_what_was_seen_is_counted_once() -> None:
+    from gymnasium.spaces import Box
+
+    rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 5
+    known, left, right, whole = (Normalizer(Box(-1, 1, (3,)), 1, torch.device("cpu"), 0.99) for _ in range(4))
+    for normalizer, parts in ((known, (0,)), (left, (0, 1)), (right, (0, 2)), (whole, (0, 1, 2))):
+        for i in parts:
+            normalizer.update(rows[30 * i : 30 * i + 30])
+    before, *grown, expected = (_sums(n.moments()["obs"]) for n in (known, left, right, whole))
+    assert (before + sum(own - before for own in grown)).allclose(expected)
