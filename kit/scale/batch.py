@@ -29,7 +29,7 @@ from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.beginning import beginning
 from kit.runs.run import Run
-from kit.scale.work import KEYS, Engine, Results, Work, run_all
+from kit.scale.work import KEYS, Engine, Kept, Results, run_all
 from kit.stores import lease, list_runs, open_store
 
 RUN_BYTES = 1_000_000_000
@@ -171,7 +171,7 @@ def seen_by_all(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def do_all(
-    jobs: Sequence[Work],
+    jobs: Sequence[Kept],
     configs: Sequence[RunConfig],
     engine: Engine,
     on_progress: Callable[[Results], None] | None = None,

@@ -70,10 +70,11 @@ def task(
         raise UserError(f"{path} holds a {asked}; rent a Ray cluster for that, and use `kit batch {path} --on ray`.")
     jobs, _ = of_file(path, elsewhere=True)
     for job in jobs:
-        beyond = job.config.store and ("://" in job.config.store or volume)
-        if not beyond:
+        store = job.config.store or ""
+        if "://" not in store and not (volume and store.startswith("/volume")):
             said = f"store={job.config.store!r} of {job.config.run_name} goes with the machine"
-            raise UserError(f"{path}: {said}; write one such as hf://you/runs or s3://bucket/runs.")
+            others = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
+            raise UserError(f"{path}: {said}; write one such as {others}.")
     resources: dict[str, Any] = {"infra": cloud} if cloud else {}
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
     if provider is None or provider.recovers:

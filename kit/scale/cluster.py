@@ -20,7 +20,7 @@ from typing import Any
 
 import kit
 from kit.errors import UserError, need
-from kit.scale.work import POLL_S, Engine, Patience, Work
+from kit.scale.work import POLL_S, Engine, Kept, Patience, Work
 
 TRIES = 10
 """How often a job is begun whose machine goes away."""
@@ -153,7 +153,7 @@ class Cluster:
         self._ended: set[Any] = set()
         self._looked = float("-inf")
 
-    def remote(self, job: Work) -> Work:
+    def remote(self, job: Kept) -> Work:
         """The same job, done there."""
         return _Remote(job, self)
 
@@ -172,7 +172,7 @@ class Cluster:
 class _Remote:
     """A job that is done on the cluster, as a batch sees it."""
 
-    job: Work
+    job: Kept
     on: Cluster
     error: str = ""
     note: str = ""
@@ -207,12 +207,6 @@ class _Remote:
 
     def held_for(self) -> float:
         return 0.0
-
-    def look(self) -> dict[str, Any]:
-        return self.row()
-
-    def fetch(self) -> None:
-        self.job.fetch()
 
     def stop(self) -> None:
         self.on.board.stop.remote(self.job.row()["name"])

@@ -8,7 +8,7 @@ from typing import Any
 from kit.config import read_yaml
 from kit.errors import UserError
 from kit.scale import batch, notebooks, sweep
-from kit.scale.work import Results, Work
+from kit.scale.work import Kept, Results
 
 KINDS = ("sweep", "notebook")
 
@@ -41,7 +41,7 @@ def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
         for trial in sweep.trials(found) if fetch else []:
             trial.fetch()
         return found
-    jobs: list[Work] = [*(notebooks.planned(Path(path))[0] if asked == "notebook" else batch.of_file(path)[0])]
+    jobs: list[Kept] = [*(notebooks.planned(Path(path))[0] if asked == "notebook" else batch.of_file(path)[0])]
     for job in jobs if fetch else []:
         job.fetch()
     return Results(jobs, [job.look() for job in jobs])

@@ -36,7 +36,8 @@ from kit.measure.auto import resolve
 from kit.presets import nested
 from kit.runs import directory
 from kit.scale.batch import Job, seen_by_all, slots
-from kit.scale.work import POLL_S, STOPPING_S, Engine, Work
+from kit.scale.work import POLL_S, STOPPING_S, Engine, Kept, Patience, Work
+from kit.stores.base import StoreError
 
 if TYPE_CHECKING:
     import optuna
@@ -267,11 +268,11 @@ def sweep(
     return found
 
 
-def _here(job: Work) -> Work:
+def _here(job: Kept) -> Work:
     return job
 
 
-def _search(found: Sweep, at_once: int, place: Callable[[Work], Work], tell: Callable[[Sweep], None]) -> None:
+def _search(found: Sweep, at_once: int, place: Callable[[Kept], Work], tell: Callable[[Sweep], None]) -> None:
     """Until there are as many trials as were asked for, `at_once` side by side, each where `place` puts its run."""
     import optuna
 
@@ -305,14 +306,16 @@ def _ask(found: Sweep) -> optuna.Trial:
     return found.study.ask()
 
 
-def _begin(found: Sweep, trial: optuna.Trial, place: Callable[[Work], Work], threads: int) -> _Working | None:
+def _begin(found: Sweep, trial: optuna.Trial, place: Callable[[Kept], Work], threads: int) -> _Working | None:
     """The run of `trial`, begun or resumed; None of one that cannot be, which counts as failed."""
     plan = found.plan
     try:
         config = plan.config(suggest(trial, plan.space), run_name(plan, trial.number))
         at_work = _Working(trial, place(TrialJob(config, config.told(), score=plan.score)))
-        at_work.work.start(threads, 1)
-    except UserError as error:
+        patience = Patience()
+        while not patience.begin(at_work.work, threads, 1):
+            time.sleep(POLL_S)
+    except (UserError, StoreError) as error:
         _tell(found, trial, "FAIL", None, 0, str(error))
         return None
     return at_work

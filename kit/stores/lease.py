@@ -19,6 +19,7 @@ from typing import Any
 from kit.errors import UserError
 from kit.format.files import read_json, write_atomic
 from kit.stores.base import Store, StoreError
+from kit.stores.urls import open_store
 
 TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
 """How long a machine that vanished still holds its run. Renewed when half of it is over."""
@@ -66,8 +67,6 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
 
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
     """For how many seconds another machine than that of `run_dir` still has the run in the store at `url`."""
-    from kit.stores.urls import open_store
-
     if url is None:
         return 0.0
     _, found = read(open_store(url), run_name)

@@ -25,9 +25,9 @@ import torch
 
 import kit
 from kit.config import RunConfig
-from kit.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.bench.lessons import draw, taught
 from tests.bench.mission_plain import PlainMission
 
 WORLDS, PROCESSES = 4096, 16
@@ -169,46 +169,13 @@ def _products(model: Any, rows: int, turns: int) -> float:
 
 def lessons(folder: Path) -> None:
     """Train what is missing; how many of 224 games on maps that it has not seen each seed's best policy wins."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
     print("\n| seed | after the first lesson | after the second |\n|---:|---:|---:|")
-    for seed in range(3):
-        first, second = folder / f"first{seed}", folder / f"second{seed}"
-        if not first.exists():
-            kit.launch(
-                RunConfig(env="Mission", total_steps=FIRST, seed=seed, runs_dir=str(folder), run_name=first.name)
-            )
-        runs = [_finished(first)]
-        if not second.exists():
-            kit.branch(first, "latest", run_name=second.name, total_steps=SECOND, **TOGETHER)
-        runs.append(_finished(second))
-        before, after = (kit.evaluate(run, 224)["win_rate"] for run in runs)
-        print(f"| {seed} | {before:.1%} | {after:.1%} |", flush=True)
-        points = [
-            ((r["step"] + FIRST * lesson) / 1e6, 100 * r["eval/win_rate"])
-            for lesson, run in enumerate(runs) for r in run.rows() if "eval/win_rate" in r
-        ]  # fmt: skip
-        axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
-    axis.axvline(FIRST / 1e6, color="black", linestyle="--", linewidth=1)
-    axis.set(xlabel="million steps", ylabel="games won, % of 100", title="Mission: two lessons")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
-    figure.savefig(PICTURE, dpi=110, facecolor="white")
-    print(f"Drawn to {PICTURE}.")
-
-
-def _finished(path: Path) -> Run:
-    """The run at `path`, trained to its end."""
-    run = Run(path)
-    while run.status()["state"] != "finished":
-        if not run.is_working():
-            kit.resume(path, background=True)
-        run.wait()
-    return run
+    runs, then = [], {"total_steps": SECOND, **TOGETHER}
+    for first, second in taught(folder, RunConfig(env="Mission", total_steps=FIRST), then):
+        runs.append((first, second))
+        before, after = (kit.evaluate(run, 224)["win_rate"] for run in runs[-1])
+        print(f"| {first.config.seed} | {before:.1%} | {after:.1%} |", flush=True)
+    draw(runs, "win_rate", "games won, % of 100", "Mission: two lessons", PICTURE)
 
 
 def teams(turns: int) -> None:

@@ -82,6 +82,7 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
     [
         ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 goes with the machine; write one such as hf://"),
         ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 goes with the machine"),
+        ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
         ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; say --on-demand"),
         ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' can be had on runpod alone"),
