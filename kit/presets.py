@@ -70,8 +70,8 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": 1e-3, "gamma": 0.997,
         "net_arch": [64, 64],
     },
-    # A Go1 learns to stand in its first million steps, and by five million walks ahead and turns as asked; back and
-    # aside it does not go yet. tests/bench/README.md says what else was tried.
+    # For two lessons of two million steps (notebook 04_walk); with the task's own commands from nothing it learns to
+    # stand. tests/bench/README.md says what else was tried.
     ("Go1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
     ("G1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
 }  # fmt: skip

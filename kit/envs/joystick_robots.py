@@ -83,7 +83,7 @@ class Go1Joystick(Joystick):
     """A quadruped with 12 joints trots as the joystick says."""
 
     name = "Go1Joystick"
-    train_steps = 20_000_000
+    train_steps = 2_000_000
     scene = pictures.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),

@@ -81,7 +81,7 @@ class Run:
         return None
 
     def best(self) -> Checkpoint | None:
-        """The policy with the highest mean return of all evaluations."""
+        """The policy that reached most in an evaluation, by the task's own score; of equals the newest."""
         found = checkpoint.committed(self.path / "best")
         return found[-1] if found else None
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import kit
+from kit import Run
 from kit.envs import joystick_rewards as r
 from kit.envs import make_task
 from kit.envs.joystick import CONTROL_DT_S, SUCCESS_MPS, Joystick
@@ -259,6 +262,14 @@ def test_a_first_lesson_always_moves(env):
         task._memory["command_left"].fill_(0.01)
         lesson.step(torch.zeros(200, *lesson.action_space.shape))
         assert (task.command != before).any(1).all()
+
+
+def test_the_example_walks():
+    make_joystick("Go1Joystick")
+    example = Run(Path(__file__).parents[2] / "notebooks" / "examples" / "go1")
+    reached = kit.evaluate(example, episodes=32)
+    assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # standing still: 0.05 and 0.8
+    assert example.size_bytes < 1e6 and example.find("best").step == 1_200_128
 
 
 def test_a_lesson_is_true_or_false():
