@@ -24,8 +24,8 @@ CELL_LIMIT_S = 240
 TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "checkpoint_every": 512}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
 NOT_OF_CONFIG = {
-    "run", "episodes", "film_episodes", "cameras", "steps", "together", "branch_steps", "clips",
-    "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space",
+    "run", "episodes", "film_episodes", "cameras", "steps", "together", "joystick", "branch_steps",
+    "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space",
 }  # fmt: skip
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 

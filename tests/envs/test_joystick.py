@@ -269,7 +269,7 @@ def test_the_example_walks():
     example = Run(Path(__file__).parents[2] / "notebooks" / "examples" / "go1")
     reached = kit.evaluate(example, episodes=32)
     assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # standing still: 0.05 and 0.8
-    assert example.size_bytes < 1e6 and example.find("best").step == 1_200_128
+    assert example.find("best").step == 1_200_128
 
 
 def test_a_lesson_is_true_or_false():

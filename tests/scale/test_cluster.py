@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,25 @@ def test_what_no_node_has_is_refused_at_once(cluster: Any) -> None:
     with pytest.raises(UserError, match=r"on='slurm' is no cluster; write ray"):
         kit.batch([FIELDS], name="far", on="slurm")
     assert not Path("runs").exists()
+
+
+@pytest.mark.storm
+def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
+    Path("jobs.yaml").write_text(yaml.safe_dump({**FIELDS, "seeds": 2}))
+    command = [sys.executable, "-m", "kit", "batch", "jobs.yaml", "--on", "ray"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    asked = subprocess.Popen(command, env=environment)
+    first = Path("runs/jobs-reach-ppo-s0")
+    while not (first.is_dir() and kit.Run(first).checkpoints()):
+        assert asked.poll() is None
+        time.sleep(0.05)
+    asked.kill()
+    asked.wait()
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    for seed in range(2):
+        quiet = create(Path("quiet"), f"s{seed}", **FIELDS, seed=seed)
+        assert Session(quiet.path)() == 0
+        assert fingerprint(kit.Run(f"runs/jobs-reach-ppo-s{seed}")) == fingerprint(quiet)
 
 
 @pytest.mark.storm
