@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 import yaml
@@ -111,6 +112,19 @@ def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
         quiet = create(Path("quiet"), f"s{seed}", **FIELDS, seed=seed)
         assert Session(quiet.path)() == 0
         assert fingerprint(kit.Run(f"runs/jobs-reach-ppo-s{seed}")) == fingerprint(quiet)
+
+
+@pytest.mark.storm
+def test_notebooks_are_executed_on_a_cluster(cluster: Any) -> None:
+    said = nbformat.v4.new_code_cell("seed = 0", metadata={"tags": ["parameters"]})
+    cells = [said, nbformat.v4.new_code_cell("print(6 / seed)")]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "divides.ipynb")
+    Path("bulk.yaml").write_text(yaml.safe_dump({"notebook": "divides.ipynb", "grid": {"seed": [0, 2]}}))
+    found = kit.notebooks("bulk.yaml", on="ray")
+    assert [row["state"] for row in found] == ["failed", "finished"], found
+    assert found[0]["message"] == "ZeroDivisionError: division by zero"
+    assert "3.0" in Path("runs/bulk.notebooks/bulk-s2/notebook.ipynb").read_text()
 
 
 @pytest.mark.storm
