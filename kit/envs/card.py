@@ -31,6 +31,8 @@ class Card(NamedTuple):
     """What ends an episode besides its time."""
     succeeds: str = ""
     """When an episode is a success."""
+    lessons: str = ""
+    """In what order to teach it, where its own settings from the beginning would not do."""
 
 
 def numbers(parts: Sequence[Part]) -> spaces.Box:

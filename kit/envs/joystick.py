@@ -85,6 +85,8 @@ class Joystick(MujocoTask):
     """That is asked for: ahead and to the left, m/s, turning, rad/s."""
     command_chances = 3
     """How many random numbers a new command takes."""
+    lessons = ""
+    """For its card."""
     clocked = False
     """Whether the feet follow a gait clock, which then is seen as a cosine and a sine per foot."""
 
@@ -117,6 +119,7 @@ class Joystick(MujocoTask):
             pays=[(weight, _said(term)) for weight, term in self.rewards.values()],
             ends="the robot falls",
             succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
+            lessons=self.lessons,
         )
 
     def bind(self, sim: Simulator) -> None:

@@ -84,6 +84,7 @@ class Go1Joystick(Joystick):
 
     name = "Go1Joystick"
     train_steps = 2_000_000
+    lessons = 'one with env_options {"always_moving": true}, then a branch without, as in notebook 04_walk'
     scene = pictures.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),

@@ -93,6 +93,7 @@ class Mission(Task):
             ),
             ends="the zone has been held",
             succeeds=held if side == "attackers" else kept,
+            lessons='one as it is, then a branch with env_options {"presence": 0}, as in notebook 07_mission',
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:

@@ -35,7 +35,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
             ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays]),
             ("An episode", [_episode(made, said)]),
             ("Success", [html.escape(said.succeeds)] if said.succeeds else []),
-            ("To train", [f"{steps:,} steps"] if (steps := sensible_steps(env)) else []),
+            ("To train", [f"{steps:,} steps{_lessons(said)}"] if (steps := sensible_steps(env)) else []),
         ]
         picture = _picture(made)
     finally:
@@ -96,6 +96,10 @@ def _episode(env: Any, said: Card) -> str:
     seconds = env.episode_steps * env.control_dt_s
     early = f", or earlier: {said.ends}" if said.ends else ""
     return html.escape(f"ends after {env.episode_steps:,} steps, {seconds:,.0f} s{early}")
+
+
+def _lessons(said: Card) -> str:
+    return f" a lesson: {html.escape(said.lessons)}" if said.lessons else ""
 
 
 def _about(env: str) -> str:

@@ -26,6 +26,11 @@ def test_reach_says_what_it_sees_does_and_is_paid_for():
     assert "the hand has come within 15 cm of the goal" in said and "100,000 steps" in said
 
 
+def test_what_wants_lessons_says_which():
+    lesson = '16,000,000 steps a lesson: one as it is, then a branch with env_options {"presence": 0}'
+    assert any(line.startswith(lesson) for line in lines(task("Mission")))
+
+
 def test_options_change_the_card():
     seen = lines(task("ReachVision", {"cameras": ["top"], "size": 32, "frames": 2, "joints": False}))
     assert " top: pictures of 32 × 32 pixels, the latest 2" in seen and not any("angles" in line for line in seen)
