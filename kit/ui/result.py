@@ -60,19 +60,31 @@ def result(run: Run, trouble: str = "") -> style.Page:
 
 
 def learnt(run: Run) -> tuple[str, bool] | None:
-    """Whether the last evaluation's mean return is above that of the policy training began with, by more than twice
-    what chance makes of such means; in words, and whether it is. None where no such policy was evaluated."""
+    """Whether the last evaluation succeeds more often than that of the policy training began with, or else its mean
+    return is higher, by more than twice what chance makes of such figures; in words, and whether it is. None where no
+    such policy was evaluated."""
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
         return None
     before, after = rows[0], rows[-1]
+    if "eval/success_rate" in before and "eval/success_rate" in after:
+        then, now = before["eval/success_rate"], after["eval/success_rate"]
+        if abs(now - then) > 2 * math.hypot(_chance(before), _chance(after)):
+            word = "It learnt" if now > then else "It got worse"
+            return f"{word}: {style.percent(now)} success, where it began with {style.percent(then)}.", now > then
     gain = after["eval/mean_return"] - before["eval/mean_return"]
     chance = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
     better, worse = gain > 2 * chance, gain < -2 * chance
     word = "It learnt" if better else "It got worse" if worse else "It learnt nothing that shows"
-    now, then = (round(row["eval/mean_return"], 2) + 0.0 for row in (after, before))  # no minus before a zero
-    reached = f"a return of {now:.2f}, where it began with {then:.2f}"
-    return f"{word}: {reached}.", better
+    now, then = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no minus before a zero
+    return f"{word}: a return of {now}, where it began with {then}.", better
+
+
+def _chance(row: dict[str, Any]) -> float:
+    """Standard error of a success rate, by Laplace's rule: none of 20 is no proof of never."""
+    n = row["eval/episodes"]
+    likely = (row["eval/success_rate"] * n + 1) / (n + 2)
+    return math.sqrt(likely * (1 - likely) / n)
 
 
 def sentence(run: Run) -> str:

@@ -79,6 +79,21 @@ def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float
     assert said in result.result(run)._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(0.7, "It learnt: 70 % success, where it began with 0 %."), (0.2, "It learnt nothing that shows: a return of 21")],
+)
+def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str) -> None:
+    """Of 20 episodes none, likely 1 in 22: ± 4.7 %; 14, likely 15 in 22: ± 10 %; 4, likely 5 in 22: ± 9.4 %."""
+    run = make_run(tmp_path, rows=0)
+    shared = {"eval/std_return": 3.0, "eval/episodes": 20}
+    rows = [{"step": 0, "eval/mean_return": 20.5, "eval/success_rate": 0.0, **shared}]
+    rows += [{"step": 800, "eval/mean_return": 21.0, "eval/success_rate": rate, **shared}]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said, learnt = result.learnt(run)
+    assert said.startswith(words) and learnt is (rate == 0.7)
+
+
 def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
     path = tmp_path / "step_000040000.mp4"
     path.write_bytes(b"film")
