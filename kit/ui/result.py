@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import math
+from typing import Any
 
 from kit.runs.run import Run
 from kit.ui import style
