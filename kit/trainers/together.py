@@ -147,7 +147,7 @@ class TogetherPPO(PPO):
             total = self._agreed[name] + self.group.sum_(_sums(moments) - self._agreed[name])
             count, weighted, squares = total
             moments.count, moments.mean = float(count.flatten()[0]), weighted / count
-            moments.var = squares / count - moments.mean.square()
+            moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)  # rounding, where nothing varies
             self._agreed[name] = _sums(moments)  # as after a resume, to the last bit
 
     def _gradient(self, *args: Any) -> Outcome:
