@@ -61,7 +61,7 @@ COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each,
 
 
 def _train(options: argparse.Namespace) -> int:
-    if (code := _beside()) is not None:
+    if (code := _beside(options)) is not None:
         return code
     config = RunConfig.load(options.config) if options.config else None
     with _bar() as show:
@@ -70,19 +70,22 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    if (code := _beside()) is not None:
+    if (code := _beside(options)) is not None:
         return code
     with _bar() as show:
         run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, **_given(options))
     return _ending(run)
 
 
-def _beside() -> int | None:
-    """Started by torchrun and not to lead: train beside the process that does."""
+def _beside(options: argparse.Namespace) -> int | None:
+    """Started by torchrun: there are as many processes as it says, and all but one train beside the one that leads."""
     from kit.machine.group import joined
 
     group = joined()
-    if group is None or group.leads:
+    if group is None:
+        return None
+    if group.leads:
+        options.field_processes = str(group.size)
         return None
     from kit.runs.following import follow
 

@@ -32,7 +32,7 @@ ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
-    "tracker",
+    "tracker", "processes",
 )  # fmt: skip
 
 
@@ -87,6 +87,7 @@ class RunConfig:
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
     threads: int | str = field(default="auto", metadata={"help": "CPU threads for physics and networks"})
+    processes: int = field(default=1, metadata={"help": "that train together, each on a card of its own; PPO only"})
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -103,6 +104,7 @@ class RunConfig:
         if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UserError(f"device={self.device!r} is not a device; use auto, cpu, cuda or cuda:0.")
         _at_least("total_steps", self.total_steps, 1)
+        _at_least("processes", self.processes, 1)
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise UserError(f"seed={self.seed} is too large; the largest is {MAX_SEED}.")

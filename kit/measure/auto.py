@@ -63,7 +63,11 @@ def resolve(config: RunConfig, fits: Callable[[RunConfig], int] | None = None) -
     )
     if config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
         room = (fits or (lambda asked: fit(asked).n_envs))(resolved)
-        return algorithm.with_worlds(resolved, min(n_envs, room))
+        resolved = algorithm.with_worlds(resolved, min(n_envs, room * config.processes))
+    if config.processes > 1:
+        from kit.trainers.together import part
+
+        part(resolved)
     return resolved
 
 

@@ -134,7 +134,7 @@ def create(
 
     begins = None if start_from is None else beginning(start_from, trust, config, changes)
     config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
-    if elsewhere:
+    if elsewhere or config.processes > 1:
         envs.carry(config.env)  # an env that no other process can make is refused
     opponents.check(config)
     tracking.check(config)

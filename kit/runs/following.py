@@ -1,11 +1,13 @@
 """A process that trains beside the one that leads (`kit.trainers.together`). It has no run directory and no commands of
-its own, and ends with the leader."""
+its own, and ends with the leader, which starts it as `python -m kit.runs.following RANK SIZE PORT`."""
 
 from __future__ import annotations
 
 import signal
+import sys
 
 from kit.errors import Interrupted
+from kit.machine import group as groups
 from kit.machine import settings
 from kit.machine.group import Group
 from kit.runs.opponents import make_worlds
@@ -21,7 +23,7 @@ def follow(group: Group) -> int:
         signal.signal(name, signal.SIG_IGN)  # saves first, and then says so
     try:
         (whole,) = group.tell()
-        config = part(whole, group)
+        config = part(whole, group.rank, group.on_this_machine)
         settings.apply(config.device)
         env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
         trainer = make_trainer(config, env, group)
@@ -38,3 +40,8 @@ def follow(group: Group) -> int:
     except Interrupted:
         return INTERRUPTED
     return DONE
+
+
+if __name__ == "__main__":
+    rank, size, port = map(int, sys.argv[1:])
+    sys.exit(follow(groups.follow(rank, size, port)))

@@ -25,7 +25,6 @@ from kit.errors import Interrupted, UserError
 from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
-from kit.machine.group import joined
 from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
@@ -109,7 +108,7 @@ class Session:
                 return self._train(training, shrunk)
             except Exception as error:
                 short_of = memory.shortage(error)
-                if short_of is None or joined() is not None:
+                if short_of is None or self.run.config.processes > 1:
                     raise
                 traceback.print_exc()
                 self._training = None

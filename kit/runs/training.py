@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kit import envs
 from kit.config import RunConfig, byte_count, seconds
 from kit.errors import Interrupted, UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
+from kit.machine import group as groups
 from kit.machine import settings
 from kit.machine.gpu import OTHER, Monitor
-from kit.machine.group import joined
 from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
 from kit.runs.run import Run
@@ -66,12 +67,13 @@ class Training:
 
         settings.apply(config.device)
         self.status.set(phase="building the worlds")
-        group, part_of = joined(), config
-        if group is not None:
+        group, part_of = None, config
+        if config.processes > 1:
             from kit.trainers.together import part
 
-            part_of = part(config, group)
-            group.tell(config)
+            group = _lead(config)
+            self._closing.append(group.leave)
+            part_of = part(config, group.rank, group.on_this_machine)
         env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)
         if not env.snapshots:
@@ -274,3 +276,11 @@ class Training:
             self._told_of_size = True
             taken = f"a checkpoint takes {size / 1e9:.3g} GB, more than disk_budget={self.config.disk_budget}"
             self._say(f"{taken}: only the newest is kept")
+
+
+def _lead(config: RunConfig) -> groups.Group:
+    """The group that torchrun has started, or one begun here (`kit.runs.following`). Raises `UserError`."""
+    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config.env)
+    group = groups.joined() or groups.begin(config.processes, config.device, "kit.runs.following", environment)
+    group.tell(config)
+    return group

@@ -265,12 +265,14 @@ def planned(
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
     """How many of `count` runs, of kinds `configs`, go side by side. Raises `UserError` for more than there is room."""
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
+    processes = max((config.processes for config in configs), default=1)
+    takes = processes * RUN_BYTES
     if at_once is None:
         on_card = any(config.device not in ("auto", "cpu") for config in configs)
-        return 1 if on_card else max(1, min(count, cores, free // RUN_BYTES))
+        return 1 if on_card else max(1, min(count, cores // processes, free // takes))
     if isinstance(at_once, bool) or not isinstance(at_once, int) or not 1 <= at_once <= cores:
         raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")
-    if at_once * RUN_BYTES > free:
-        needed = f"needs about {at_once * RUN_BYTES / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
+    if at_once * takes > free:
+        needed = f"needs about {at_once * takes / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
         raise UserError(f"at_once={at_once} {needed}; run fewer side by side.")
     return at_once

@@ -76,6 +76,8 @@ def task(
             others = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
             raise UserError(f"{path}: {said}; write one such as {others}.")
     resources: dict[str, Any] = {"infra": cloud} if cloud else {}
+    cards = max(job.config.processes for job in jobs)
+    gpu = f"{gpu}:{cards}" if gpu and cards > 1 and ":" not in gpu else gpu
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
     if provider is None or provider.recovers:
         resources |= {"use_spot": True} if spot else {}

@@ -32,20 +32,23 @@ OWN = "env", "normalizer", "rng", "trainer"
 STATE, LOAD, GO, END = "state", "load", "go", "end"
 
 
-def part(config: RunConfig, group: Group) -> RunConfig:
-    """What one process does of a resolved `config`, with a seed of its own. Raises `UserError` if it cannot be shared
-    out."""
+def part(config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
+    """What the process `rank` does of a resolved `config`, with a seed of its own. Raises `UserError` if it cannot be
+    shared out."""
+    size = config.processes
     if algorithm.find(config.algo).trainer is not PPO:
-        raise UserError(f"algo={config.algo!r} is trained by one process; PPO can be by {group.size}.")
+        raise UserError(f"processes={size}: algo={config.algo!r} is trained by one; PPO can be by more.")
+    if ":" in config.device:
+        raise UserError(f"processes={size} take a card each and device={config.device!r} is one; write cuda.")
     worlds, batch = int(config.n_envs), int(config.overrides["batch_size"])
     for name, number in (("n_envs", worlds), ("batch_size", batch)):
-        if number % group.size:
-            raise UserError(f"{name}={number} cannot be shared by {group.size} processes; choose a multiple of that.")
+        if number % size:
+            raise UserError(f"{name}={number} cannot be shared by {size} processes; choose a multiple of that.")
     return config.replace(
-        n_envs=worlds // group.size,
-        overrides={**config.overrides, "batch_size": batch // group.size},
-        threads=max(1, int(config.threads) // group.on_this_machine),
-        seed=config.seed + group.rank,
+        n_envs=worlds // size,
+        overrides={**config.overrides, "batch_size": batch // size},
+        threads=max(1, int(config.threads) // on_this_machine),
+        seed=config.seed + rank,
     )
 
 
@@ -98,7 +101,6 @@ class TogetherPPO(PPO):
         """For the leader: the others end too."""
         with suppress(Interrupted):
             self.group.tell(END, None)
-            self.group.leave()
 
     def state(self) -> State:
         """For the leader: also what the others have for themselves."""

@@ -29,7 +29,7 @@ MOST = 0.9
 RESAMPLES = 2000
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
-    "disk_budget",
+    "disk_budget", "processes",
 )  # fmt: skip
 """Fields in which runs may differ and still be of one config."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ import kit
 from kit import Run, RunConfig
 from kit.envs import make_vec
 from kit.envs.contract import BatchEnv
+from kit.errors import UserError
 from kit.measure.auto import resolve
 from kit.runs.fingerprint import fingerprint
 from kit.trainers import make_trainer
@@ -27,41 +27,12 @@ from kit.trainers.normalize import Normalizer
 from kit.trainers.together import _sums
 
 PROCESSES, WORLDS, STEPS = 2, 8, 16
-SMALL = {
+SMALL: dict[str, Any] = {
     "env": "Reach", "n_envs": WORLDS, "threads": 2, "eval_every": 0,
     "overrides": {
         "n_steps": STEPS, "batch_size": 32, "n_epochs": 2, "target_kl": 0.5, "policy_kwargs": {"net_arch": [16, 16]},
     },
 }  # fmt: skip
-
-
-class Together:
-    """`kit ARGUMENTS` in two processes, as torchrun would start them."""
-
-    def __init__(self, *arguments: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        common |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "kit", *arguments], text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE,
-                env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
-            )
-            for rank in ("0", "1")
-        ]  # fmt: skip
-
-    def until(self, condition: Callable[[], object]) -> None:
-        """Wait for it; nobody may end before."""
-        while not condition():
-            assert [process.poll() for process in self.processes] == [None, None]
-            time.sleep(0.05)
-
-    def wait(self) -> list[int]:
-        """Exit codes. What was printed is in `said`."""
-        self.said = [process.communicate(timeout=120)[0] for process in self.processes]
-        return [process.returncode for process in self.processes]
 
 
 @pytest.fixture
@@ -159,34 +130,48 @@ def test_two_processes_hold_the_weights_of_one(tmp_path: Path, config: Callable[
         assert torch.allclose(found[name], weights, rtol=0, atol=1e-5), name
 
 
-@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.storm)])
-def test_who_is_killed_ends_the_other_and_any_number_goes_on(
-    tmp_path: Path, config: Callable[..., str], killed: int
-) -> None:
-    total = 40 * WORLDS * STEPS
-    few = {"total_steps": total, "checkpoint_every": 5 * WORLDS * STEPS}
-    few["overrides"] = {**SMALL["overrides"], "normalize": True}
-    assert Together("train", config(run_name="uncut", **few)).wait() == [0, 0]
-    both = Together("train", config(run_name="cut", **few))
-    both.until(lambda: list(tmp_path.glob("cut/checkpoints/step_*640")))
-    both.processes[killed].kill()
-    codes = both.wait()
-    assert (codes.pop(killed), codes) == (-signal.SIGKILL, [75])
-    cut = Run(tmp_path / "cut")
-    if killed:
-        assert cut.status()["state"] == "interrupted"
+FEW = {**SMALL, "processes": PROCESSES, "checkpoint_every": 5 * WORLDS * STEPS, "total_steps": 40 * WORLDS * STEPS}
+
+
+@pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.storm)])
+def test_who_is_killed_ends_the_other_and_any_number_goes_on(tmp_path: Path, leads: bool) -> None:
+    few: dict[str, Any] = {**FEW, "overrides": {**SMALL["overrides"], "normalize": True}, "runs_dir": str(tmp_path)}
+    uncut = kit.train(run_name="uncut", **few)
+    assert uncut.status()["state"] == "finished", "and nothing is left behind that the next would meet"
+    cut = kit.launch(run_name="cut", **few)
+    cut.wait(60, until=lambda now: now["checkpoint"] is not None)
+    leader = psutil.Process(cut.status()["process"]["pid"])
+    (other,) = leader.children()
+    (leader if leads else other).kill()
+    assert cut.wait(60)["state"] == "interrupted"
+    psutil.wait_procs([other], timeout=60)
+    assert not other.is_running()
+    if not leads:
         assert "another process of this run is gone" in cut.status()["message"]
     alone = tmp_path / "alone"
     shutil.copytree(cut.path, alone)
-    assert Together("resume", str(cut.path)).wait() == [0, 0]
-    assert fingerprint(cut) == fingerprint(Run(tmp_path / "uncut"))
-    assert kit.resume(alone).status()["step"] == total
+    assert kit.resume(cut.path).status()["state"] == "finished"
+    assert fingerprint(cut) == fingerprint(uncut)
+    assert kit.resume(alone, processes=1).status()["step"] == few["total_steps"]
 
 
-def test_what_cannot_be_shared_is_refused(config: Callable[..., str]) -> None:
-    both = Together("train", config(n_envs=7, overrides={}, total_steps=100))
-    assert both.wait() == [2, 75]
-    assert "n_envs=7 cannot be shared by 2 processes; choose a multiple of that." in both.said[0]
+def test_a_bug_in_one_is_the_run_s_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "import sys\nfrom kit.envs.reach import Reach as Task\nassert 'following' not in sys.argv[0], 'a bug'\n"
+    (tmp_path / "task_with_a_bug.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = kit.launch(**{**FEW, "env": "task_with_a_bug:Task", "runs_dir": str(tmp_path)})
+    now = run.wait(60)
+    assert (now["state"], now["message"].partition(";")[0]) == ("failed", "RuntimeError: process 1 of this run failed")
+    assert "AssertionError: a bug" in run.log()
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    few = {**FEW, "runs_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="n_envs=7 cannot be shared by 2 processes; choose a multiple"):
+        kit.train(**few | {"n_envs": 7, "overrides": {}})
+    with pytest.raises(UserError, match="processes=2: algo='A2C' is trained by one; PPO can"):
+        kit.train(**few | {"algo": "A2C", "overrides": {}})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_part_of_what_was_seen_is_counted_once() -> None:

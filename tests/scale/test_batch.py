@@ -81,6 +81,7 @@ def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
     assert slots([job.config for job in jobs], 8, None) == 3 and slots([], 8, 2) == 2
+    assert slots([jobs[0].config.replace(processes=2)], 8, None) == 1
     with pytest.raises(UserError, match=r"at_once=4 needs about 4 GB of memory and 3\.5 GB are free"):
         slots([], 8, 4)
 

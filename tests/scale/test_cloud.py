@@ -62,6 +62,8 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
         "job_recovery": {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [75]},
     }  # fmt: skip
     assert found["secrets"] == {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "names, no values"
+    write(env="Reach", processes=4, store="s3://robots/runs")
+    assert task("reach.yaml", gpu="L4")["resources"]["accelerators"] == "L4:4"
     local = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0, "overrides": {"n_steps": 16}}
     (tmp_path / "store").mkdir()
     write(**local, store=f"file://{tmp_path}/store")

@@ -115,6 +115,25 @@ def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
 
 
 @pytest.mark.storm
+def test_a_run_of_two_processes_loses_one_and_goes_on(cluster: Any) -> None:
+    both, killed = {**FIELDS, "processes": 2}, list[int]()
+
+    def disturb(now: Results) -> None:
+        run = Path("runs") / now[0]["name"]
+        if not killed and run.is_dir() and kit.Run(run).checkpoints():
+            (other,) = psutil.Process(kit.Run(run).status()["process"]["pid"]).children()
+            killed.append(other.pid)
+            other.kill()
+
+    (row,) = kit.batch([both], name="far", on="ray", on_progress=disturb)
+    assert killed and row["state"] == "finished", row
+    run = kit.Run(f"runs/{row['name']}")
+    assert "another process of this run is gone" in run.log() and "resumed from step" in run.log()
+    quiet = kit.train(**both, run_name="quiet")
+    assert fingerprint(run) == fingerprint(quiet)
+
+
+@pytest.mark.storm
 def test_notebooks_are_executed_on_a_cluster(cluster: Any) -> None:
     said = nbformat.v4.new_code_cell("seed = 0", metadata={"tags": ["parameters"]})
     cells = [said, nbformat.v4.new_code_cell("print(6 / seed)")]
