@@ -20,7 +20,7 @@ from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.cluster import ENVIRONMENT
-from kit.scale.sweep import Sweep
+from kit.scale.sweep import Sweep, plan
 from kit.scale.work import Results
 from tests.runs.crash import create
 
@@ -156,11 +156,26 @@ def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
 
 
 @pytest.mark.storm
-def test_a_search_on_a_cluster_makes_the_choices_that_it_makes_here(cluster: Any) -> None:
-    search = {"trials": 2, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
-    Path("search.yaml").write_text(yaml.safe_dump({**FIELDS, "total_steps": 320, "eval_every": 160, "sweep": search}))
-    far: Sweep = kit.sweep("search.yaml", on="ray", at_once=1)
-    here: Sweep = kit.sweep("search.yaml", at_once=1, name="here")
+@pytest.mark.timeout(300)
+def test_a_search_goes_on_after_who_asked_and_a_trial_were_killed_as_if_nothing_had_happened(cluster: Any) -> None:
+    search = {"trials": 3, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
+    few = {**FIELDS, "total_steps": 960, "eval_every": 480, "at_once": 1}
+    Path("search.yaml").write_text(yaml.safe_dump({**few, "sweep": search}))
+    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", "ray"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    asked = subprocess.Popen(command, env=environment)
+    second = Path("runs/search-t001")
+    while not (second.is_dir() and kit.Run(second).checkpoints()):
+        assert asked.poll() is None
+        time.sleep(0.05)
+    asked.kill()
+    asked.wait()
+    psutil.Process(kit.Run(second).status()["process"]["pid"]).kill()
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    assert "resumed from step" in kit.Run(second).log()
+    far, here = Sweep(plan("search.yaml")[0]), kit.sweep("search.yaml", at_once=1, name="here")
     kept = ("state", "steps", "gamma", "eval mean_return")
     assert [[row[name] for name in kept] for row in far.rows()] == [[row[name] for name in kept] for row in here.rows()]
-    assert [row["state"] for row in far.rows()] == ["complete"] * 2
+    assert [row["state"] for row in far.rows()] == ["complete"] * 3
+    for trial in range(3):
+        assert fingerprint(kit.Run(f"runs/search-t{trial:03d}")) == fingerprint(kit.Run(f"runs/here-t{trial:03d}"))
