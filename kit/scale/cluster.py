@@ -74,7 +74,7 @@ def _joined(where: str) -> Iterator[Any]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="critical", **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
+        said = str(error).strip().splitlines()[-1]
         raise UserError(f"on={where!r} cannot be reached ({said}); is RAY_AUTH_TOKEN the cluster's?") from None
     try:
         yield ray

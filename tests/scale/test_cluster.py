@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,12 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head and a `node`, a core each, which only who has the token can use."""
@@ -41,7 +48,9 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on loopback alone
         utils = pytest.importorskip("ray.cluster_utils", reason="could not import 'ray'")
         small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-        found = utils.Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+        head = {**small, "include_dashboard": False, "ray_client_server_port": free_port()}
+        found = utils.Cluster(initialize_head=True, head_node_args=head)
+        found.client = f"ray://127.0.0.1:{head['ray_client_server_port']}"
         found.node = found.add_node(**small, node_ip_address="127.0.0.2")
         patch.setenv("RAY_ADDRESS", found.address)
         yield found
@@ -156,12 +165,12 @@ def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
 
 
 @pytest.mark.storm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_search_goes_on_after_who_asked_and_a_trial_were_killed_as_if_nothing_had_happened(cluster: Any) -> None:
     search = {"trials": 3, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
     few = {**FIELDS, "total_steps": 960, "eval_every": 480, "at_once": 1}
     Path("search.yaml").write_text(yaml.safe_dump({**few, "sweep": search}))
-    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", "ray"]
+    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", cluster.client]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     asked = subprocess.Popen(command, env=environment)
     second = Path("runs/search-t001")
