@@ -240,8 +240,7 @@ def _cloud(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if options.action == "launch":
         return cloud.launch(given)
-    print(cloud.to_yaml(given), end="")
-    return 0
+    return _print(options, given, cloud.to_yaml(given).rstrip())
 
 
 ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {

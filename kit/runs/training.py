@@ -66,14 +66,15 @@ class Training:
         from kit.trainers import make_trainer
 
         settings.apply(config.device)
-        self.status.set(phase="building the worlds")
         group, part_of = None, config
         if config.processes > 1:
             from kit.trainers.together import part
 
+            self.status.set(phase="starting the other processes")
             group = _lead(config)
             self._closing.append(group.leave)
             part_of = part(config, group.rank, group.on_this_machine)
+        self.status.set(phase="building the worlds")
         env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)
         if not env.snapshots:

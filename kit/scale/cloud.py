@@ -64,7 +64,10 @@ def task(
     machine. `cloud` is aws, runpod, lambda, or None for whichever is cheapest; `gpu` such as "L4" or "A100:1", None for
     a machine of `cpus` cores. Raises `UserError`, also for what the provider cannot do."""
     provider = _provider(cloud)
-    _check(cloud, provider, spot, volume)
+    if provider is not None and spot and not provider.spot:
+        raise UserError(f"cloud={cloud!r} has no spot machines: {provider.why}; say --on-demand.")
+    if volume and (provider is None or not provider.volumes):
+        raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
     asked = files.kind(path)
     if asked != "jobs":
         raise UserError(f"{path} holds a {asked}; rent a Ray cluster for that, and use `kit batch {path} --on ray`.")
@@ -99,13 +102,6 @@ def _provider(cloud: str | None) -> Provider | None:
     if cloud is not None and cloud not in PROVIDERS:
         raise UserError(f"cloud={cloud!r} is unknown; valid are {', '.join(PROVIDERS)}.")
     return None if cloud is None else PROVIDERS[cloud]
-
-
-def _check(cloud: str | None, provider: Provider | None, spot: bool, volume: str | None) -> None:
-    if provider is not None and spot and not provider.spot:
-        raise UserError(f"cloud={cloud!r} has no spot machines: {provider.why}; say --on-demand.")
-    if volume and (provider is None or not provider.volumes):
-        raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
 
 
 def to_yaml(value: Any) -> str:

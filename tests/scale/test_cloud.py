@@ -22,6 +22,7 @@ CATALOGUE = {
     "aws": [
         "m6i.2xlarge,,,8,32,,0.384,0.15,us-east-1,us-east-1a", "m6i.2xlarge,,,8,32,,0.42,0.2,us-west-1,us-west-1a",
         "c6i.8xlarge,,,32,64,,1.36,0.5,us-east-1,us-east-1a", "g6.xlarge,L4,1,4,16,,0.8,0.3,us-east-1,us-east-1a",
+        "g6.12xlarge,L4,4,48,192,,4.6,1.6,us-east-1,us-east-1a",
     ],
     "runpod": ["1x_RTX4090_SECURE,RTX4090,1,16,24,,0.69,0.34,US,US-GA-1"],
     "lambda": ["gpu_1x_a10,A10,1,30,200,,0.75,,us-east-1"],
@@ -106,7 +107,7 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     config = kit.RunConfig(total_steps=36_000_000, eval_every=0)
     found = plan(config, speed, folder=str(home / ".sky/catalogs/v8"))
     rows = {row["machine"]: row for row in found.to_dict("records")}
-    assert list(rows)[:2] == ["m6i.2xlarge", "c6i.8xlarge"] and len(found) == 5
+    assert list(rows)[:2] == ["m6i.2xlarge", "c6i.8xlarge"] and len(found) == 6
     assert rows["m6i.2xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 4), rel=0.01)
     assert rows["m6i.2xlarge"]["$ spot"] == pytest.approx(7.5 * 0.15, rel=0.01)
     assert rows["c6i.8xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 16), rel=0.01)
@@ -121,6 +122,7 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     [
         ({"cloud": "aws"}, ["aws"], "AWS m6i.2xlarge True"),
         ({"cloud": "aws", "gpu": "L4"}, ["aws", "runpod"], "AWS g6.xlarge True"),
+        ({"cloud": "aws", "gpu": "L4", "processes": 4}, ["aws", "runpod"], "AWS g6.12xlarge True"),
         ({"cloud": "runpod", "gpu": "RTX4090"}, ["aws", "runpod"], "RunPod 1x_RTX4090_SECURE True"),
         ({"cloud": "lambda", "gpu": "A10", "spot": False}, ["lambda"], "Lambda gpu_1x_a10 False"),
     ],
@@ -128,6 +130,7 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
 def test_skypilot_itself_takes_the_task(home: Path, asked: dict[str, Any], clouds: list[str], chosen: str) -> None:
     from kit.scale.cloud import to_yaml
 
+    write(env="Reach", store="s3://robots/runs", processes=asked.pop("processes", 1))
     Path("task.yaml").write_text(to_yaml(task("reach.yaml", **asked)))
     environment = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     check = [os.environ["KIT_SKY"], str(Path(__file__).with_name("sky_check.py")), "task.yaml", *clouds]
