@@ -233,7 +233,7 @@ def _cloud(options: argparse.Namespace) -> int:
         config = resolve(jobs[0].config.replace(device="cpu"))
         found = cloud.plan(config, probe(config), options.cloud)
         text = found.head(options.rows).round(3).to_string(index=False, na_rep="")
-        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID}")
+        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID.format(config.runs_dir)}")
     given = cloud.task(
         options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
         volume=options.volume,

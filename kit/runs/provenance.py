@@ -26,7 +26,7 @@ def read(run_path: Path) -> list[dict[str, Any]]:
 
 
 def here() -> dict[str, Any]:
-    from kit.machine import usable_cores
+    from kit.machine import gpu, usable_cores
 
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -34,6 +34,7 @@ def here() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": usable_cores(),
+        "cards": [card.name for card in gpu.gpus()],
         "commit": _commit(),
     }
 

@@ -7,6 +7,7 @@ the rest wants newer. What it is given is a YAML file; what is known of machines
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ import kit
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
+from kit.runs import provenance
+from kit.runs.finding import local_runs
 from kit.runs.session import INTERRUPTED
 from kit.scale import files
 from kit.scale.batch import of_file
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
 
     from kit.measure.speed import Speed
 
-SAID = "Hours are scaled from this machine by cores. A card's speed is known once `kit bench` ran on it: prices alone."
+SAID = (
+    "Hours are scaled from this machine by cores; with a card they are those that a run of this task and algorithm had "
+    "on one like it, where there is such a run in {}."
+)
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """What opens a store, by the beginning of its URL: named in the task, never written into it."""
@@ -137,7 +143,7 @@ def launch(given: dict[str, Any]) -> int:
 
 def plan(config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE) -> pd.DataFrame:
     """Machines of SkyPilot's catalogue, the cheapest of each kind, with what `config` would take and cost there: hours
-    scaled from `speed`, measured here, by the number of cores; of a card nothing is known before it was measured on.
+    scaled from `speed`, measured here, by the number of cores, or as runs in `config.runs_dir` had them on such cards.
     Raises `UserError` where there is no catalogue yet."""
     import pandas as pd
 
@@ -151,16 +157,38 @@ def plan(config: RunConfig, speed: Speed, cloud: str | None = None, folder: str 
         raise UserError(f"{folder} holds no catalogue; SkyPilot fetches it: `sky gpus list --all` in its environment.")
     machines = pd.concat(found, ignore_index=True).dropna(subset=["Price", "vCPUs"])
     machines = machines.sort_values("Price").drop_duplicates(["cloud", "InstanceType"])
-    hours = [_hours(config, speed, float(count) / 2) for count in machines["vCPUs"]]
-    card = machines["AcceleratorName"].fillna("")
+    card, cards = machines["AcceleratorName"].fillna(""), machines["AcceleratorCount"].fillna(0)
+    seen = _on_cards(config)
+    hours = [
+        _hours(config, speed, float(vcpus) / 2)
+        if not name
+        else next((hours for words, hours in seen if {*name.split("-")} <= words and count >= config.processes), None)
+        for name, count, vcpus in zip(card, cards, machines["vCPUs"], strict=True)
+    ]
     table = pd.DataFrame({
-        "cloud": machines["cloud"], "machine": machines["InstanceType"], "card": card, "vCPUs": machines["vCPUs"],
+        "cloud": machines["cloud"], "machine": machines["InstanceType"],
+        "card": card.where(cards < 2, cards.map("{:g} ".format) + card), "vCPUs": machines["vCPUs"],
         "$/h": machines["Price"], "$/h spot": machines["SpotPrice"],
-        "hours": [None if name else hour for name, hour in zip(card, hours, strict=True)],
+        "hours": hours,
     })  # fmt: skip
     table["$"] = table["hours"] * table["$/h"]
     table["$ spot"] = table["hours"] * table["$/h spot"]
     return table.sort_values(["$", "$/h"]).reset_index(drop=True)
+
+
+def _on_cards(config: RunConfig) -> list[tuple[set[str], float]]:
+    """Of runs of the same task and algorithm that trained on a card, the newest first: the words of its name, as in
+    SkyPilot's A100-80GB or RTX4090, and the hours that `config` would take at its env steps per second."""
+    found = []
+    for run in local_runs(config.runs_dir):
+        cards = (provenance.read(run.path) or [{}])[-1].get("cards")
+        same = (run.config.env, run.config.algo, run.config.processes) == (config.env, config.algo, config.processes)
+        if not same or not cards or run.config.device == "cpu":
+            continue
+        rates = [float(row["time/fps"]) for row in run.rows() if row.get("time/fps")]
+        words = set(re.split(r"[ -]", cards[0].replace("RTX ", "RTX")))
+        found += [(words, config.total_steps / rates[-1] / 3600)] if rates else []
+    return found
 
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from kit.cli import main
 from kit.errors import UserError
 from kit.measure.speed import Speed
 from kit.scale.cloud import plan, task
+from tests.runs.crash import create
 
 VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
 CATALOGUE = {
@@ -105,13 +107,21 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 2)
     speed = Speed("Reach", "PPO", 8, "cpu", 2000.0, 2000.0, 1000.0)  # half of the time is physics
     config = kit.RunConfig(total_steps=36_000_000, eval_every=0)
-    found = plan(config, speed, folder=str(home / ".sky/catalogs/v8"))
+    catalogue = str(home / ".sky/catalogs/v8")
+    found = plan(config, speed, folder=catalogue)
     rows = {row["machine"]: row for row in found.to_dict("records")}
     assert list(rows)[:2] == ["m6i.2xlarge", "c6i.8xlarge"] and len(found) == 6
     assert rows["m6i.2xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 4), rel=0.01)
     assert rows["m6i.2xlarge"]["$ spot"] == pytest.approx(7.5 * 0.15, rel=0.01)
     assert rows["c6i.8xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 16), rel=0.01)
     assert rows["g6.xlarge"]["$/h"] == 0.8 and rows["g6.xlarge"]["hours"] != rows["g6.xlarge"]["hours"], "not measured"
+    seen = create(Path("runs"), "seen", env="Reach", algo="PPO")
+    (seen.path / "provenance.json").write_text(json.dumps([{"cards": ["NVIDIA L4"]}]))
+    (seen.path / "config.yaml").write_text(seen.config.to_yaml().replace("device: cpu", "device: cuda"))
+    (seen.path / "metrics.jsonl").write_text('{"step": 64, "time/fps": 20000}\n')
+    rows = {row["machine"]: row for row in plan(config, speed, folder=catalogue).to_dict("records")}
+    assert rows["g6.xlarge"]["$ spot"] == pytest.approx(0.3 * 36_000_000 / 20_000 / 3600), "as a run had it on an L4"
+    assert rows["1x_RTX4090_SECURE"]["hours"] != rows["1x_RTX4090_SECURE"]["hours"]
     with pytest.raises(UserError, match=r"nowhere holds no catalogue; SkyPilot fetches it"):
         plan(config, speed, folder="nowhere")
 
