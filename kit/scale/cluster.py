@@ -34,6 +34,8 @@ ENVIRONMENT = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
+    # With gRPC's fork handlers the server behind `ray://` often dies as it starts (ray-project/ray issue 63202).
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 would put jobs behind whatever else the machine does
 }
 """Of every process of Ray's; set it where `ray start` is called, too."""

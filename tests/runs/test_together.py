@@ -155,14 +155,15 @@ def test_who_is_killed_ends_the_other_and_any_number_goes_on(tmp_path: Path, lea
     assert kit.resume(alone, processes=1).status()["step"] == few["total_steps"]
 
 
-def test_a_bug_in_one_is_the_run_s_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_one_is_the_run_s_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     module = "import sys\nfrom kit.envs.reach import Reach as Task\nassert 'following' not in sys.argv[0], 'a bug'\n"
     (tmp_path / "task_with_a_bug.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = kit.launch(**{**FEW, "env": "task_with_a_bug:Task", "runs_dir": str(tmp_path)})
-    now = run.wait(60)
+    now = kit.train(**{**FEW, "env": "task_with_a_bug:Task", "runs_dir": str(tmp_path)}).status()
     assert (now["state"], now["message"].partition(";")[0]) == ("failed", "RuntimeError: process 1 of this run failed")
-    assert "AssertionError: a bug" in run.log()
+    assert "AssertionError: a bug" in capfd.readouterr().err
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,8 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+@contextmanager
+def started(**of_head: Any) -> Iterator[Any]:
     """A head and a `node`, a core each, which only who has the token can use."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}.items():
@@ -48,13 +43,17 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on loopback alone
         utils = pytest.importorskip("ray.cluster_utils", reason="could not import 'ray'")
         small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-        head = {**small, "include_dashboard": False, "ray_client_server_port": free_port()}
-        found = utils.Cluster(initialize_head=True, head_node_args=head)
-        found.client = f"ray://127.0.0.1:{head['ray_client_server_port']}"
+        found = utils.Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False, **of_head})
         found.node = found.add_node(**small, node_ip_address="127.0.0.2")
         patch.setenv("RAY_ADDRESS", found.address)
         yield found
         found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with started() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -166,11 +165,19 @@ def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
 
 @pytest.mark.storm
 @pytest.mark.timeout(600)
-def test_a_search_goes_on_after_who_asked_and_a_trial_were_killed_as_if_nothing_had_happened(cluster: Any) -> None:
+def test_a_search_goes_on_after_who_asked_and_a_trial_were_killed_as_if_nothing_had_happened() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with started(ray_client_server_port=port):
+        search_from_outside(f"ray://127.0.0.1:{port}")
+
+
+def search_from_outside(head: str) -> None:
     search = {"trials": 3, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
     few = {**FIELDS, "total_steps": 960, "eval_every": 480, "at_once": 1}
     Path("search.yaml").write_text(yaml.safe_dump({**few, "sweep": search}))
-    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", cluster.client]
+    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", head]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     asked = subprocess.Popen(command, env=environment)
     second = Path("runs/search-t001")
