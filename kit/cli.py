@@ -227,13 +227,14 @@ def _cloud(options: argparse.Namespace) -> int:
     if options.action == "plan":
         from kit.measure.auto import resolve
         from kit.measure.speed import probe
-        from kit.scale.batch import of_file
 
-        jobs, _ = of_file(options.config, elsewhere=True)
-        config = resolve(jobs[0].config.replace(device="cpu"))
-        found = cloud.plan(config, probe(config), options.cloud)
+        asked = cloud.asked(options.config)
+        config = resolve(asked[0].replace(device="cpu"))
+        runs = sum(run.total_steps for run in asked) / config.total_steps
+        found = cloud.plan(config, probe(config), options.cloud, runs=runs)
         text = found.head(options.rows).round(3).to_string(index=False, na_rep="")
-        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID.format(config.runs_dir)}")
+        said = "one run" if len(asked) == 1 else f"{len(asked)} runs, one after the other"
+        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID.format(said, config.runs_dir)}")
     given = cloud.task(
         options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
         volume=options.volume,

@@ -143,7 +143,6 @@ class Group:
         if self._all.is_initialized():
             self._all.destroy_process_group()
 
-
     @contextmanager
     def _nobody_gone(self) -> Iterator[None]:
         try:

@@ -22,7 +22,7 @@ from kit.machine import limits
 from kit.runs import provenance
 from kit.runs.finding import local_runs
 from kit.runs.session import INTERRUPTED
-from kit.scale import files
+from kit.scale import files, notebooks, sweep
 from kit.scale.batch import of_file
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from kit.measure.speed import Speed
 
 SAID = (
-    "Hours are scaled from this machine by cores; with a card they are those that a run of this task and algorithm had "
-    "on one like it, where there is such a run in {}."
+    "Hours of {}, scaled from this machine by cores; with a card they are those that a run of this task and algorithm "
+    "had on one like it, where there is such a run in {}."
 )
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """What opens a store, by the beginning of its URL: named in the task, never written into it."""
+EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebook": "notebook,video,stores,gpu"}
 
 
 @dataclass(frozen=True)
@@ -66,41 +67,47 @@ def task(
     spot: bool = True,
     volume: str | None = None,
 ) -> dict[str, Any]:
-    """SkyPilot's task that does what the YAML file at `path` says: a config or jobs, with a `store:` beyond the
-    machine. `cloud` is aws, runpod, lambda, or None for whichever is cheapest; `gpu` such as "L4" or "A100:1", None for
-    a machine of `cpus` cores. Raises `UserError`, also for what the provider cannot do."""
+    """SkyPilot's task that does what the YAML file at `path` says: a config, jobs, a search or notebooks, with a
+    `store:` beyond the machine. `cloud` is aws, runpod, lambda, or None for whichever is cheapest; `gpu` such as "L4"
+    or "A100:1", None for a machine of `cpus` cores. Raises `UserError`, also for what the provider cannot do."""
     provider = _provider(cloud)
     if provider is not None and spot and not provider.spot:
         raise UserError(f"cloud={cloud!r} has no spot machines: {provider.why}; say --on-demand.")
     if volume and (provider is None or not provider.volumes):
         raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
-    asked = files.kind(path)
-    if asked != "jobs":
-        raise UserError(f"{path} holds a {asked}; rent a Ray cluster for that, and use `kit batch {path} --on ray`.")
-    jobs, _ = of_file(path, elsewhere=True)
-    for job in jobs:
-        store = job.config.store or ""
-        if "://" not in store and not (volume and store.startswith("/volume")):
-            said = f"store={job.config.store!r} of {job.config.run_name} goes with the machine"
+    kind, content = files.kind(path), read_yaml(path)
+    brought = ""
+    if kind == "sweep":
+        found = sweep.plan(path)[0]
+        rented = [(found.name, found.base.store, found.base.processes)]
+    elif kind == "notebook":
+        rented = [(job.name, job.store, 1) for job in notebooks.planned(Path(path))[0]]
+        notebook = Path(content["notebook"])
+        content["notebook"] = notebook.name
+        brought = f"cat > {notebook.name} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
+    else:
+        jobs = of_file(path, elsewhere=True)[0]
+        rented = [(str(job.config.run_name), job.config.store, job.config.processes) for job in jobs]
+    for name, store, _ in rented:
+        if "://" not in (store or "") and not (volume and (store or "").startswith("/volume")):
             others = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
-            raise UserError(f"{path}: {said}; write one such as {others}.")
+            raise UserError(f"{path}: store={store!r} of {name} goes with the machine; write one such as {others}.")
     resources: dict[str, Any] = {"infra": cloud} if cloud else {}
-    cards = max(job.config.processes for job in jobs)
+    cards = max(processes for _, _, processes in rented)
     gpu = f"{gpu}:{cards}" if gpu and cards > 1 and ":" not in gpu else gpu
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
     if provider is None or provider.recovers:
         resources |= {"use_spot": True} if spot else {}
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [INTERRUPTED]}
-    name = f"{folder_name(Path(path).stem)}.yaml"  # runs are called after it
-    names = sorted({name for job in jobs for name in SECRETS.get(str(job.config.store).partition(":")[0], ())})
-    extras = "stores,scale" if len(jobs) > 1 else "stores"
+    name = f"{folder_name(Path(path).stem)}.yaml"  # what it asks for is called after it
+    secrets = {secret for _, store, _ in rented for secret in SECRETS.get(str(store).partition(":")[0], ())}
     return {
-        "name": str(jobs[0].config.run_name) if len(jobs) == 1 else Path(path).stem,
+        "name": rented[0][0] if len(rented) == 1 else Path(path).stem,
         "resources": resources,
         **({"volumes": {"/volume": volume}} if volume else {}),
-        **({"secrets": dict.fromkeys(names)} if names else {}),
-        "setup": f'pip install -q "kit[{extras}] @ git+{kit.HOME}"\n',
-        "run": f"cat > {name} <<'END'\n{to_yaml(read_yaml(path))}END\nkit batch {name}\n",
+        **({"secrets": dict.fromkeys(sorted(secrets))} if secrets else {}),
+        "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ git+{kit.HOME}"\n',
+        "run": f"{brought}cat > {name} <<'END'\n{to_yaml(content)}END\nkit batch {name}\n",
     }
 
 
@@ -141,10 +148,23 @@ def launch(given: dict[str, Any]) -> int:
         return subprocess.run([*command, *secrets], check=False).returncode
 
 
-def plan(config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE) -> pd.DataFrame:
-    """Machines of SkyPilot's catalogue, the cheapest of each kind, with what `config` would take and cost there: hours
-    scaled from `speed`, measured here, by the number of cores, or as runs in `config.runs_dir` had them on such cards.
-    Raises `UserError` where there is no catalogue yet."""
+def asked(path: str | Path) -> list[RunConfig]:
+    """The runs that a file asks for, of a search as many as it has trials. Raises `UserError`."""
+    kind = files.kind(path)
+    if kind == "notebook":
+        raise UserError(f"{path} holds notebooks, and what they train is not said; plan for the config of one run.")
+    if kind == "sweep":
+        found = sweep.plan(path)[0]
+        return [found.base] * found.trials
+    return [job.config for job in of_file(path, elsewhere=True)[0]]
+
+
+def plan(
+    config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE, runs: float = 1
+) -> pd.DataFrame:
+    """Machines of SkyPilot's catalogue, the cheapest of each kind, with what so many `runs` of `config` would take and
+    cost there, one after the other: hours scaled from `speed`, measured here, by the number of cores, or as runs in
+    `config.runs_dir` had them on such cards. Raises `UserError` where there is no catalogue yet."""
     import pandas as pd
 
     _provider(cloud)
@@ -169,7 +189,7 @@ def plan(config: RunConfig, speed: Speed, cloud: str | None = None, folder: str 
         "cloud": machines["cloud"], "machine": machines["InstanceType"],
         "card": card.where(cards < 2, cards.map("{:g} ".format) + card), "vCPUs": machines["vCPUs"],
         "$/h": machines["Price"], "$/h spot": machines["SpotPrice"],
-        "hours": hours,
+        "hours": pd.Series(hours, machines.index, dtype=float) * runs,
     })  # fmt: skip
     table["$"] = table["hours"] * table["$/h"]
     table["$ spot"] = table["hours"] * table["$/h spot"]

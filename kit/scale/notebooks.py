@@ -160,6 +160,8 @@ def notebooks(
     """Execute what the YAML file at `path` says (see above), here or `on` a cluster as `kit.batch` does; called again,
     go on. Raises `UserError` before anything is begun, also for a parameter that the notebook does not have."""
     jobs, engine = planned(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    for store in {job.store for job in jobs} - {None}:
+        open_store(str(store), write=True)
     return do_all(jobs, [], engine, on_progress, unit="cell")
 
 
@@ -177,7 +179,10 @@ def planned(path: Path, **given: Any) -> tuple[list[NotebookJob], Engine]:
     notebook, stem = Path(content["notebook"]), folder_name(path.stem)
     if not notebook.is_file():
         raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from here.")
-    known = papermill.inspect_notebook(notebook)
+    try:
+        known = papermill.inspect_notebook(notebook)
+    except ValueError as error:
+        raise UserError(f"{path}: {notebook} cannot be executed ({error}); open it in Jupyter and save it.") from None
     shared: dict[str, Any] = content.get("parameters") or {}
     grid: dict[str, list[Any]] = content.get("grid") or {}
     listed: list[dict[str, Any]] = content.get("jobs") or [{}]
@@ -188,8 +193,7 @@ def planned(path: Path, **given: Any) -> tuple[list[NotebookJob], Engine]:
             "choose from."
         )
     folder = Path(content.get("runs_dir", "runs")) / f"{stem}.notebooks"
-    if store := content.get("store"):
-        open_store(store, write=True)
+    store = content.get("store")
     jobs, taken = list[NotebookJob](), Counter[str]()
     for job in listed:
         for chosen in itertools.product(*grid.values()):

@@ -13,8 +13,9 @@
         net_arch: [[64, 64], [128, 128]]
 
 Trial 7 of sweep.yaml is the run `sweep-t007`: it can be watched, resumed, branched from. What Optuna knows lies in
-`sweep.sweep/journal.log` beside the runs. Started again, a sweep goes on: its runs from their checkpoints, its choices
-from the journal. A trial is judged by the task's own score in its evaluations.
+`sweep.sweep/journal.log` beside the runs, and in their store. Started again, also on another machine, a sweep goes on:
+its runs from their checkpoints, its choices from the journal. A trial is judged by the task's own score in its
+evaluations.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from kit.measure.auto import resolve
 from kit.presets import nested
 from kit.runs import directory
 from kit.scale.batch import Job, seen_by_all, slots
-from kit.scale.work import POLL_S, STOPPING_S, Engine, Kept, Patience, Work
-from kit.stores.base import StoreError
+from kit.scale.shelf import Shelf
+from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work
+from kit.stores import MissingFile, StoreError, lease, open_store
+from kit.stores.pull import readable
 
 if TYPE_CHECKING:
     import optuna
@@ -51,6 +54,7 @@ TOGETHER = {"n_envs", "n_steps", "batch_size"}
 """Of which one decides whether another can be: a trial that chooses what cannot be counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
+JOURNAL = "journal.log"
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ def _study(plan: Plan) -> optuna.Study:
     optuna: Any = need("optuna", "scale")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    journal = plan.folder / "journal.log"
+    journal = plan.folder / JOURNAL
     if journal.exists():  # a line that a kill cut off would spoil the next
         whole = journal.read_bytes()
         if not whole.endswith(b"\n"):
@@ -262,18 +266,55 @@ def sweep(
 
             there = stack.enter_context(cluster(engine))
             room, place = engine.at_once or there.room, there.remote
-        found = Sweep(given)
+        given.folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(directory.lock(given.folder))
-        _search(found, room, place, stack.enter_context(_told(found, on_progress)))
+        shelf = stack.enter_context(_shelf(given))
+        found = Sweep(given)
+        _search(found, room, place, stack.enter_context(_told(found, on_progress)), shelf)
     return found
+
+
+@contextlib.contextmanager
+def _shelf(plan: Plan) -> Iterator[Shelf | None]:
+    """The search's folder in its store, once no other machine has it; what that knew is here then."""
+    if plan.base.store is None:
+        yield None
+        return
+    with readable(open_store(plan.base.store, write=True)):
+        while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
+            print(f"another machine has the search {plan.name!r} for {held_s:.0f} s yet", flush=True)
+            time.sleep(min(held_s, HELD_S))
+    fetch(plan)
+    shelf = Shelf(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
+    try:
+        yield shelf
+    finally:
+        if trouble := shelf.finish({JOURNAL: (plan.folder / JOURNAL).read_bytes()}):
+            print(f"{plan.folder / JOURNAL}: {trouble}", flush=True)
+
+
+def fetch(plan: Plan) -> None:
+    """Optuna's journal from the store, if another machine wrote there last. Raises `UserError`."""
+    if plan.base.store is None:
+        return
+    store = open_store(plan.base.store)
+    with readable(store), contextlib.suppress(MissingFile):
+        _, found = lease.read(store, plan.folder.name)
+        if found is not None and not (plan.folder.is_dir() and found.owner == lease.owner_of(plan.folder)):
+            plan.folder.mkdir(parents=True, exist_ok=True)
+            store.get(f"{plan.folder.name}/{JOURNAL}", partial := plan.folder / f"{JOURNAL}.partial")
+            partial.replace(plan.folder / JOURNAL)
 
 
 def _here(job: Kept) -> Work:
     return job
 
 
-def _search(found: Sweep, at_once: int, place: Callable[[Kept], Work], tell: Callable[[Sweep], None]) -> None:
-    """Until there are as many trials as were asked for, `at_once` side by side, each where `place` puts its run."""
+def _search(
+    found: Sweep, at_once: int, place: Callable[[Kept], Work], tell: Callable[[Sweep], None], shelf: Shelf | None
+) -> None:
+    """Until there are as many trials as were asked for, `at_once` side by side, each where `place` puts its run. A
+    choice is on the `shelf` before its run is begun: a run in the store that nobody chose would be in the way."""
     import optuna
 
     study, given, threads = found.study, found.plan, max(1, limits.usable_cores() // at_once)
@@ -282,9 +323,15 @@ def _search(found: Sweep, at_once: int, place: Callable[[Kept], Work], tell: Cal
     try:
         while True:
             while len(working) < at_once and (left_over or len(study.trials) < given.trials):
-                begun = _begin(found, left_over.pop(0) if left_over else _ask(found), place, threads)
+                trial = left_over.pop(0) if left_over else _ask(found)
+                chosen = suggest(trial, given.space)
+                if shelf is not None:
+                    shelf.put(JOURNAL, now=True)
+                begun = _begin(found, trial, chosen, place, threads)
                 working += [begun] if begun else []
             tell(found)
+            if shelf is not None:
+                shelf.put(JOURNAL)
             if not working:
                 return
             working = [at_work for at_work in working if not _over(found, at_work, threads)]
@@ -306,11 +353,13 @@ def _ask(found: Sweep) -> optuna.Trial:
     return found.study.ask()
 
 
-def _begin(found: Sweep, trial: optuna.Trial, place: Callable[[Kept], Work], threads: int) -> _Working | None:
+def _begin(
+    found: Sweep, trial: optuna.Trial, chosen: Mapping[str, Any], place: Callable[[Kept], Work], threads: int
+) -> _Working | None:
     """The run of `trial`, begun or resumed; None of one that cannot be, which counts as failed."""
     plan = found.plan
     try:
-        config = plan.config(suggest(trial, plan.space), run_name(plan, trial.number))
+        config = plan.config(chosen, run_name(plan, trial.number))
         at_work = _Working(trial, place(TrialJob(config, config.told(), score=plan.score)))
         patience = Patience()
         while not patience.begin(at_work.work, threads, 1):

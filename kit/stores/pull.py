@@ -33,7 +33,8 @@ Tell = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def _readable(store: Store) -> Iterator[None]:
+def readable(store: Store) -> Iterator[None]:
+    """While a store is asked: what it cannot do is the user's to know, as a `UserError`."""
     try:
         yield
     except StoreError as error:
@@ -43,7 +44,7 @@ def _readable(store: Store) -> Iterator[None]:
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
     """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated. One
     that says it is at work while nobody holds its lease was interrupted. Raises `UserError`."""
-    with _readable(store):
+    with readable(store):
         held, now = store.list(), clock()
     runs = [_describe(store, name, held, now) for name in _names(held)]
     return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
@@ -51,7 +52,7 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
 
 def holds(store: Store, run_name: str) -> bool:
     """Whether a checkpoint of that run is there. Raises `UserError`."""
-    with _readable(store):
+    with readable(store):
         return f"{run_name}/{LATEST}" in store.list(run_name)
 
 
@@ -61,7 +62,7 @@ def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max
     With no `run_name`, the latest unfinished run, or else the latest. A checkpoint that is not complete and right is
     named through `tell` and the one before it is used. If `dest` has the run already, it is brought forward.
     """
-    with _readable(store):
+    with readable(store):
         held = store.list()
         prefix, name = _choose(store, run_name, held)
         inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}

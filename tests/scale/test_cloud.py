@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import yaml
 
@@ -16,7 +17,8 @@ import kit
 from kit.cli import main
 from kit.errors import UserError
 from kit.measure.speed import Speed
-from kit.scale.cloud import plan, task
+from kit.scale.cloud import asked, plan, task
+from kit.scale.notebooks import planned
 from tests.runs.crash import create
 
 VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
@@ -83,7 +85,7 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
 
 
 @pytest.mark.parametrize(
-    ("fields", "asked", "words"),
+    ("fields", "where", "words"),
     [
         ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 goes with the machine; write one such as hf://"),
         ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 goes with the machine"),
@@ -91,16 +93,38 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
         ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; say --on-demand"),
         ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' can be had on runpod alone"),
-        ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"reach.yaml holds a sweep; rent a Ray cluster"),
+        ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach goes with the machine"),
     ],
 )
 def test_what_a_provider_cannot_do_is_said_before_anything_is_rented(
-    home: Path, fields: dict[str, Any], asked: dict[str, Any], words: str
+    home: Path, fields: dict[str, Any], where: dict[str, Any], words: str
 ) -> None:
     if fields:
         write(**fields)
     with pytest.raises(UserError, match=words):
-        task("reach.yaml", **asked)
+        task("reach.yaml", **where)
+
+
+def test_searches_and_notebooks_are_rented_for_too(home: Path) -> None:
+    write(store="hf://me/runs", sweep={"space": {"gamma": [0.9, 0.99]}})
+    search = task("reach.yaml", cloud="aws")
+    assert search["name"] == "reach" and list(search["secrets"]) == ["HF_TOKEN"] and ",scale]" in search["setup"]
+    parameters = nbformat.v4.new_code_cell("seed = 0", metadata={"tags": ["parameters"]})
+    cells = [parameters, nbformat.v4.new_code_cell("print('END')\nprint(seed)")]
+    Path("lab").mkdir()
+    write(notebook="lab/own.ipynb", store="s3://robots/notebooks", grid={"seed": [0, 1]})
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), "lab/own.ipynb")
+    with pytest.raises(UserError, match=r"own.ipynb cannot be executed \(No kernel name found"):
+        task("reach.yaml", cloud="aws")
+    named = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=named), "lab/own.ipynb")
+    found = task("reach.yaml", cloud="aws")
+    assert "[notebook," in found["setup"]
+    Path("machine").mkdir()
+    subprocess.run(["bash", "-ec", found["run"].replace("kit batch", "true")], cwd="machine", check=True)
+    assert nbformat.read("machine/own.ipynb", 4) == nbformat.read("lab/own.ipynb", 4)
+    os.chdir("machine")
+    assert [job.parameters for job in planned(Path("reach.yaml"))[0]] == [{"seed": 0}, {"seed": 1}]
 
 
 def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +146,17 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     rows = {row["machine"]: row for row in plan(config, speed, folder=catalogue).to_dict("records")}
     assert rows["g6.xlarge"]["$ spot"] == pytest.approx(0.3 * 36_000_000 / 20_000 / 3600), "as a run had it on an L4"
     assert rows["1x_RTX4090_SECURE"]["hours"] != rows["1x_RTX4090_SECURE"]["hours"]
+    twice = plan(config, speed, folder=catalogue, runs=2).to_dict("records")
+    assert {row["machine"]: row["hours"] for row in twice}["g6.xlarge"] == pytest.approx(2 * rows["g6.xlarge"]["hours"])
+    write(env="Reach", sweep={"trials": 7, "space": {"gamma": [0.9]}})
+    assert len(asked("reach.yaml")) == 7
     with pytest.raises(UserError, match=r"nowhere holds no catalogue; SkyPilot fetches it"):
         plan(config, speed, folder="nowhere")
 
 
 @pytest.mark.skipif("KIT_SKY" not in os.environ, reason="SkyPilot is not installed")
 @pytest.mark.parametrize(
-    ("asked", "clouds", "chosen"),
+    ("where", "clouds", "chosen"),
     [
         ({"cloud": "aws"}, ["aws"], "AWS m6i.2xlarge True"),
         ({"cloud": "aws", "gpu": "L4"}, ["aws", "runpod"], "AWS g6.xlarge True"),
@@ -137,11 +165,11 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
         ({"cloud": "lambda", "gpu": "A10", "spot": False}, ["lambda"], "Lambda gpu_1x_a10 False"),
     ],
 )
-def test_skypilot_itself_takes_the_task(home: Path, asked: dict[str, Any], clouds: list[str], chosen: str) -> None:
+def test_skypilot_itself_takes_the_task(home: Path, where: dict[str, Any], clouds: list[str], chosen: str) -> None:
     from kit.scale.cloud import to_yaml
 
-    write(env="Reach", store="s3://robots/runs", processes=asked.pop("processes", 1))
-    Path("task.yaml").write_text(to_yaml(task("reach.yaml", **asked)))
+    write(env="Reach", store="s3://robots/runs", processes=where.pop("processes", 1))
+    Path("task.yaml").write_text(to_yaml(task("reach.yaml", **where)))
     environment = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     check = [os.environ["KIT_SKY"], str(Path(__file__).with_name("sky_check.py")), "task.yaml", *clouds]
     done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)

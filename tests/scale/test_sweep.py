@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from kit.errors import UserError
 from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
+from kit.scale import files
 from kit.scale.sweep import Sweep, plan
+from kit.stores import holds, open_store
 from tests.runs.crash import create
 
 pytest.importorskip("optuna")
@@ -90,32 +93,47 @@ def test_chosen_values_go_where_they_belong() -> None:
         kit.batch("search.yaml")
 
 
-def test_a_search_goes_on_after_everything_was_killed() -> None:
-    path = write(trials=3, pruner="none", space={"gamma": {"min": 0.9, "max": 0.99}})
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{Path.cwd()}"}
-    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", str(path)], env=environment)
-    first, end = Path("runs/search-t000"), time.monotonic() + 200
-    while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
+def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
+    path = write(trials=3, pruner="none", space=SPACE)
+    path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
+    here = f"{Path(__file__).parents[2]}{os.pathsep}{Path.cwd()}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kit", "batch", str(path)], env={**os.environ, "PYTHONPATH": here, "KIT_LEASE_S": "4"}
+    )
+    first, store, end = "search-t000", open_store(str(tmp_path / "store"), write=True), time.monotonic() + 200
+    while not holds(store, first) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     for run in local_runs():
         if run.is_working() and (working := run.status()["process"]):
             os.kill(working["pid"], signal.SIGKILL)
-    journal = Path("runs/search.sweep/journal.log")
-    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "tri')  # a line that was being written
+    begun = len(Sweep(plan(path)[0]).rows())
+    shutil.rmtree("runs")
+    standing = files.standing(path)
+    assert isinstance(standing, Sweep) and len(standing.rows()) == begun, "another machine sees it"
 
     found = kit.sweep(path)
     assert [row["state"] for row in found.rows()] == ["complete"] * 3, found.table().to_string()
     assert [row["steps"] for row in found.rows()] == [640] * 3
     assert len({row["gamma"] for row in found.rows()}) == 3
     chosen = found.rows()[0]["gamma"]
-    quiet = create(Path("quiet"), first.name, **{**BASE, "overrides": SMALL | {"gamma": chosen}})
+    quiet = create(Path("quiet"), first, **{**BASE, "overrides": SMALL | {"gamma": chosen}})
     assert Session(quiet.path)() == 0
-    assert fingerprint(kit.Run(first)) == fingerprint(quiet)
+    assert fingerprint(kit.Run(Path("runs") / first)) == fingerprint(quiet)
     best = max(found.rows(), key=lambda row: row["eval mean_return"])
     assert found.best is not None and found.best.overrides["gamma"] == best["gamma"]
-    assert kit.sweep(path).rows() == found.rows(), "nothing is left to do"
+    shutil.rmtree("runs")
+    assert kit.sweep(path).rows() == found.rows(), "nothing is left to do, on a third one either"
+
+
+def test_a_journal_that_was_cut_off_while_it_was_written_is_read_and_written_on() -> None:
+    given, _ = plan(write(trials=3, space=SPACE))
+    Sweep(given).study.ask()
+    journal = given.folder / "journal.log"
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "tri')
+    Sweep(given).study.ask()
+    assert [row["state"] for row in Sweep(given).rows()] == ["running"] * 2
 
 
 def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:

@@ -1,0 +1,67 @@
+"""A folder in a store that one process at a time may write, by the store's lease: a notebook's, a search's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from kit.errors import UserError
+from kit.scale.work import AGAIN_S, PATIENCE_S
+from kit.stores import LeaseHeld, Store, StoreError, lease, open_store
+
+
+class Shelf:
+    """Where the files of `folder` lie in the store at `url`: below `at`. `message` says of each write what it was."""
+
+    def __init__(self, url: str, folder: Path, at: str, message: str) -> None:
+        self._url, self._folder, self._at, self._message = url, folder, at, message
+        self._opened: Store | None = None
+        self._next = self._renew = 0.0
+        self._seen: int | None = None
+
+    @property
+    def _store(self) -> Store:
+        """Opened when it is needed: it may be out of reach for a while."""
+        if self._opened is None:
+            self._opened = open_store(self._url, write=True)
+        return self._opened
+
+    def put(self, name: str, now: bool = False) -> None:
+        """The file as it is, if it has changed and, unless it has to be `now`, was not put a moment ago; and the lease,
+        before it ends. What fails is tried again later. Raises `LeaseHeld` if another has taken over."""
+        path, moment = self._folder / name, time.monotonic()
+        changed = path.stat().st_mtime_ns if path.exists() else None
+        if (changed == self._seen and moment < self._renew) or (moment < self._next and not now):
+            return
+        self._next = moment + AGAIN_S
+        try:
+            self._next = moment + max(AGAIN_S, self._store.min_interval_s)
+            self._write({f"{self._at}/{name}": path.read_bytes()} if changed != self._seen else {})
+            self._seen = changed
+        except LeaseHeld:
+            raise
+        except (StoreError, UserError, OSError) as error:
+            print(f"{name} was not copied: {error}", flush=True)
+
+    def finish(self, files: dict[str, bytes]) -> str:
+        """`files`, in their order, then let go. What went wrong, if it did for `PATIENCE_S`."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._write({f"{self._at}/{name}": content for name, content in files.items()})
+                lease.release(self._store, self._at, lease.owner_of(self._folder))
+                return ""
+            except LeaseHeld as error:  # another has taken over: what that writes counts
+                return str(error)
+            except (StoreError, UserError, OSError) as error:
+                if time.monotonic() > end:
+                    return f"done, but it could not be copied: {error}"
+                time.sleep(AGAIN_S)
+
+    def _write(self, files: dict[str, bytes]) -> None:
+        if time.monotonic() > self._renew:
+            take = lease.renew if self._renew else lease.acquire  # what was taken over meanwhile stays the other's
+            take(self._store, self._at, lease.owner_of(self._folder))
+            self._renew = time.monotonic() + lease.TTL_S / 2
+        if files:
+            self._store.put(files, message=self._message)
