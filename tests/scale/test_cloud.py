@@ -32,6 +32,7 @@ CATALOGUE = {
     "lambda": ["gpu_1x_a10,A10,1,30,200,,0.75,,us-east-1"],
 }  # fmt: skip
 """The columns of SkyPilot's own; prices are made up."""
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_train.ipynb"
 
 
 @pytest.fixture
@@ -163,12 +164,15 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
         ({"cloud": "aws", "gpu": "L4", "processes": 4}, ["aws", "runpod"], "AWS g6.12xlarge True"),
         ({"cloud": "runpod", "gpu": "RTX4090"}, ["aws", "runpod"], "RunPod 1x_RTX4090_SECURE True"),
         ({"cloud": "lambda", "gpu": "A10", "spot": False}, ["lambda"], "Lambda gpu_1x_a10 False"),
+        ({"cloud": "aws", "sweep": {"space": {"gamma": [0.9, 0.99]}}}, ["aws"], "AWS m6i.2xlarge True"),
+        ({"cloud": "aws", "notebook": str(NOTEBOOK)}, ["aws"], "AWS m6i.2xlarge True"),
     ],
 )
 def test_skypilot_itself_takes_the_task(home: Path, where: dict[str, Any], clouds: list[str], chosen: str) -> None:
     from kit.scale.cloud import to_yaml
 
-    write(env="Reach", store="s3://robots/runs", processes=where.pop("processes", 1))
+    given = {name: where.pop(name) for name in ("processes", "sweep", "notebook") if name in where}
+    write(**({} if "notebook" in given else {"env": "Reach"}), store="s3://robots/runs", **given)
     Path("task.yaml").write_text(to_yaml(task("reach.yaml", **where)))
     environment = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     check = [os.environ["KIT_SKY"], str(Path(__file__).with_name("sky_check.py")), "task.yaml", *clouds]
