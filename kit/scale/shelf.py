@@ -21,9 +21,10 @@ class Shelf:
 
     @property
     def _store(self) -> Store:
-        """Opened when it is needed: it may be out of reach for a while."""
+        """Opened when it is needed: it may be out of reach for a while. Whoever asked for the work has made it: a
+        folder that was made in the place of a lost mount would take what belongs there."""
         if self._opened is None:
-            self._opened = open_store(self._url, write=True)
+            self._opened = open_store(self._url)
         return self._opened
 
     def put(self, name: str, now: bool = False) -> None:
