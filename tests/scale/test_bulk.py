@@ -26,6 +26,8 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.notebooks import planned, retry
+from kit.scale.shelf import Shelf
+from kit.stores import LeaseHeld, lease, open_store
 from tests.runs.crash import create
 from tests.stores.conftest import hub  # noqa: F401 - a fixture
 from tests.stores.hub_server import HubServer
@@ -162,3 +164,21 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
     begun_again = {number for number, times in done.items() if times > 1}
     print(f"executed more than once, for they were killed in between: {sorted(begun_again)}")
     assert len(begun_again) <= 4 * 2, "at most what was at work when everything was killed"
+
+
+def test_who_was_cut_off_writes_nothing_over_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "TTL_S", 0.0)  # each write looks whose it is
+    (tmp_path / "store").mkdir()
+    store = open_store(str(tmp_path / "store"))
+    shelves = {}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notebook.ipynb").write_text(name)
+        shelves[name] = Shelf(str(tmp_path / "store"), tmp_path / name, "bulk/job", name)
+    shelves["first"].put("notebook.ipynb")
+    with pytest.raises(LeaseHeld):
+        shelves["second"].put("notebook.ipynb")
+    lease.release(store, "bulk/job", lease.owner_of(tmp_path / "first"))  # as if its time were over
+    assert shelves["second"].finish({"notebook.ipynb": b"second", "result.json": b"{}"}) == ""
+    assert "belongs to" in shelves["first"].finish({"notebook.ipynb": b"late"})
+    assert store.read("bulk/job/notebook.ipynb") == b"second"
