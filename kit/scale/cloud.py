@@ -77,17 +77,13 @@ def task(
         raise UserError(f"volume={volume!r} can be had on runpod alone; name it as the cloud, or use a store.")
     kind, content = files.kind(path), read_yaml(path)
     brought = ""
-    if kind == "sweep":
-        found = sweep.plan(path)[0]
-        rented = [(found.name, found.base.store, found.base.processes)]
-    elif kind == "notebook":
+    if kind == "notebook":
         rented = [(job.name, job.store, 1) for job in notebooks.planned(Path(path))[0]]
         notebook = Path(content["notebook"])
         content["notebook"] = notebook.name
         brought = f"cat > {notebook.name} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
     else:
-        jobs = of_file(path, elsewhere=True)[0]
-        rented = [(str(job.config.run_name), job.config.store, job.config.processes) for job in jobs]
+        rented = [(run.run_name or Path(path).stem, run.store, run.processes) for run in asked(path)]
     for name, store, _ in rented:
         if "://" not in (store or "") and not (volume and (store or "").startswith("/volume")):
             others = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
