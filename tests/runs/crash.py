@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 from kit.config import RunConfig
@@ -103,3 +105,20 @@ class Forked:
 def complete(run: Run) -> int:
     """Train without a cut; the exit code."""
     return Forked(run).wait()
+
+
+def kill_everything_in(folder: Path) -> None:
+    """SIGKILL every process that works in `folder`, as if its machine were gone: a batch, and what outlives it, which
+    is kernels, runs and their copiers. The test itself, which may stand there, too, lives on."""
+    while left := list(_others_in(folder)):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def _others_in(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and Path(process.cwd()).is_relative_to(folder):
+                yield process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.batch import planned, slots
-from tests.runs.crash import SMALL, create
+from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.stores.conftest import waiter  # noqa: F401 - a fixture
 
 JOBS = """
@@ -96,11 +95,8 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     end = time.monotonic() + 200
     while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    kill_everything_in(tmp_path)
     process.wait()
-    now = kit.Run(first).status()
-    if now["process"] is not None and kit.Run(first).is_working(now):  # its process outlives the batch: killed too
-        os.kill(now["process"]["pid"], signal.SIGKILL)
     told: list[list[str]] = []
     found = kit.batch("jobs.yaml", on_progress=lambda now: told.append([row["state"] for row in now]))
     assert [row["state"] for row in found] == ["finished", "failed", "finished"], found

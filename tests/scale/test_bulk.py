@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -16,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 import pytest
 import yaml
 
 import kit
 from kit.errors import UserError
-from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.notebooks import planned, retry
 from kit.scale.shelf import Shelf
 from kit.stores import LeaseHeld, lease, open_store
-from tests.runs.crash import create
+from tests.runs.crash import create, kill_everything_in
 from tests.stores.conftest import hub  # noqa: F401 - a fixture
 from tests.stores.hub_server import HubServer
 
@@ -80,19 +76,14 @@ def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: d
 
 
 @pytest.mark.timeout(400)
-def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer) -> None:  # noqa: F811
+def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = psutil.Process(subprocess.Popen([sys.executable, "-m", "kit", "batch", str(jobs)], env=environment).pid)
+    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", str(jobs)], env=environment)
     run, end = Path("runs/bulk-s0"), time.monotonic() + 200
     while not (run.is_dir() and kit.Run(run).checkpoints()) and time.monotonic() < end:
         time.sleep(0.05)
-    for victim in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.send_signal(signal.SIGKILL)
-    process.wait(30)
-    for left in local_runs():  # it outlives notebooks: killed too
-        if left.is_working() and (working := left.status()["process"]):
-            os.kill(working["pid"], signal.SIGKILL)
+    kill_everything_in(tmp_path)
+    process.wait()
 
     found = kit.notebooks(jobs)
     assert [(row["name"], row["state"]) for row in found] == [("bulk-s0", "finished"), ("bulk-s1", "failed")], found
@@ -137,9 +128,7 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
     Path("many.yaml").write_text(yaml.safe_dump(asked))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for night in range(5):
-        process = psutil.Process(
-            subprocess.Popen([sys.executable, "-m", "kit", "batch", "many.yaml"], env=environment).pid
-        )
+        process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "many.yaml"], env=environment)
         pause = threading.Event()
         pause.wait(draw.uniform(10, 20))
         store.rename(away)
@@ -147,9 +136,7 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
         away.rename(store)
         pause.wait(draw.uniform(2, 8))
         if night < 4:
-            for victim in [process, *process.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.send_signal(signal.SIGKILL)
+            kill_everything_in(tmp_path)
         process.wait()
     assert [row["state"] for row in kit.notebooks("many.yaml")] == ["finished"] * 40
     done = Counter(Path("done.txt").read_text().split())
