@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kit.config import spelled
 from kit.measure.speed import duration
 from kit.runs.run import Run
 from kit.ui import style
@@ -133,13 +133,17 @@ def _groups(found: Sequence[tuple[dict[str, Any], Learned]]) -> list[Group]:
     for parts, learned in found:
         alike = [other for other, _ in found if other["algo"] == parts["algo"]]
         names = [name for name in parts if any(other.get(name) != parts[name] for other in alike)]
-        differs = ", ".join(f"{name} {_said(parts[name])}" for name in names)
+        differs = ", ".join(f"{name} {_said(parts[name], [other.get(name) for other in alike])}" for name in names)
         together[f"{parts['algo']} ({differs})" if differs else parts["algo"]].append(learned)
     return [Group(label, seeds) for label, seeds in together.items()]
 
 
-def _said(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _said(value: Any, values: Sequence[Any]) -> str:
+    """One of `values`, by three digits where that tells it from the others: a search chooses 0.0006466422717414558."""
+    if not isinstance(value, float):
+        return spelled(value)
+    alike = {other for other in values if isinstance(other, float) and f"{other:.3g}" == f"{value:.3g}"}
+    return f"{value:.3g}" if alike == {value} else spelled(value)
 
 
 def threshold_of(groups: Sequence[Group]) -> float:

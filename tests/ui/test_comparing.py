@@ -44,6 +44,14 @@ def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
     assert found == {"Reach": reach, "Ant": {"PPO": 1}, "Reach size=2": {"PPO": 1}}
 
 
+def test_numbers_are_short_where_that_tells_them_apart(tmp_path: Path) -> None:
+    rates = [0.000646642271741, 0.001, 0.00100001]
+    runs = [evaluated(tmp_path, f"r{i}", [0.0], overrides={"learning_rate": rate}) for i, rate in enumerate(rates)]
+    (groups,) = comparing.by_task(runs).values()
+    said = ["0.000647", "0.001", "0.00100001"]
+    assert [group.label for group in groups] == [f"PPO (learning_rate {rate})" for rate in said]
+
+
 def test_standings_by_hand(tmp_path: Path) -> None:
     quick = [[0.0, 0.6, 0.9, 1.0], [0.0, 0.2, 0.9, 1.0], [0.1, 0.9, 1.0, 1.0]]
     slow = [[0.0, 0.0, 0.1, 0.2], [0.0, 0.1, 0.2, 0.4], [0.0, 0.1, 0.1, 0.9]]
