@@ -183,7 +183,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _batch(options: argparse.Namespace) -> int:
-    from kit.runs.session import INTERRUPTED
+    from kit.runs.status import INTERRUPTED
     from kit.scale import files
 
     where = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
@@ -201,7 +201,7 @@ def _batch(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
     """Print how the jobs of a file stand."""
-    from kit.runs.session import DONE, FAILED, INTERRUPTED
+    from kit.runs.status import DONE, FAILED, INTERRUPTED
     from kit.scale.work import Results
 
     if not isinstance(found, Results):
@@ -431,8 +431,8 @@ def _print(options: argparse.Namespace, value: Any, text: str) -> int:
 
 
 def _ending(run: Any) -> int:
-    from kit.runs.session import DONE, FAILED, INTERRUPTED
+    from kit.runs.status import exit_code
 
     now = run.status()
     print(f"{run.path}: {now['message']}")
-    return {"finished": DONE, "interrupted": INTERRUPTED}.get(now["state"], FAILED)
+    return exit_code(now["state"])

@@ -23,7 +23,7 @@ REMEDIES = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest is begun first, so that no process is left alone with it in the end."""
-    longest = ["test_notebooks", "test_lab", "test_cluster", "test_bulk"]
+    longest = ["test_notebooks", "test_lab"]
     items.sort(key=lambda item: longest.index(item.path.stem) if item.path.stem in longest else len(longest))
 
 

@@ -8,7 +8,11 @@ import pytest
 HEAVY = ("torch", "mujoco", "gymnasium", "stable_baselines3", "pandas", "numpy")
 
 
-@pytest.mark.parametrize("code", ["import kit; kit.RunConfig()", "import kit; kit.runs('nowhere')", "import kit.cli"])
+@pytest.mark.parametrize(
+    "code",
+    ["import kit; kit.RunConfig()", "import kit; kit.runs('nowhere')", "import kit.cli", "import kit.scale.files",
+     "import kit.scale.execute"],
+)  # fmt: skip
 def test_light_imports(code):
     check = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

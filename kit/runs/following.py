@@ -11,7 +11,7 @@ from kit.machine import group as groups
 from kit.machine import settings
 from kit.machine.group import Group
 from kit.runs.opponents import make_worlds
-from kit.runs.session import DONE, INTERRUPTED
+from kit.runs.status import DONE, INTERRUPTED
 
 
 def follow(group: Group) -> int:

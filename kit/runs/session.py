@@ -29,14 +29,13 @@ from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, Signals, SpotWatch
 from kit.runs.run import Run
-from kit.runs.status import Status
+from kit.runs.status import DONE, FAILED, INTERRUPTED, Status
 from kit.runs.training import Training
 from kit.sim.compiling import listening
 
 if TYPE_CHECKING:
     from kit.stores.sync import SyncHandle
 
-DONE, FAILED, INTERRUPTED = 0, 1, 75
 POLL_S = 0.2
 LEAST_WORLDS = 64
 """Out of memory with fewer than twice as many is the end: the networks are what is too large."""

@@ -25,6 +25,8 @@ TRANSITIONS = {
 }
 """What a session may become from each state. It is back at the start when memory ran out."""
 WORKING = ("starting", "running", "paused", "stopping")
+DONE, FAILED, INTERRUPTED = 0, 1, 75
+"""Exit codes of whoever does a run."""
 EMPTY: dict[str, Any] = {
     "version": 1,
     "state": "starting",  # see TRANSITIONS
@@ -92,6 +94,11 @@ class Status:
                 self.written = True
                 return
             self.written = False
+
+
+def exit_code(state: str) -> int:
+    """Of a process whose run, or notebook, ended in `state`."""
+    return {"finished": DONE, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
 def read(run_path: Path) -> dict[str, Any]:

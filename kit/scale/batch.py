@@ -160,6 +160,7 @@ def batch(
         fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
         engine = Engine.of({}, **given)
         listed = planned(fields, seeds, name or "batch", engine.on is not None)
+    check(listed, engine.on is not None)
     return do_all(listed, [job.config for job in listed], engine, on_progress)
 
 
@@ -229,10 +230,7 @@ def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
 def planned(
     jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name: str, elsewhere: bool = False
 ) -> list[Job]:
-    """The jobs with every seed and a name each; `elsewhere`: for other machines than this one. Raises `UserError` for
-    the first that cannot be trained."""
-    from kit.measure.auto import resolve
-
+    """The jobs with every seed and a name each; `elsewhere`: for other machines than this one. Raises `UserError`."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         seeds = range(seeds)
     if seeds is not None and (isinstance(seeds, str) or not isinstance(seeds, Sequence) or not seeds):
@@ -251,15 +249,22 @@ def planned(
                 stem = folder_name(f"{stem}-s{config.seed}")
             taken[stem] += 1
             config = config.replace(run_name=stem if taken[stem] == 1 else f"{stem}-{taken[stem]}")
-            try:
-                resolve(config.replace(device="cpu") if elsewhere else config, fits=lambda asked: int(asked.n_envs))
-            except UserError as error:
-                raise UserError(f"job {config.run_name}: {error}") from None
             found.append(Job(config, {**asked, "run_name": config.run_name}, start_from))
     for job in found:
         if job.is_there:
             job.changes()
     return found
+
+
+def check(jobs: Sequence[Job], elsewhere: bool = False) -> None:
+    """Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
+    from kit.measure.auto import resolve
+
+    for config in [job.config.replace(device="cpu") if elsewhere else job.config for job in jobs]:
+        try:
+            resolve(config, fits=lambda asked: int(asked.n_envs))
+        except UserError as error:
+            raise UserError(f"job {config.run_name}: {error}") from None
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:

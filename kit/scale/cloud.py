@@ -21,9 +21,9 @@ from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import provenance
 from kit.runs.finding import local_runs
-from kit.runs.session import INTERRUPTED
+from kit.runs.status import INTERRUPTED
 from kit.scale import files, notebooks, sweep
-from kit.scale.batch import of_file
+from kit.scale.batch import check, of_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,9 @@ def asked(path: str | Path) -> list[RunConfig]:
     if kind == "sweep":
         found = sweep.plan(path)[0]
         return [found.base] * found.trials
-    return [job.config for job in of_file(path, elsewhere=True)[0]]
+    jobs, _ = of_file(path, elsewhere=True)
+    check(jobs, elsewhere=True)
+    return [job.config for job in jobs]
 
 
 def plan(

@@ -75,9 +75,11 @@ def _joined(where: str) -> Iterator[Any]:
     settings: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="critical", **settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises that itself of a node that does not start in 30 s
         said = str(error).strip().splitlines()[-1]
-        raise UserError(f"on={where!r} cannot be reached ({said}); is RAY_AUTH_TOKEN the cluster's?") from None
+        what = "cannot be reached" if address else "cannot be started"
+        hint = "is RAY_AUTH_TOKEN the cluster's?" if address else "try again when this machine is less busy."
+        raise UserError(f"on={where!r} {what} ({said}); {hint}") from None
     try:
         yield ray
     finally:

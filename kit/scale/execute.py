@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.format.files import write_atomic
-from kit.runs.session import DONE, FAILED, INTERRUPTED
+from kit.runs.status import exit_code
 from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, trained
 from kit.scale.shelf import Shelf
 from kit.stores import LeaseHeld
@@ -88,7 +88,7 @@ def _end(folder: Path, result: dict[str, Any], store: Shelf | None) -> int:
         if trouble := store.finish({**files, RESULT: json.dumps(result, indent=1).encode()}):
             result = {**result, "state": "failed", "message": trouble}
     write_atomic(folder / RESULT, json.dumps(result, indent=1))
-    return {"finished": DONE, "interrupted": INTERRUPTED}.get(result["state"], FAILED)
+    return exit_code(result["state"])
 
 
 if __name__ == "__main__":

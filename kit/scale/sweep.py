@@ -28,12 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import envs
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows
 from kit.machine import limits
-from kit.measure.auto import resolve
 from kit.presets import nested
 from kit.runs import directory
 from kit.scale.batch import Job, seen_by_all, slots
@@ -76,6 +74,8 @@ class Plan:
     @property
     def score(self) -> str:
         """By which evaluations judge a policy."""
+        from kit import envs
+
         return str(getattr(envs.find(self.base.env), "score", "mean_return"))
 
     def config(self, chosen: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
@@ -90,6 +90,8 @@ class Plan:
 def plan(path: str | Path | Mapping[str, Any], name: str | None = None, **given: Any) -> tuple[Plan, Engine]:
     """What a file, or the same as a mapping, asks for, and where its trials are done, if not `given`. Raises
     `UserError`."""
+    from kit.measure.auto import resolve
+
     content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
     path = (name or "sweep") if isinstance(path, Mapping) else path
     asked = content.pop("sweep", None) if isinstance(content, dict) else None

@@ -49,7 +49,7 @@ def started(**of_head: Any) -> Iterator[Any]:
                 found.add_node(**small, include_dashboard=False, **of_head)
                 found.node = found.add_node(**small, node_ip_address="127.0.0.2")
                 break
-            except Exception:  # Ray gives a node 30 s to start, which is little beside other tests
+            except Exception:  # Ray gives a node's agents 15 s to start, little beside other tests (issue 65983)
                 found.shutdown()
                 if not tries_left:
                     raise

@@ -91,7 +91,7 @@ class Notebook:
     def run_all(self) -> None:
         self.command("runmenu:run-all")
 
-    def see(self, selector: str, text: str | None = None, timeout_s: float = 60) -> Any:
+    def see(self, selector: str, text: str | None = None, timeout_s: float = 120) -> Any:
         """Wait until something that matches is in the page."""
         found = self.page.locator(selector)
         found = found.filter(has_text=text) if text else found

@@ -61,12 +61,12 @@ def test_train_pause_save_stop_and_resume_by_buttons(train: Notebook) -> None:
     type_in(train, "total_steps", "100000")
     train.page.locator(".kit-more >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
-    train.see(".kit-changed.kit-hyper-gamma", timeout_s=120)
+    train.see(".kit-changed.kit-hyper-gamma")
     run = begin(train, "pressed")
     assert run.config.overrides["gamma"] == 0.95
     train.see(".kit-choices", f"Reach with PPO, {STEPS:,} steps, seed 0")
     train.page.locator(".kit-field-seed").wait_for(state="hidden")  # folded while it trains
-    train.see(".kit-curves svg circle", timeout_s=120)
+    train.see(".kit-curves svg circle")
 
     press(train, "pause")
     train.see(".kit-head", "paused")
