@@ -118,7 +118,7 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
     store.mkdir()
     parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
     work = (
-        "import time\nfrom pathlib import Path\ntime.sleep(1)\n"
+        "import time\nfrom pathlib import Path\ntime.sleep(4)\n"
         "with Path('done.txt').open('a') as file:\n    file.write(f'{number}\\n')"
     )
     cells = [parameters, nbformat.v4.new_code_cell(work), nbformat.v4.new_code_cell("number ** 2")]
