@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,8 @@ class Hyperparameters:
     def __init__(self, w: Any, on_change: Callable[[dict[str, Any]], None]) -> None:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
-        self._algo, self._asked, self._showing = "", dict[str, Any](), False
+        self._algo, self._asked = "", dict[str, Any]()
+        self._showing: int | None = None  # in which thread; what is typed meanwhile comes from another
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, asked: RunConfig, resolved: RunConfig) -> None:
@@ -28,7 +30,7 @@ class Hyperparameters:
         `resolved`. A second or so."""
         found = explained(algorithm.find(resolved.algo))
         preset = resolve(asked.replace(overrides={}, n_envs=resolved.n_envs))
-        self._showing = True
+        self._showing = threading.get_ident()
         try:
             if resolved.algo != self._algo:
                 self._algo, self.entries = (
@@ -36,16 +38,17 @@ class Hyperparameters:
                     {name: self._entry(name, said[1]) for name, said in found.items()},
                 )
                 self.view.children = tuple(self.entries.values())
-            self._asked, stock = _flat(asked.overrides), {name: default for name, (default, _) in found.items()}
+            own, stock = _flat(asked.overrides), {name: default for name, (default, _) in found.items()}
+            self._asked = dict(own)
             usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
             for name, entry in self.entries.items():
-                given = usual[name] if name in self._asked else used[name]
+                given = usual[name] if name in own else used[name]
                 entry.placeholder = "Stable-Baselines3's" if given is None else spelled(given)
-                entry.value = spelled(self._asked[name]) if name in self._asked else ""
-                changed = name in self._asked and self._asked[name] != usual[name]
+                entry.value = spelled(own[name]) if name in own else ""
+                changed = name in own and own[name] != usual[name]
                 (entry.add_class if changed else entry.remove_class)("kit-changed")
         finally:
-            self._showing = False
+            self._showing = None
 
     def _entry(self, name: str, explanation: str) -> Any:
         entry = text_entry(self._w, name, explanation, label_px=138, width_px=280)
@@ -54,7 +57,7 @@ class Hyperparameters:
         return entry
 
     def _edited(self, name: str, text: str) -> None:
-        if self._showing:
+        if self._showing == threading.get_ident():
             return
         self._asked.pop(name, None)
         if text:

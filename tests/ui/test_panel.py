@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,22 @@ def test_hyperparameters_have_fields_that_say_what_holds(panel: TrainPanel) -> N
     panel.form.entries["algo"].value = "SAC"
     gamma().value = ""
     wait_for(lambda: "tau" in panel.form.hyper.entries and "n_epochs" not in panel.form.hyper.entries)
+
+
+def test_what_is_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> None:
+    hyper = panel.form.hyper
+    wait_for(lambda: "gamma" in hyper.entries and hyper.entries["gamma"].placeholder == "0.99", 60)
+    typist = threading.Thread(target=lambda: setattr(hyper.entries["gamma"], "value", "0.9"))
+
+    def type_once(change: Any) -> None:
+        hyper.entries["batch_size"].unobserve(type_once, names="placeholder")
+        typist.start()
+        typist.join()
+
+    hyper.entries["batch_size"].observe(type_once, names="placeholder")  # as the loop over fields sets it
+    hyper.entries["n_steps"].value = "100"
+    wait_for(lambda: hyper.entries["gamma"].value == "0.9" and "kit-changed" in hyper.entries["gamma"]._dom_classes)
+    assert panel.config.overrides == {"n_steps": 100, "gamma": 0.9}
 
 
 def test_a_price_can_be_set(panel: TrainPanel) -> None:
