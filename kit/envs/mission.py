@@ -158,11 +158,15 @@ class Mission(Task):
         return self.terms.clone() if self.side == "attackers" else -self.terms
 
     def terminated(self) -> torch.Tensor:
-        return self.terms[:, 2] != 0
+        return self._captured()
 
     def success(self) -> torch.Tensor:
-        captured = self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
+        captured = self._captured()
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
+
+    def _captured(self) -> torch.Tensor:
+        """Games (n,) bool in which the zone has been held to the end, whatever that pays."""
+        return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
 
     def info(self) -> dict[str, torch.Tensor]:
         paid = {f"reward/{name}": column for name, column in zip(TERMS, self._paid().unbind(1), strict=True)}

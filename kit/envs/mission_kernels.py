@@ -47,7 +47,7 @@ def look(
         if i < 2:
             disc = nearest(discs, place(a))
             s.near[w, i] = disc
-            there = wp.sign(disc[2])
+            there = wp.where(disc[2] > 0.0, 1.0, 0.0)
             s.obs[w, 32 + 3 * i] = there * (disc[0] - a[0]) * 0.02
             s.obs[w, 33 + 3 * i] = there * (disc[1] - a[1]) * 0.02
             s.obs[w, 34 + 3 * i] = disc[2] * 0.1
@@ -88,7 +88,7 @@ def look_out(
         s.guard[w, 5 * j + 3] = d[3]
         s.guard[w, 5 * j + 4] = minds[j, 0] / wp.max(c.busy, 1.0)
         disc = nearest(discs, place(d))
-        there = wp.sign(disc[2])
+        there = wp.where(disc[2] > 0.0, 1.0, 0.0)
         s.guard[w, 27 + 3 * j] = there * (disc[0] - d[0]) * 0.02
         s.guard[w, 28 + 3 * j] = there * (disc[1] - d[1]) * 0.02
         s.guard[w, 29 + 3 * j] = disc[2] * 0.1

@@ -241,6 +241,7 @@ class TensorTrainer(BaseAlgorithm):
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
         else:  # the worlds could not be saved, or were others: they begin anew, the same way each time
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
+            self.tensor_env.stagger()
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=not same_worlds)
         parts["rng"].load_state(state["rng"])  # the last: resets draw too

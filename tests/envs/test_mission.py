@@ -11,6 +11,7 @@ import torch
 import kit
 from kit.envs.mission import Mission
 from kit.errors import UserError
+from kit.trainers import make_trainer
 from tests.bench.mission_plain import PlainMission
 
 STAND, EAST, NORTH = 0, 1, 3
@@ -177,7 +178,12 @@ def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground(
 
 @pytest.mark.parametrize(
     "options",
-    [{"hold_units": 1}, {"level": "hard", "obstacles": 5, "hold_units": 1}, {"level": "easy", "maps": 3}],
+    [
+        {"hold_units": 1},
+        {"level": "hard", "obstacles": 5, "hold_units": 1},
+        {"level": "easy", "maps": 3},
+        {"obstacles": 0, "capture": 0.0, "hold_units": 1},
+    ],
     ids=str,
 )
 def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str, Any]) -> None:
@@ -204,6 +210,39 @@ def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str,
             if won:
                 world.build(int(env.task._seeds[w]) % (options.get("maps") or 2**31))
     assert tags > 10 and holds > 10, "what is compared has happened"
+
+
+def test_a_capture_that_pays_nothing_is_won_all_the_same() -> None:
+    env = game(capture=0.0, hold_s=1.0)
+    place(env, 0, 0.0, 0.0)
+    place(env, 1, 5.0, 0.0)
+    *_, terminated, truncated, info = step(env, *[STAND] * 4, times=3)
+    assert not terminated.item()
+    *_, terminated, truncated, info = step(env, *[STAND] * 4)
+    assert terminated.item() and not truncated.item() and info["success"].item()
+
+
+def test_without_obstacles_none_is_seen() -> None:
+    """The last six numbers before the zone are the ground units' nearest obstacle, x, y and radius each."""
+    assert kit.make_vec("Mission", 8, env_options={"obstacles": 0}).reset(seed=0)[:, 32:38].abs().max() == 0
+    guards = kit.make_vec("Mission", 8, env_options={"obstacles": 0, "side": "defenders"})
+    assert guards.reset(seed=0)[:, 27:36].abs().max() == 0
+
+
+def test_episodes_end_at_different_times_also_after_a_load_into_other_envs() -> None:
+    """Nothing is captured: episodes end when their time is over, 1,200 steps, or earlier by chance the first time."""
+    trained, other = (trainer_of(n) for n in (8, 16))
+    assert not other.load_state(trained.state()), "twice as many"
+    env, ends = other.tensor_env, set()
+    for at in range(1200):
+        *_, terminated, truncated, _ = env.step(torch.zeros(16, 4, dtype=torch.int64))
+        ends |= {at} if (terminated | truncated).any() else set()
+    assert len(ends) > 8
+
+
+def trainer_of(n: int) -> Any:
+    config = kit.RunConfig(env="Mission", n_envs=n, device="cpu", threads=1, total_steps=10_000)
+    return make_trainer(kit.resolve(config), kit.make_vec("Mission", n, "cpu", 0, 1))
 
 
 @pytest.mark.parametrize(
