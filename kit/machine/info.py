@@ -48,7 +48,7 @@ def describe() -> Machine:
         place=places.where().name,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=limits.usable_cores(),
         cores_in_machine=os.cpu_count() or 1,
         memory_bytes=limits.memory_bytes(),
@@ -75,7 +75,7 @@ def kernels() -> Path:
     return Path(os.environ.get("WARP_CACHE_PATH") or folder) / version("warp-lang")
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """The processor's name without trademarks and clock, such as "Intel Xeon"."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

@@ -27,12 +27,14 @@ def read(run_path: Path) -> list[dict[str, Any]]:
 
 def here() -> dict[str, Any]:
     from kit.machine import gpu, usable_cores
+    from kit.machine.info import cpu_model
 
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": cpu_model(),
         "cores": usable_cores(),
         "cards": [card.name for card in gpu.gpus()],
         "commit": _commit(),

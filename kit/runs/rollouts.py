@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
     from kit.trainers.actor import Actor, Memory
 
-EVAL_SEED = 1_000_003
-"""Added to the run's seed: evaluation worlds are the same at every evaluation and never those of training."""
+EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
+"""Added to the run's seed, for episodes that training never sees. Evaluations while it trains play the first, the same
+each time, and by them the best policy is chosen. How good a policy is, is tested on the second, which choose nothing:
+of many policies the one that was luckiest on the first looks better there than it is."""
 MAX_WORLDS, MAX_GAMES = 32, 256
 """Side by side in an evaluation: of worlds with physics, and of those without."""
 EPISODES, GAMES = 20, 100
@@ -33,8 +35,8 @@ TERM, RATE = "reward/", "_per_minute"
 class Evaluator:
     """Plays whole episodes in worlds of its own; leaves training and its random numbers alone."""
 
-    def __init__(self, config: RunConfig, episodes: int | None = None) -> None:
-        self.seed = config.seed + EVAL_SEED
+    def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
+        self.seed = config.seed + seed
         physics = envs.describe(config.env, config.env_options).physics
         most = MAX_WORLDS if physics else MAX_GAMES
         episodes = episodes or (EPISODES if physics else GAMES)
@@ -91,7 +93,7 @@ def evaluate(
     run: Run | str | Path, episodes: int = 100, step: int | str | None = None, scripted: bool = False
 ) -> dict[str, Any]:
     """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
-    task's own plan.
+    task's own plan. The episodes are neither those of training nor those by which the best policy was chosen.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
     the task's own figures as `Task.info` says, such as Reach's "within_5cm".

@@ -307,8 +307,8 @@ class Session:
         self.status.set(
             step=step,
             gpu=self._monitor.figures(),
-            mean_return=last.get("eval/mean_return", last.get("rollout/ep_rew_mean")),
-            success_rate=last.get("eval/success_rate", last.get("rollout/success_rate")),
+            mean_return=_newest(last, "mean_return", "ep_rew_mean"),
+            success_rate=_newest(last, "success_rate", "success_rate"),
         )
         elapsed_s = time.monotonic() - self._training_start
         if not self.requests.paused and step > training.first_step and elapsed_s > 1:
@@ -319,3 +319,8 @@ class Session:
         with contextlib.suppress(OSError):  # a log on a full disk, a terminal that is gone
             print(sentence, flush=True)
         self.status.set(message=sentence)
+
+
+def _newest(last: dict[str, Any], evaluated: str, trained: str) -> float | None:
+    """The latest figure there is: of the test at the end, of an evaluation, or of training itself."""
+    return last.get(f"test/{evaluated}", last.get(f"eval/{evaluated}", last.get(f"rollout/{trained}")))

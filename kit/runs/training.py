@@ -31,6 +31,8 @@ LONG_ITERATION_S = 1.0
 """Iterations longer than this are cut inside; shorter ones are finished first, and need no copy."""
 PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
 """How long the last checkpoint of a session is tried on a disk that refuses; after a signal the machine may go."""
+TESTED = "test/step"
+"""The column that says which policy was tested at the end."""
 POLICIES = 20
 """Policies kept from evaluations, to look back on how the run learnt."""
 
@@ -62,7 +64,7 @@ class Training:
 
     def _build(self, config: RunConfig) -> None:
         from kit.runs.opponents import make_worlds
-        from kit.runs.rollouts import Evaluator
+        from kit.runs.rollouts import EVAL_SEED, Evaluator
         from kit.trainers import make_trainer
 
         settings.apply(config.device)
@@ -92,7 +94,7 @@ class Training:
             self._closing.append(tracker.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
-        self._evaluator = Evaluator(config)
+        self._evaluator = Evaluator(config, seed=EVAL_SEED)
         self._closing.append(self._evaluator.close)
         budget = byte_count("disk_budget", config.disk_budget)
         self.writer = Writer(self.run.path, resumed, self._written, not forgot, budget)
@@ -149,6 +151,7 @@ class Training:
         self.boundary()
         self.trainer.learn(self.config.total_steps, Phases(self._monitor))
         self._inside = False
+        self._test()
 
     def close(self) -> None:
         """Give everything back, also of a half built one."""
@@ -205,6 +208,29 @@ class Training:
                 self._keep_policy("best", result, 1)
             self._keep_policy("policies", result, POLICIES)
         self.status.set(phase="training")
+
+    def _test(self) -> None:
+        """At the end of training: the best policy in episodes by which nothing was chosen, once. Raises `Interrupted`
+        if a stop came first; the resumed session tests again."""
+        from kit.runs.rollouts import Evaluator, one_thread
+
+        best = self.run.best()
+        if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
+            return
+        self.status.set(phase="testing the best policy")
+        generators = self.trainer.parts()["rng"]
+        before, evaluator = generators.state(), Evaluator(self.config.replace(device="cpu"))
+        try:
+            with one_thread():
+                result = evaluator(self.run.policy(best.step).as_actor(), self._should_stop)
+        finally:
+            evaluator.close()
+            generators.load_state(before)  # a new network draws from them; the checkpoint keeps those of training
+        if result is None:
+            raise Interrupted(self._requests.reason or "asked to stop")
+        self._evaluated = True
+        figures = {f"test/{name}": value for name, value in result.items() if value is not None}
+        self.metrics.add(self.step, {TESTED: best.step, **figures})
 
     def _keep_policy(self, kind: str, result: dict[str, Any], most: int) -> None:
         """A copy of what acting needs, with what it reached, in the folder `kind`; where there are more than `most`,

@@ -39,8 +39,8 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
     except (OSError, ValueError, yaml.YAMLError):  # a run without a page is better than one that never arrives
         return {}
-    evaluated = {name.removeprefix("eval/"): row[name] for row in rows for name in row if name.startswith("eval/")}
-    best, success = ({**status, **evaluated}.get(name) for name in ("mean_return", "success_rate"))
+    tested = {name.removeprefix("test/"): row[name] for row in rows for name in row if name.startswith("test/")}
+    best, success = ({**status, **tested}.get(name) for name in ("mean_return", "success_rate"))
     facts = {"task": config.get("env"), "algorithm": config.get("algo"), "steps": f"{status.get('step', 0):,}",
              "worlds": config.get("n_envs"), "seed": config.get("seed"),
              "mean return": None if best is None else f"{best:,.4g}",

@@ -48,6 +48,9 @@ def result(run: Run, trouble: str = "") -> style.Page:
     curve: bytes = learning_curve(run)._repr_png_()
     figure, film = base64.b64encode(curve).decode(), run.videos[-1:]
     parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(said)}</b></p>"]
+    if test := tested(run):
+        said = f"{said} {test}"
+        parts.append(style.note(test))
     if judged := learnt(run):
         said = f"{said} {judged[0]}"
         parts.append(f"<p class='{'kit-good' if judged[1] else 'kit-bad'}' style='margin:6px 0'>{judged[0]}</p>")
@@ -58,6 +61,15 @@ def result(run: Run, trouble: str = "") -> style.Page:
         parts.append(style.note(trouble, bad=True))
     parts.append(style.note(f"The run is kept in {run.path.parent.name}/{run.name}."))
     return style.Page(said, "".join(parts), beside([curve, *map(poster, film)]))
+
+
+def tested(run: Run) -> str:
+    """Which policy was tested at the end, and in what; empty where none was."""
+    row = next((row for row in reversed(run.rows()) if "test/step" in row), None)
+    if row is None:
+        return ""
+    policy = f"the policy of step {row['test/step']:,}, best in the evaluations before"
+    return f"Tested in {row['test/episodes']} episodes that chose nothing: {policy}."
 
 
 def learnt(run: Run) -> tuple[str, bool] | None:

@@ -46,10 +46,38 @@ def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch)
     assert len(steps) <= 4 and steps[0] == 128 and steps[-1] == 1216, steps
 
 
-def test_a_run_of_a_moment_ends_with_what_its_last_evaluation_found(tmp_path):
+class Seeded(gymnasium.Env):
+    """One step, paid the number that the episode was seeded with."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = self.number if seed is None else seed
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(self.number), True, False, {}
+
+
+def test_the_best_policy_is_tested_in_other_episodes_than_those_it_was_chosen_by(tmp_path):
+    """Four episodes from seed 1,000,003 on choose it, four from 2,000,003 on test it; means are 1.5 above the first."""
+    given = {"n_envs": 2, "seed": 0, "eval_every": 16, "overrides": {"n_steps": 8, "batch_size": 16}}
+    run = kit.train(env="tests.runs.test_policies:Seeded", total_steps=32, runs_dir=str(tmp_path), **given)
+    rows = run.metrics()
+    assert rows["eval/mean_return"].dropna().tolist() == [1_000_004.5] * 3
+    assert rows["test/mean_return"].dropna().tolist() == [2_000_004.5] == [run.status()["mean_return"]]
+    assert rows["test/step"].dropna().tolist() == [run.find("best").step]
+    assert kit.evaluate(run, 4)["mean_return"] == 2_000_004.5
+    before = fingerprint(run)
+    kit.resume(run.path)
+    assert len(run.metrics()) == len(rows) and fingerprint(run) == before, "once is enough"
+
+
+def test_a_run_of_a_moment_ends_with_what_its_test_found(tmp_path):
     run = create(tmp_path, "run", eval_every=400, total_steps=400)
     assert session.Session(run.path)() == 0
-    assert run.status()["mean_return"] == run.find("best").read()["evaluation"]["mean_return"]
+    assert run.status()["mean_return"] == run.rows()[-1]["test/mean_return"]
 
 
 class Perverse(Task):

@@ -58,6 +58,17 @@ def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
     assert "data:video/mp4;base64,ZmlsbQ==" in page
     assert "the policy of step 600" in page
     assert "a mean return of 4.25" in result.sentence(make_run(tmp_path, "ant", success_rate=None))
+
+
+def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path)
+    row = {"step": 600, "test/step": 400, "test/episodes": 20, "test/success_rate": 0.97, "test/mean_return": 4.25}
+    with (run.path / "metrics.jsonl").open("a") as rows:
+        rows.write(json.dumps(row) + "\n")
+    said = "Tested in 20 episodes that chose nothing: the policy of step 400, best in the evaluations before."
+    shown = result.result(run)
+    assert said in repr(shown) and said in shown._repr_html_()
     assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
 
 

@@ -1,0 +1,146 @@
+"""What training reaches on seeds that no tuning has seen: every score that the README tells. By hand:
+
+    python tests/bench/scores.py runs/scores             # train what is missing there (hours); the table
+    python tests/bench/scores.py runs/scores --only Mission --jobs 2
+    python tests/bench/scores.py runs/scores --report    # the table of what is there
+
+A run is what `kit train` makes of the arguments below, with one thread; a second lesson begins with the last policy of
+the first. Its score is what `kit evaluate RUN` says: the best policy, in episodes that neither trained nor chose it.
+Runs of other code or from another kind of processor are refused, as each rounds its own way. An interrupted command
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import Run, evaluate
+from kit.machine.info import cpu_model
+from kit.runs import provenance
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(100, 105)
+"""Choose nothing by them: whoever tunes takes others."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row of the table."""
+
+    lessons: tuple[str, ...]
+    """Arguments of `kit train`."""
+    figure: str
+    """Of `kit evaluate`."""
+    form: str = "{:.0%}"
+    episodes: int = 100
+
+
+MISSION = ("--env Mission --total-steps 16000000",
+           """--total-steps 24000000 --env-options '{"presence": 0}' --overrides '{"ent_coef": 0.002}'""")  # fmt: skip
+GO1 = ("""--env Go1Joystick --env-options '{"always_moving": true}' --total-steps 2000000""",
+       """--env-options '{"always_moving": false}' --total-steps 2000000""")  # fmt: skip
+DISHES = ("notebooks/configs/dishwashing_state.yaml",)
+SCORES = {
+    "Reach-PPO": Score(("--env Reach --algo PPO",), "success_rate"),
+    "Reach-A2C": Score(("--env Reach --algo A2C",), "success_rate"),
+    "Reach-SAC": Score(("--env Reach --algo SAC",), "success_rate"),
+    "Dishwashing": Score(DISHES, "shift/profit_per_hour", "{:.0f} $/h"),
+    "Mission": Score(MISSION, "win_rate", episodes=224),
+    "Go1Joystick": Score(GO1, "success_rate", episodes=200),
+    "ReachVision": Score(("--env ReachVision --total-steps 300000",), "success_rate"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the runs are, or are to be")
+    parser.add_argument("--only", nargs="+", choices=SCORES, default=list(SCORES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    args = parser.parse_args()
+    args.folder = args.folder.resolve()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if not args.report:
+        jobs = [(name, seed) for name in args.only for seed in args.seeds]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda job: train(args.folder, *job), jobs))
+    report(args.folder, args.only, args.seeds)
+
+
+def path_of(folder: Path, name: str, seed: int, lesson: int) -> Path:
+    return folder / f"{name.lower()}-{seed}-{lesson + 1}"
+
+
+def train(folder: Path, name: str, seed: int) -> None:
+    """Every lesson that is not finished, and the processor's seconds for each beside its run."""
+    for lesson, arguments in enumerate(SCORES[name].lessons):
+        run = path_of(folder, name, seed, lesson)
+        command = ["train", *shlex.split(arguments), "--run-name", run.name, "--runs-dir", str(folder), "--threads=1"]
+        command += ["--from", f"{path_of(folder, name, seed, lesson - 1)}@latest"] if lesson else ["--seed", str(seed)]
+        if run.exists():
+            if Run(run).status()["state"] == "finished":
+                continue
+            command = ["resume", str(run)]
+        begun = time.monotonic()
+        with (folder / f"{run.name}.log").open("a") as log:
+            child = subprocess.Popen([sys.executable, "-m", "kit", *command], stdout=log, stderr=log, cwd=ROOT)
+            _, code, used = os.wait4(child.pid, 0)
+        child.returncode = code
+        if code:
+            raise SystemExit(f"{run.name} ended with {code}; see {log.name}")
+        seconds = folder / f"{run.name}.json"
+        before = json.loads(seconds.read_text())["cpu_s"] if seconds.exists() else 0.0
+        seconds.write_text(json.dumps({"cpu_s": before + used.ru_utime + used.ru_stime}))
+        print(f"{run.name}: {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def report(folder: Path, names: list[str], seeds: list[int]) -> None:
+    """The table. Raises `SystemExit` for runs of other code, or of several kinds of processor."""
+    rows, made = [], set[tuple[str, str]]()
+    for name in names:
+        score, found, minutes = SCORES[name], [], []
+        for seed in seeds:
+            runs = [Run(path_of(folder, name, seed, i)) for i in range(len(score.lessons))
+                    if path_of(folder, name, seed, i).exists()]  # fmt: skip
+            if len(runs) < len(score.lessons) or runs[-1].status()["state"] != "finished":
+                continue
+            made |= {code_of(run) for run in runs}
+            if len(made) > 1:
+                raise SystemExit(f"{runs[-1].path} is of other code or another processor than those before: {made}")
+            found.append(evaluate(runs[-1], score.episodes)[score.figure])
+            minutes.append(sum(json.loads((folder / f"{run.name}.json").read_text())["cpu_s"] for run in runs) / 60)
+        if found:
+            cells = [name, *(score.form.format(x) for x in (min(found), statistics.median(found)))]
+            cells += [", ".join(score.form.format(x) for x in found), f"{statistics.median(minutes):.1f}"]
+            rows.append("| " + " | ".join(cells) + " |")
+            print(rows[-1], file=sys.stderr, flush=True)
+    print("| | worst | median | each seed | minutes of one core |\n|---|---:|---:|---|---:|", *rows, sep="\n")
+    for commit, processor in made:
+        print(f"\nSeeds {seeds[0]} to {seeds[-1]}; commit {commit}; {processor}.")
+
+
+def code_of(run: Run) -> tuple[str, str]:
+    """The commit and the processor of all its sessions. Raises `SystemExit` unless kit is here as it was there."""
+    sessions = provenance.read(run.path)
+    kinds = {(entry.get("commit"), entry.get("processor")) for entry in sessions if "versions" in entry}
+    commit, processor = kinds.pop() if len(kinds) == 1 else (None, None)
+    same = commit and subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", "kit"]).returncode == 0
+    if not same or processor != cpu_model():
+        had = f"{commit or 'no single commit'}, {processor or 'no single processor'}"
+        raise SystemExit(f"{run.path} was made by other code or on another processor ({had}); train it again.")
+    return str(commit), str(processor)
+
+
+if __name__ == "__main__":
+    main()
