@@ -123,11 +123,13 @@ class Rollout:
         kept = tree_map(lambda kept, value: kept[step].copy_(value), self.obs, rest)
         return with_stacks(kept, stacks)
 
-    def act(self, step: int, actions: torch.Tensor) -> None:
-        """Store `actions` (n, ...) of `step`."""
+    def act(self, step: int, actions: torch.Tensor) -> torch.Tensor:
+        """Store `actions` (n, ...) of `step`; returns the row that holds them until the next rollout, while a recorded
+        graph writes every step's to one address."""
         if self.actions is None:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
+        return self.actions[step]
 
     def remember(self, step: int, memory: Obs) -> None:
         """Store what the policy remembered, (n, ...) each, before it saw `step`."""

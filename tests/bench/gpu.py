@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import torch
 
@@ -153,8 +153,9 @@ def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
 def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dict[str, float | str]:
     """Environment steps per second of the three layers, each warmed up first."""
     started, empty = time.perf_counter(), used_memory(device)
-    with mock.patch("kit.envs.vec.make_sim", lambda model, n, *_: WarpSim(model, n, device)):  # on the CPU as well
-        env = TensorEnv(make_task(name), worlds, device)
+    task: Any = make_task(name)
+    task.build = lambda n, *_: task.bind(WarpSim(task.model, n, device))  # on the CPU as well
+    env = TensorEnv(task, worlds, device)
     prepared, per_world = time.perf_counter() - started, (used_memory(device) - empty) / worlds
     low, high = (torch.as_tensor(bound, device=device) for bound in (env.action_space.low, env.action_space.high))
     action = low + (high - low) * torch.rand(worlds, len(low), device=device)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_env import rows_of, trainer
+from fake_env import FakeEnv, rows_of, trainer
+from gymnasium import spaces
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kit.trainers import recorded
@@ -17,7 +18,7 @@ from kit.trainers.sac import SAC
 def fx_graph(function: Function, inputs: Tensors, device: torch.device) -> tuple[Tensors, Callable[[], object]]:
     function(*inputs)  # a warm-up, with its traces
     graph = make_fx(lambda *given: function(*given))(*inputs)
-    outputs = tuple(torch.full_like(output, torch.nan) for output in graph(*inputs))
+    outputs = tuple(torch.full_like(x, torch.nan if x.is_floating_point() else -1) for x in graph(*inputs))
 
     def replay() -> None:
         for kept, output in zip(outputs, graph(*inputs), strict=True):
@@ -94,6 +95,22 @@ def test_sac_learns_the_same(kwargs: dict[str, Any]) -> None:
     for name, value in plain.policy.state_dict().items():
         torch.testing.assert_close(replayed.policy.state_dict()[name], value, atol=1e-5, rtol=0)
     assert rows[-1]["train/actor_loss"] == pytest.approx(expected[-1]["train/actor_loss"], abs=1e-4)
+
+
+class Keeping(FakeEnv):
+    """Keeps the actions it is given as they are, like a callback that looks at them after the rollout."""
+
+    def step(self, action: torch.Tensor) -> Any:
+        self.kept = [*getattr(self, "kept", []), action]
+        return super().step(action)
+
+
+def test_each_step_has_actions_of_its_own() -> None:
+    env = Keeping(action_space=spaces.MultiDiscrete([3, 3]))
+    replayed = tape(trainer("PPO", env, seed=3))
+    replayed.learn(64)
+    kept = torch.stack(env.kept)
+    assert len(kept.unique(dim=0)) > 1 and torch.equal(kept, replayed.rollout_buffer.actions)
 
 
 def test_a_state_loaded_later_is_the_one_replayed() -> None:

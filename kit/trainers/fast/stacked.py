@@ -74,10 +74,9 @@ class StackedActorCritic(Networks):
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
         actions, *log_prob = self._run("act", self._act, cast(torch.Tensor, obs), *self._actions.given(step))
-        rollout.act(step, actions)
         if log_prob:
             rollout.log_probs[step] = log_prob[0]
-        return actions
+        return rollout.act(step, actions)
 
     def finish(self, rollout: Rollout) -> None:
         obs = cast(torch.Tensor, rollout.obs).flatten(0, 1)
