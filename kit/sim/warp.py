@@ -14,6 +14,7 @@ This was read in the sources of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py holds 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import mujoco
@@ -32,6 +33,7 @@ _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied
 _SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
 _SHARED = frozenset({"nacon", "ncollision", "cdof_tri_row", "cdof_tri_col"})  # not one row per world
+_FORWARD, _FORWARD_IF_ANY = 0, -1  # graphs beside those of 1, 2, ... substeps
 _CHECK_EVERY = 32  # steps on CUDA between looks at the overflow flags
 
 _CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
@@ -72,6 +74,7 @@ class WarpSim(Simulator):
         self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
         self._overflow = self._tensor("overflow")
         self._flags = torch.zeros_like(self._overflow, device="cpu", pin_memory=self.device.type == "cuda")
+        self._any = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._asked: torch.cuda.Event | None = None
         self._initial = {name: value[:1].clone() for name, value in self._state.items()}
         with compiling("the physics"), beside_torch(self.device):  # every kernel, before a graph is recorded
@@ -79,7 +82,7 @@ class WarpSim(Simulator):
             for name, value in self._state.items():
                 value.copy_(self._initial[name].expand_as(value))
             self._overflow.zero_()
-            self._advance(0)
+            self._advance(_FORWARD)
 
     def _register(self, name: str) -> torch.Tensor:
         if name in _AFTER_CONSTRAINTS and not self._after_constraints:
@@ -124,7 +127,8 @@ class WarpSim(Simulator):
         before = {name: value.clone() for name, value in derived.items()}
         for name, value in self._state.items():
             _put(mask, fields.get(name, self._initial[name]).to(value.dtype), value)
-        self._launch(0)  # for every world; it changes no state
+        self._any.copy_(mask.any())
+        self._launch(_FORWARD_IF_ANY)  # for every world; it changes no state
         for name, value in derived.items():
             _put(~mask, before[name], value)
             if name in _AFTER_CONSTRAINTS:
@@ -145,7 +149,7 @@ class WarpSim(Simulator):
         for name, value in self._state.items():
             value.copy_(snapshot[name])
         self._overflow.zero_()
-        self._launch(0)  # for fields that were not in use when the snapshot was taken
+        self._launch(_FORWARD)  # for fields that were not in use when the snapshot was taken
         for name, value in snapshot.items():
             if not name.startswith("model."):
                 (self._state[name] if name in self._state else self.field(name)).copy_(value)
@@ -165,23 +169,51 @@ class WarpSim(Simulator):
         return wp.to_torch(array)
 
     def _launch(self, substeps: int) -> None:
-        """`substeps` steps, or for 0 a forward pass, as one launch of a recorded graph: on CUDA the GPU then waits for
+        """`substeps` steps, or a forward pass, as one launch of a recorded graph: on CUDA the GPU then waits for
         nobody, and on the CPU it spares Python thousands of calls (50 times faster for a few worlds)."""
         if substeps not in self._graphs:
-            with recording(self.device) as capture:  # what it needs is compiled by now
-                self._advance(substeps)
-            self._graphs[substeps] = capture.graph
+            self._graphs[substeps] = self._record(substeps)
         with beside_torch(self.device):
             wp.capture_launch(self._graphs[substeps])
 
+    def _record(self, substeps: int) -> Any:
+        """A graph of `substeps` steps. What it needs is compiled by now."""
+        if substeps == _FORWARD_IF_ANY and self.device.type == "cuda":
+            try:
+                return self._record_branch()
+            except RuntimeError as error:  # slower, never wrong: each reset then costs a forward pass
+                warnings.warn(f"resets are not recorded as a branch on this GPU: {error}", stacklevel=2)
+                substeps = _FORWARD
+        with recording(self.device) as capture:
+            self._advance(substeps)
+        return capture.graph
+
+    def _record_branch(self) -> Any:
+        """The forward pass as a branch of a CUDA graph, in which nothing can be allocated (CUDA's programming guide,
+        "conditional graph nodes"): its memory is taken by a pass before, and kept as long as the graph."""
+        memory = _Blocks(self.device)
+        with beside_torch(self.device) as warp_device, wp.ScopedAllocator(warp_device, memory):
+            self._advance(_FORWARD)
+            memory.rewind()
+            with recording(self.device) as capture:
+                self._advance(_FORWARD_IF_ANY)
+        self._blocks = memory
+        return capture.graph
+
     def _advance(self, substeps: int) -> None:
-        if substeps == 0:
-            mjw.forward(self._model, self._data)
+        if substeps == _FORWARD:
+            self._forward()
+            return
+        if substeps == _FORWARD_IF_ANY:
+            wp.capture_if(wp.from_torch(self._any), on_true=self._forward)
             return
         for _ in range(substeps):
             mjw.step(self._model, self._data)
         if self._after_constraints:
             mjw.rne_postconstraint(self._model, self._data)
+
+    def _forward(self) -> None:
+        mjw.forward(self._model, self._data)
 
     def _raise_overflow(self, flags: torch.Tensor) -> None:
         if not (wrong := flags & _WRONG_PHYSICS).any():
@@ -195,6 +227,28 @@ class WarpSim(Simulator):
             what = f"The {self.n} worlds needed more than contacts={room.contacts} each on average"
             raise Overflow(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
         raise Overflow(f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed.")
+
+
+class _Blocks:
+    """A Warp allocator that hands out the blocks of a first pass again, in order, to the pass after `rewind`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._next = device, 0
+        self._blocks: list[torch.Tensor] = []
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def allocate(self, size_in_bytes: int) -> int:
+        if self._next == len(self._blocks):
+            self._blocks.append(torch.empty(size_in_bytes, dtype=torch.uint8, device=self._device))
+        block, self._next = self._blocks[self._next], self._next + 1
+        if len(block) < size_in_bytes:
+            raise RuntimeError(f"a pass asks for {size_in_bytes} bytes where the one before took {len(block)}")
+        return block.data_ptr()
+
+    def deallocate(self, ptr: int, size_in_bytes: int) -> None:
+        """Blocks are kept."""
 
 
 _PER_WORLD = frozenset({

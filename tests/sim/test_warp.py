@@ -147,6 +147,17 @@ def test_reset_touches_the_masked_worlds_only(balls):
         disturbed.reset(everywhere(disturbed), xpos=disturbed.xpos)
 
 
+def test_a_reset_of_nobody_computes_nothing(balls):
+    """What a forward pass would compute anew is marked; only where a world begins is the mark gone."""
+    sim = WarpSim(balls, 4, "cpu")
+    mark = sim._tensor("qfrc_bias")
+    mark.fill_(torch.nan)
+    sim.reset(~everywhere(sim))
+    assert mark.isnan().all()
+    sim.reset(torch.arange(4) == 2)
+    assert not mark.isnan().any()
+
+
 def test_reset_recovers_a_world_that_blew_up(balls):
     sim = WarpSim(balls, 2, "cpu")
     sim.qvel[1] = float("nan")
