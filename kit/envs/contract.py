@@ -29,8 +29,12 @@ class BatchEnv(ABC):
 
     `info` holds, for every world: "final_obs" (n, ...), the true next observation before any reset, of which only the
     rows of finished worlds differ from `obs`; "episode_return" and "episode_length" (n,), totals up to and including
-    this step; "success" (n,) bool where the task knows it; and the task's own figures (n,), of which those called
-    "reward/NAME" are the terms of this step's reward.
+    this step; "success" (n,) bool; and the task's own figures (n,), of which those called "reward/NAME" are the terms
+    of this step's reward.
+
+    "success" counts in the step that ends an episode (`terminated | truncated`), and there alone. An env may leave it
+    out of other steps. An episode that ends in a step without it was no success, unless the env never gives it: then it
+    has no success rate.
     """
 
     num_envs: int

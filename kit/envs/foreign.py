@@ -92,7 +92,7 @@ class ForeignEnv(BatchEnv):
             "episode_return": self._return.to(self.device, self.dtype),
             "episode_length": self._length.to(self.device, copy=True),
         }
-        if "is_success" in infos[0]:
+        if any(i.get("is_success") is not None for i in infos):
             info["success"] = torch.tensor([bool(i.get("is_success")) for i in infos], device=self.device)
         self._return.masked_fill_(done, 0.0)
         self._length.masked_fill_(done, 0)

@@ -80,7 +80,7 @@ class Evaluator:
             "episodes": len(returned),
             "mean_return": returned.mean().item(),
             "std_return": returned.std(correction=0).item(),
-            "success_rate": None if success is None else success.mean().item(),
+            "success_rate": None if success is None else success.sum().item() / len(returned),
             "mean_length": length.mean().item(),
             **{n: values.mean().item() / (minutes if n.endswith(RATE) else 1.0) for n, values in found.items()},
         }

@@ -170,15 +170,22 @@ class TensorTrainer(BaseAlgorithm):
     def _read_episodes(self) -> None:
         """Before the window is looked at."""
         if self._unread:
-            columns = zip(*self._unread, strict=True)
-            whole: Any = (None if c[0] is None else torch.cat([x.flatten() for x in c]) for c in columns)
+            *columns, success = zip(*self._unread, strict=True)
+            if any(x is not None for x in success):
+                told = zip(columns[0], success, strict=True)
+                columns.append(tuple(torch.zeros_like(done) if x is None else x for done, x in told))
+            whole = [torch.cat([x.flatten() for x in column]) for column in columns]
             self._count_episodes(*whole)
         self._unread.clear()
 
     def _count_episodes(
-        self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
+        self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None = None
     ) -> None:
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
+        if success is None and self.ep_success_buffer:
+            success = torch.zeros_like(done)
+        if success is not None:  # those that ended before the env first gave it were none
+            self.ep_success_buffer.extend([0.0] * (len(self.ep_info_buffer) - len(self.ep_success_buffer)))
         ended = done.flatten().nonzero().flatten()
         self._episode_num += len(ended)
         ended = ended[-self._stats_window_size :]

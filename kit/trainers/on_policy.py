@@ -77,7 +77,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     ) -> bool:
         """Fill `rollout_buffer` with `n_rollout_steps` steps of every world. False if the callback wants to stop."""
         rollout, actor, normalizer = rollout_buffer, self.as_actor(), self.normalizer
-        on_cpu = self.device.type == "cpu"
+        on_cpu, knows_success = self.device.type == "cpu", False
         self.policy.set_training_mode(False)
         rollout.begin()
         if self.use_sde:
@@ -98,7 +98,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 rollout.episode_return[step] = info["episode_return"]
                 rollout.episode_length[step] = info["episode_length"]
                 if "success" in info:
-                    rollout.success[step] = info["success"]
+                    rollout.success[step], knows_success = info["success"], True
                 if normalizer is not None:
                     normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
@@ -113,7 +113,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     return False
             self.networks.finish(rollout)
         self._record_episodes(
-            rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if "success" in info else None
+            rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if knows_success else None
         )
         callback.on_rollout_end()
         return True

@@ -106,6 +106,7 @@ class Rollout:
 
     def begin(self) -> None:
         self._cuts.clear()
+        self.success.zero_()
 
     def observe(self, step: int, obs: Obs) -> Obs:
         """Store `obs` (n, ...) of `step` and return it as stored."""
