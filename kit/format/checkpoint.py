@@ -115,15 +115,20 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         self.verify(replay)
-        state = json.loads(_read(self.path / "state.json"))
-        if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
-            raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
+        state = self.numbers()
         for path in [*sorted(self.path.glob("*.safetensors")), *self._shared(FROZEN)]:
             try:
                 check_tensors(path)
                 state.setdefault(path.stem if path.parent == self.path else FROZEN, {}).update(load_file(path))
             except (SafetensorError, Refused) as error:
                 raise Damaged(f"{path.name} of {self.path.name} is not a safetensors file ({error})") from None
+        return state
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """Every number in its state that is not a tensor, by part. Raises `Damaged`."""
+        state = json.loads(_read(self.path / "state.json"))
+        if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
+            raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
         return state
 
     def replay(self) -> list[Path]:

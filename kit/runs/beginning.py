@@ -58,6 +58,7 @@ def first_checkpoint(run: Run, begins: Beginning) -> None:
             said = f"the policy of {begins.parent['name']} does not fit env={config.env!r} with {config.algo}"
             raise UserError(f"{said} ({reason}); name the env, algo and network that it is of.") from None
         session = {"rows": 0, "last_eval": -1, "best": None, "replay_capacity": getattr(trainer, "replay_capacity", 0)}
+        session["untrained"] = False
         checkpoint.write(run.path / "checkpoints", 0, {**trainer.state(), "session": session})
     finally:
         env.close()

@@ -63,7 +63,7 @@ def export(
     if to not in WRITERS:
         raise UserError(f"to={to!r} is not something to export to; valid are {', '.join(WRITERS)}.")
     suffix, write = WRITERS[to]
-    found = None if step == 0 else run.find(step)
+    found = run.find_or_new(step)
     number = found.step if found else 0
     path = Path(path) if path else run.path / "exports" / f"step_{number:09d}{suffix}"
     if path.suffix != suffix:

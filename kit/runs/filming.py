@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 class View(NamedTuple):
     """A policy of `run` before a camera (by default the task's first): that of `step`, the best, or for 0 the one
-    training began with, which acts with its noise."""
+    training began with, which acts with its noise if it is untrained."""
 
     run: Run
     step: int | str | None = None
@@ -58,7 +58,8 @@ def record(
     `videos/step_<step>.mp4` in the run (numbers: in `videos/chosen`): `size` pixels a side, cameras side by side. Needs
     the extra `video`."""
     run = run if isinstance(run, Run) else Run(run)
-    number = 0 if step == 0 else run.find(step).step
+    found = run.find_or_new(step)
+    number = found.step if found else 0
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
     folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
     return film(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
@@ -159,8 +160,8 @@ class _Player:
         run, step = views[0].run, views[0].step
         self._seed = run.config.seed + EVAL_SEED
         self._views = views
-        model = load_policy(run.config, None if step == 0 else run.find(step))
-        self._actor = model.as_actor(deterministic=step != 0)
+        found = run.find_or_new(step)
+        self._actor = load_policy(run.config, found).as_actor(deterministic=not run.is_untrained(found))
         self.env = make_worlds(run.config.replace(device="cpu"), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:

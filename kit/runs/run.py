@@ -184,3 +184,21 @@ class Run:
             have = ", ".join(f"{c.step}" for c in self.policies()) or "none yet"
             raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {have}.")
         return found
+
+    def find_or_new(self, step: int | str | None = None) -> Checkpoint | None:
+        """As `find`; None, a new policy with random weights, for step 0 of a run that began with one and did not save
+        it."""
+        there = self.parent is not None or any(found.step == 0 for found in self.policies())
+        return self.find(step) if step != 0 or there else None
+
+    def is_untrained(self, found: Checkpoint | None) -> bool:
+        """Whether what `find_or_new` found has random weights. A checkpoint of step 0 says so itself; one that an older
+        version wrote does not, and has them unless the run began with another's policy."""
+        if found is None or found.step > 0:
+            return found is None
+        return bool(found.numbers().get("session", {}).get("untrained", self.parent is None))
+
+    def steps(self) -> list[int]:
+        """Of every policy there is to look at, the one that training began with among them where it can be had."""
+        first = set() if self.parent else {0}
+        return sorted(first | {found.step for found in self.policies()})

@@ -85,6 +85,7 @@ class Training:
         self._closing.append(lambda: None if self._inside else self.trainer.end())
         resumed, own = self._load()
         forgot = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
+        self._untrained = resumed is None or self.run.is_untrained(resumed)
         self._last_eval, self._best = int(own.get("last_eval", -1)), own.get("best")
         self.metrics = Metrics(self.run.path, int(own.get("rows", 0)))
         self._closing.append(self.metrics.close)
@@ -187,6 +188,8 @@ class Training:
         session = {"rows": self.metrics.rows, "last_eval": self._last_eval, "best": self._best}
         if isinstance(self.trainer, OffPolicy):
             session["replay_capacity"] = self.trainer.replay_capacity
+        if self.step == 0:
+            session["untrained"] = self._untrained
         return {**self.trainer.state(), "session": session}
 
     def _eval_due(self) -> bool:

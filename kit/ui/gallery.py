@@ -81,8 +81,8 @@ def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | s
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
-    """The policies of `steps` playing the same episodes; by default untrained, and some in between."""
-    steps = steps or spread(sorted({0, *(found.step for found in run.policies())}), CHECKPOINTS)
+    """The policies of `steps` playing the same episodes; by default the first, and some in between."""
+    steps = steps or spread(run.steps(), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     return _film([View(run, step, camera, _title(run, step)) for step in steps], episodes)
 
@@ -122,5 +122,6 @@ def _cameras(run: Run) -> tuple[str, ...]:
 
 
 def _title(run: Run, step: int) -> str:
-    share = percent(min(1, step / run.config.total_steps))
-    return f"step {step:,}, {share} of the way" if step else "before training"
+    if run.is_untrained(run.find_or_new(step)):
+        return "before training"
+    return f"step {step:,}, {percent(min(1, step / run.config.total_steps))} of the way"

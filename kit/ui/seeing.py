@@ -28,7 +28,7 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     from kit.encoders.saliency import saliency
     from kit.envs.obs import newest_picture
 
-    trainer: Any = load_policy(run.config, None) if step == 0 else run.policy(step)
+    trainer: Any = load_policy(run.config, run.find_or_new(step))
     actor = trainer.as_actor()
     env = make_worlds(run.config.replace(device="cpu"), worlds, run.config.seed)
     obs = env.reset(seed=run.config.seed)

@@ -44,8 +44,12 @@ class Viewer:
             self._env.close()
             raise UserError(f"env={run.config.env!r} has no MuJoCo scene to walk about in; `kit video` films it.")
         self._task = self._env.task
-        self._policies = {"before training": 0, **{f"step {found.step:,}": found.step for found in run.policies()}}
-        first = 0 if step == 0 else run.find(step).step
+        self._policies = {
+            "before training" if run.is_untrained(run.find_or_new(number)) else f"step {number:,}": number
+            for number in run.steps()
+        }
+        found = run.find_or_new(step)
+        first = found.step if found else 0
         chosen = next(name for name, number in self._policies.items() if number == first)
         self._server = viser.ViserServer(host=host, port=port, verbose=False)
         self.port = self._server.get_port()
@@ -127,8 +131,8 @@ class Viewer:
                 continue
             asked = self._policies[self._policy.value], self._noise.value
             if asked != loaded:
-                found = None if asked[0] == 0 else self.run.find(asked[0])
-                actor, begin, loaded = load_policy(self.run.config, found).as_actor(not asked[1]), True, asked
+                policy = load_policy(self.run.config, self.run.find_or_new(asked[0]))
+                actor, begin, loaded = policy.as_actor(not asked[1]), True, asked
             if begin or self._anew:
                 episode, self._anew, step, returned = episode + 1, False, 0, 0.0
                 obs = self._env.reset(seed=self.run.config.seed + EVAL_SEED + episode)
