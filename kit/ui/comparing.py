@@ -15,6 +15,7 @@ import numpy as np
 
 from kit.config import spelled
 from kit.measure.speed import duration
+from kit.measure.uncertainty import FEW_SEEDS, LEAST_SEEDS, LEVEL, Estimate, p_values
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import short
@@ -26,30 +27,11 @@ if TYPE_CHECKING:
 
 MOST = 0.9
 """The share of the way from the untrained to the best result whose time is compared, unless asked for another score."""
-RESAMPLES = 2000
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
     "disk_budget", "processes",
 )  # fmt: skip
 """Fields in which runs may differ and still be of one config."""
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the first axis: without the quarter that is lowest and the quarter that is highest
-    (Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice"). Up to three values: their mean."""
-    cut = len(values) // 4
-    middle = np.sort(values, 0)[cut : len(values) - cut]
-    return np.asarray(middle.mean(0))
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Where the interquartile mean of other seeds would lie in 95 of 100 cases: bootstrap of `values` (k,).
-    With a single seed nobody knows, so everywhere."""
-    if len(values) < 2:
-        return -np.inf, np.inf
-    drawn = np.random.default_rng(0).choice(values, (len(values), RESAMPLES))
-    low, high = np.percentile(iqm(drawn), (2.5, 97.5))
-    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -59,6 +41,8 @@ class Learned:
     curves: list[Curve]
     elapsed: np.ndarray
     """(k, 2) steps, and seconds of work until then, over all sessions."""
+    episodes: int
+    """Of the last evaluation, where that gives a success rate; 0 where it is not known."""
 
     @classmethod
     def of(cls, run: Run) -> Learned:
@@ -69,7 +53,8 @@ class Learned:
                 before += last if now < last else 0.0  # a new session counts from 0
                 last = now
                 clock.append((row["step"], before + now))
-        return cls(Curve.of(rows), np.array(clock))
+        counted = (row.get("eval/episodes") for row in reversed(rows) if "eval/success_rate" in row)
+        return cls(Curve.of(rows), np.array(clock), next(counted, None) or 0)
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -99,6 +84,13 @@ class Group:
     def last(self) -> np.ndarray:
         """(seeds,) the last scores."""
         return np.array([seed.last for seed in self.seeds])
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The mean of the last scores."""
+        known = all(seed.episodes for seed in self.seeds)
+        episodes = sum(seed.episodes for seed in self.seeds) if known else 0
+        return Estimate.of(self.last, self.seeds[0].curves[0].percent, episodes)
 
     def band(self, column: int) -> tuple[np.ndarray, np.ndarray]:
         """Steps (k,) that all seeds have come to, and their values there (seeds, k); `column` counts curves from the
@@ -149,15 +141,16 @@ def _said(value: Any, values: Sequence[Any]) -> str:
 def threshold_of(groups: Sequence[Group]) -> float:
     """`MOST` of the way from where the groups began to the best of where they are."""
     began = float(np.median([seed.scores[0, 1] for group in groups for seed in group.seeds]))
-    return began + MOST * (max(float(iqm(group.last)) for group in groups) - began)
+    return began + MOST * (max(group.estimate.mean for group in groups) - began)
 
 
 def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
     """One line for each task and config, best first, in numbers:
 
-    seeds; score, the interquartile mean of their last evaluations (success rate, or mean return), its 95 % interval low
-    to high, and worst, the lowest; threshold, and how many seeds reached it, after how many steps and seconds (medians;
-    infinite if fewer than half did); steps_per_s; seconds and, at `usd_per_hour`, usd of work for all seeds together.
+    seeds; score, the mean of their last evaluations (success rate, or mean return), its 95 % interval low to high
+    (infinite with one or two seeds), and worst, the lowest; p, how likely so large a difference from the first line is
+    between equal configs; threshold, and how many seeds reached it, after how many steps and seconds (medians; infinite
+    if fewer than half did); steps_per_s; seconds and, at `usd_per_hour`, usd of work for all seeds together.
     """
     return _table(by_task(runs), threshold, usd_per_hour)
 
@@ -168,15 +161,18 @@ def _table(tasks: dict[str, list[Group]], threshold: float | None, usd_per_hour:
     lines = {}
     for task, groups in tasks.items():
         needed = threshold_of(groups) if threshold is None else threshold
-        for group in sorted(groups, key=lambda group: -float(iqm(group.last))):
-            low, high = interval(group.last)
+        groups = sorted(groups, key=lambda group: -group.estimate.mean)
+        p = p_values([group.estimate for group in groups])
+        for place, group in enumerate(groups):
+            found = group.estimate
             steps, seconds = np.array([seed.reached(needed) for seed in group.seeds]).T
             ends = np.array([seed.elapsed[-1] for seed in group.seeds])
             lines[task, group.label] = {
-                "seeds": len(group.seeds), "score": float(iqm(group.last)), "low": low, "high": high,
-                "worst": float(group.last.min()), "threshold": needed, "reached": int(np.isfinite(steps).sum()),
-                "steps": _median(steps), "after_s": _median(seconds), "steps_per_s": _rate(ends),
-                "seconds": float(ends[:, 1].sum()), "usd": float(ends[:, 1].sum()) / 3600 * usd_per_hour,
+                "seeds": len(group.seeds), "score": found.mean, "low": found.low, "high": found.high,
+                "worst": float(group.last.min()), "p": p.get((0, place), 1.0), "threshold": needed,
+                "reached": int(np.isfinite(steps).sum()), "steps": _median(steps), "after_s": _median(seconds),
+                "steps_per_s": _rate(ends), "seconds": float(ends[:, 1].sum()),
+                "usd": float(ends[:, 1].sum()) / 3600 * usd_per_hour,
             }  # fmt: skip
     return pd.DataFrame.from_dict(lines, orient="index")
 
@@ -192,8 +188,8 @@ def _rate(ends: np.ndarray) -> float:
 
 
 def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> style.Page:
-    """Several runs, task by task: curves (the interquartile mean of a config's seeds, in a band from the lowest to the
-    highest), a table, and what it says in words. `threshold`: a score whose time is compared; by default 90 % of the
+    """Several runs, task by task: curves (the mean of a config's seeds, in a band from the lowest to the highest), a
+    table, and what it says in words. `threshold`: a score whose time is compared; by default 90 % of the
     way from the untrained to the best."""
     tasks, texts, parts, pictures = by_task(runs), [], [], []
     table = _table(tasks, threshold, usd_per_hour)
@@ -219,7 +215,7 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
     best = rows.iloc[0]
     if len(rows) == 1:
         return f"{rows.index[0]} came to {_score(best.score, percent)}."
-    level = [label for label, row in rows.iloc[1:].iterrows() if row.high >= best.low]
+    level = [label for label, row in rows.iloc[1:].iterrows() if row.p >= LEVEL]
     behind = [label for label in rows.index[1:] if label not in level]
     reached = _score(best.score, percent)
     if level:
@@ -232,8 +228,9 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
     if len(there):
         first = there.iloc[0]
         said += f". {there.index[0]} is the first at {_score(first.threshold, percent)}, after {_time(first)}"
-    few = " With so few seeds that is a hint, no proof." if rows.seeds.min() < 3 else ""
-    return f"{said}.{few}"
+    if rows.seeds.min() < LEAST_SEEDS:
+        return f"{said}. One or two seeds say nothing about others; train three or more."
+    return f"{said}.{' With so few seeds that is a hint, no proof.' if rows.seeds.min() < FEW_SEEDS else ''}"
 
 
 def cells_of(rows: pd.DataFrame, percent: bool, priced: bool) -> pd.DataFrame:
@@ -274,7 +271,7 @@ def figure(groups: Sequence[Group]) -> Any:
     for group, colour in zip(groups, itertools.cycle(WHEEL), strict=False):
         for column, axis in enumerate(axes, -len(axes)):
             steps, values = group.band(column)
-            axis.plot(steps, iqm(values), "-o", color=colour, markersize=3.5, linewidth=1.8, label=group.label)
+            axis.plot(steps, values.mean(0), "-o", color=colour, markersize=3.5, linewidth=1.8, label=group.label)
             axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.16, linewidth=0)
     for axis in axes:
         axis.set_xlim(left=0)

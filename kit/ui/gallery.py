@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
+from kit.measure.uncertainty import success_interval
 from kit.runs.filming import COLUMNS, View, failures_first
 from kit.runs.finding import local_runs
 from kit.runs.opponents import make_worlds
@@ -52,14 +52,6 @@ def statistics(run: Run, episodes: int = 100) -> pd.DataFrame:
     }
     heads = ["success rate", "mean return", "episode length", "episodes"]
     return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
-
-
-def interval(rate: float, episodes: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a success rate seen in `episodes`."""
-    z = 1.96
-    middle = (rate + z * z / (2 * episodes)) / (1 + z * z / episodes)
-    half = z / (1 + z * z / episodes) * math.sqrt(rate * (1 - rate) / episodes + z * z / (4 * episodes**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def from_cameras(
@@ -109,7 +101,7 @@ def _film(views: Sequence[View], episodes: int | tuple[int, ...]) -> Page:
 def _cells(row: dict[str, Any]) -> list[str]:
     success = "–"
     if row["success_rate"] is not None:
-        low, high = interval(row["success_rate"], row["episodes"])
+        low, high = success_interval(row["success_rate"], row["episodes"])
         success = f"{100 * row['success_rate']:.1f} %  ({100 * low:.0f} to {100 * high:.0f})"
     returned = f"{row['mean_return']:.2f} ± {row['std_return']:.2f}"
     return [success, returned, f"{row['mean_length']:.1f} steps", str(row["episodes"])]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import math
-from typing import Any
 
+from kit.measure.uncertainty import success_differs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.films import caption, poster, tag, wanted
@@ -74,15 +74,15 @@ def tested(run: Run) -> str:
 
 def learnt(run: Run) -> tuple[str, bool] | None:
     """Whether the last evaluation succeeds more often than that of the policy training began with, or else its mean
-    return is higher, by more than twice what chance makes of such figures; in words, and whether it is. None where no
-    such policy was evaluated."""
+    return is higher by more than two standard errors; in words, and whether it is. None where no such policy was
+    evaluated."""
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
         return None
     before, after = rows[0], rows[-1]
     if "eval/success_rate" in before and "eval/success_rate" in after:
-        then, now = before["eval/success_rate"], after["eval/success_rate"]
-        if abs(now - then) > 2 * math.hypot(_chance(before), _chance(after)):
+        (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
+        if success_differs(*rates):
             word = "It learnt" if now > then else "It got worse"
             return f"{word}: {style.percent(now)} success, where it began with {style.percent(then)}.", now > then
     gain = after["eval/mean_return"] - before["eval/mean_return"]
@@ -91,13 +91,6 @@ def learnt(run: Run) -> tuple[str, bool] | None:
     word = "It learnt" if better else "It got worse" if worse else "It learnt nothing that shows"
     now, then = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no minus before a zero
     return f"{word}: a return of {now}, where it began with {then}.", better
-
-
-def _chance(row: dict[str, Any]) -> float:
-    """Standard error of a success rate, by Laplace's rule: none of 20 is no proof of never."""
-    n = row["eval/episodes"]
-    likely = (row["eval/success_rate"] * n + 1) / (n + 2)
-    return math.sqrt(likely * (1 - likely) / n)
 
 
 def sentence(run: Run) -> str:

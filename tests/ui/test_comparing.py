@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.measure.uncertainty import success_interval
 from kit.runs.run import Run
 from kit.ui import comparing
 from tests.ui.fabricate import make_run
@@ -22,16 +23,9 @@ def evaluated(folder: Path, name: str, scores: list[float], **config: Any) -> Ru
     rows: list[dict[str, Any]] = []
     for i, score in enumerate(scores):
         rows += [{"step": 200 * i, "time/time_elapsed": 2.0 * i - (4.0 if i > 2 else 0.0)}] if i else []
-        rows += [{"step": 200 * i, "eval/success_rate": score, "eval/mean_return": 10 * score}]
+        rows += [{"step": 200 * i, "eval/success_rate": score, "eval/mean_return": 10 * score, "eval/episodes": 20}]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
-
-
-def test_interquartile_means_by_hand() -> None:
-    assert comparing.iqm(np.array([0.2, 1.0, 0.4, 0.6])) == pytest.approx(0.5), "of the middle two"
-    assert comparing.iqm(np.array([[1.0, 0.0], [3.0, 0.0], [8.0, 3.0]])).tolist() == [4.0, 1.0]
-    assert comparing.interval(np.array([0.7])) == (-np.inf, np.inf)
-    assert comparing.interval(np.full(5, 0.7)) == pytest.approx((0.7, 0.7))
 
 
 def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
@@ -60,7 +54,9 @@ def test_standings_by_hand(tmp_path: Path) -> None:
     table = comparing.standings(runs, usd_per_hour=200.0)
     assert list(table.index) == [("Reach", "PPO"), ("Reach", "A2C")]
     best, other = (row for _, row in table.iterrows())
-    assert best.score == 1.0 and (best.low, best.high) == (1.0, 1.0)
+    assert best.score == 1.0 and (best.low, best.high) == success_interval(1.0, 60), "of 20 episodes each"
+    assert (other.low, other.high) == (0.0, 1.0), "0.5 ± 4.303 · 0.361 / √3"
+    assert best.p == 1.0 and other.p == pytest.approx(0.137, abs=5e-3), "t = 0.5 / √(0.208² + 0.015²) = 2.4, df = 2"
     assert (other.score, other.worst) == (pytest.approx(0.5), 0.2)
     assert best.threshold == pytest.approx(0.9), "they began with 0, in the median"
     assert (best.reached, best.steps, best.after_s) == (3, 400, 4.0), "steps 400, 400 and 200"
@@ -74,11 +70,27 @@ def test_the_verdict_is_said(tmp_path: Path) -> None:
     runs += [evaluated(tmp_path, f"s{i}", [0.0, 0.1, 0.2 + i / 10], seed=i, algo="A2C") for i in range(3)]
     page = comparing.compare(runs)
     said = "Reach: PPO is the best, with 100 %; A2C stays behind. PPO is the first at 90 %, after 200 steps, 2 s."
+    said += " With so few seeds that is a hint, no proof."
     assert repr(page).startswith(said + "\n") and said in page._repr_html_()
-    assert "100 % (100 % to 100 %)" in page.text and "data:image/png;base64,iVBOR" in page.body
+    assert "100 % (94 % to 100 %)" in page.text and "data:image/png;base64,iVBOR" in page.body
     alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
     assert "PPO and SAC cannot be told apart (100 % at best)." in alike.text
-    assert "With so few seeds that is a hint, no proof." in alike.text
+    assert "One or two seeds say nothing about others; train three or more." in alike.text
+    assert " to " not in alike.text.split("train three or more.")[1], "nor has one an interval"
+
+
+def test_four_equal_configs_are_not_told_apart(tmp_path: Path) -> None:
+    """Twelve seeds of one config, as they came, four names on them: chance alone ranks them."""
+    scores, letters = np.random.default_rng(0).normal(0.6, 0.1, (20, 4, 3)).clip(0, 1), "abcd"
+    wrong = 0
+    for i, drawn in enumerate(scores):
+        runs = [
+            evaluated(tmp_path, f"{i}{letter}{seed}", [0.0, score], seed=seed, overrides={"gamma": 0.9 + column / 100})
+            for column, letter in enumerate(letters)
+            for seed, score in enumerate(drawn[column])
+        ]
+        wrong += "behind" in comparing.verdict(comparing.standings(runs).droplevel(0), percent=True)
+    assert wrong <= 1
     assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
 
 

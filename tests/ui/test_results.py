@@ -95,7 +95,7 @@ def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float
     [(0.7, "It learnt: 70 % success, where it began with 0 %."), (0.2, "It learnt nothing that shows: a return of 21")],
 )
 def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str) -> None:
-    """Of 20 episodes none, likely 1 in 22: ± 4.7 %; 14, likely 15 in 22: ± 10 %; 4, likely 5 in 22: ± 9.4 %."""
+    """By Wilson, none of 20 leaves up to 16.1 % open, 4 of 20 down to 8.1 %: √(16.1² + 11.9²) is just above 20 %."""
     run = make_run(tmp_path, rows=0)
     shared = {"eval/std_return": 3.0, "eval/episodes": 20}
     rows = [{"step": 0, "eval/mean_return": 20.5, "eval/success_rate": 0.0, **shared}]
@@ -142,10 +142,7 @@ def test_statistics_ask_for_the_best_and_the_latest(tmp_path: Path, monkeypatch:
     assert line in text
 
 
-def test_interval_and_spread_by_hand() -> None:
-    low, high = gallery.interval(0.95, 100)
-    assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's interval, from the literature's formula
-    assert gallery.interval(1.0, 20)[1] == 1.0
+def test_spread_by_hand() -> None:
     assert gallery.spread([0, 1, 2, 3, 4, 5, 6], 4) == [0, 2, 4, 6]
     assert gallery.spread([3], 4) == [3]
 
