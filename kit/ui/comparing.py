@@ -47,14 +47,8 @@ class Learned:
     @classmethod
     def of(cls, run: Run) -> Learned:
         rows = run.rows()
-        clock, before, last = [(0.0, 0.0)], 0.0, 0.0
-        for row in rows:
-            if (now := row.get("time/time_elapsed")) is not None:
-                before += last if now < last else 0.0  # a new session counts from 0
-                last = now
-                clock.append((row["step"], before + now))
         counted = (row.get("eval/episodes") for row in reversed(rows) if "eval/success_rate" in row)
-        return cls(Curve.of(rows), np.array(clock), next(counted, None) or 0)
+        return cls(Curve.of(rows), worked(rows), next(counted, None) or 0)
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -71,6 +65,24 @@ class Learned:
         if not len(above):
             return np.inf, np.inf
         return float(above[0]), float(np.interp(above[0], *self.elapsed.T))
+
+
+def worked(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """(k, 2) steps, and seconds of work until then, over all sessions. Each session counts seconds from 0 and steps per
+    second from where it began: a row is of a new one if it counts less than the one before, or began elsewhere."""
+    clock, before, last = [(0.0, 0.0)], 0.0, 0.0
+    earliest, latest = -np.inf, np.inf  # where the session began, in steps, as far as its rows say
+    for row in rows:
+        if (now := row.get("time/time_elapsed")) is None:
+            continue
+        least, most = -np.inf, np.inf
+        if (rate := row.get("time/fps")) is not None:  # SB3 rounds both down
+            least, most = row["step"] - (rate + 1) * (now + 1), row["step"] - rate * now
+        if now < last or least > latest or most < earliest:
+            before, earliest, latest = before + last, least, most
+        earliest, latest, last = max(earliest, least), min(latest, most), now
+        clock.append((row["step"], before + now))
+    return np.array(clock)
 
 
 @dataclass(frozen=True)
