@@ -122,14 +122,48 @@ def shown(curve: Curve) -> np.ndarray:
 def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
     """Groups in the order of their first run. Runs that have measured nothing yet are left out."""
     tasks: dict[str, list[tuple[dict[str, Any], Learned]]] = defaultdict(list)
-    for run in runs:
-        learned = Learned.of(run)
-        if len(learned.scores):
-            known = {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
-            env, options, overrides = (known.pop(name) for name in ("env", "env_options", "overrides"))
-            task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
-            tasks[task].append(({**known, **overrides, "from": run.parent}, learned))
+    learned = [(run, found) for run in runs if len((found := Learned.of(run)).scores)]
+    starts = first_policies([run for run, _ in learned])
+    for (run, found), start in zip(learned, starts, strict=True):
+        known = config_of(run)
+        env, options, overrides = (known.pop(name) for name in ("env", "env_options", "overrides"))
+        task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
+        tasks[task].append(({**known, **overrides, "from": start}, found))
     return {task: _groups(found) for task, found in tasks.items()}
+
+
+def config_of(run: Run) -> dict[str, Any]:
+    """The fields that make runs of one config."""
+    return {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
+
+
+def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
+    """The name and step of the run whose policy each began with, the same for parents that differ in their seed: those
+    of the first of them. Their steps count only if runs of one config began with several steps of one parent."""
+    among = {run.name: run for run in runs}
+
+    def history(run: Run, younger: tuple[str, ...] = ()) -> list[Any]:
+        """Its config, then its ancestors', as far as they are there, and at last a name or None."""
+        if run.parent is None:
+            return [config_of(run), None]
+        name = run.parent[0]
+        beside = run.path.with_name(name)
+        parent = Run(beside) if (beside / "config.yaml").is_file() else among.get(name)
+        if parent is None or name in (*younger, run.name):  # it is gone, or its name was used again
+            return [config_of(run), name]
+        return [config_of(run), *history(parent, (*younger, run.name))]
+
+    first, steps = dict[str, tuple[str, int | None]](), defaultdict[tuple[str, str], set[int | None]](set)
+    found = [(run.parent, spelled(history(run)), spelled(history(run)[1:])) for run in runs]
+    for parent, whole, origin in found:
+        if parent is not None:
+            first.setdefault(origin, parent)
+            steps[whole, parent[0]].add(parent[1])
+    several = {whole for (whole, _), taken in steps.items() if len(taken) > 1}
+    return [
+        None if parent is None else [first[origin][0], parent[1] if whole in several else first[origin][1]]
+        for parent, whole, origin in found
+    ]
 
 
 def _groups(found: Sequence[tuple[dict[str, Any], Learned]]) -> list[Group]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kit.measure.uncertainty import success_interval
+from kit.runs import provenance
 from kit.runs.run import Run
 from kit.ui import comparing
 from tests.ui.fabricate import make_run
@@ -36,6 +37,43 @@ def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
     found = {task: {g.label: len(g.seeds) for g in groups} for task, groups in comparing.by_task(runs).items()}
     reach = {"PPO": 2, "PPO (gamma 0.9)": 2, "A2C": 1}
     assert found == {"Reach": reach, "Ant": {"PPO": 1}, "Reach size=2": {"PPO": 1}}
+
+
+def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> Run:
+    run = evaluated(folder, name, [0.0, 0.5], **config)
+    provenance.write(run.path, parent={"name": parent, "step": step})
+    return run
+
+
+def test_seeds_of_a_second_lesson_come_together(tmp_path: Path) -> None:
+    """Their parents differ in the seed, and in the step of their best policy; a parent may be compared along or not."""
+    first = [evaluated(tmp_path, f"first{seed}", [0.0, 0.5], seed=seed) for seed in range(3)]
+    evaluated(tmp_path, "other", [0.0, 0.5], overrides={"gamma": 0.9})
+    hard = {"env_options": {"level": "hard"}}
+    runs = [branched(tmp_path, f"b{seed}", f"first{seed}", 200 + seed, **hard, seed=seed) for seed in range(3)]
+    third = [branched(tmp_path, f"c{seed}", f"b{seed}", 200, **hard, seed=seed) for seed in range(3)]
+
+    def sizes(runs: list[Run]) -> dict[str, dict[str, int]]:
+        found = comparing.by_task(runs).items()
+        return {task: {group.label: len(group.seeds) for group in groups} for task, groups in found}
+
+    assert sizes(runs) == {"Reach level=hard": {"PPO": 3}}
+    lessons = {'PPO (from ["first0", 200])': 3, 'PPO (from ["b0", 200])': 3}
+    assert sizes([*first, *runs, *third]) == {"Reach": {"PPO": 3}, "Reach level=hard": lessons}
+
+    apart = [branched(tmp_path, "d", "other", 200, **hard), branched(tmp_path, "e", "gone", 200, **hard)]
+    labels = [f'PPO (from ["{name}", 200])' for name in ("first0", "other", "gone")]
+    assert sizes([*runs, *apart]) == {"Reach level=hard": dict(zip(labels, (3, 1, 1), strict=True))}
+
+
+def test_branches_from_several_steps_of_one_run_stay_apart(tmp_path: Path) -> None:
+    for seed in range(2):
+        evaluated(tmp_path, f"first{seed}", [0.0, 0.5], seed=seed)
+    pairs = [(seed, step) for seed in range(2) for step in (200, 400)]
+    runs = [branched(tmp_path, f"s{seed}-{step}", f"first{seed}", step, seed=seed) for seed, step in pairs]
+    (groups,) = comparing.by_task(runs).values()
+    found = {group.label: len(group.seeds) for group in groups}
+    assert found == {'PPO (from ["first0", 200])': 2, 'PPO (from ["first0", 400])': 2}
 
 
 def test_numbers_are_short_where_that_tells_them_apart(tmp_path: Path) -> None:
