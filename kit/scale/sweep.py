@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,12 @@ class Plan:
         from kit import envs
 
         return str(getattr(envs.find(self.base.env), "score", "mean_return"))
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between the moments at which trials are compared."""
+        every = self.base.eval_every
+        return every if isinstance(every, int) and every > 0 else max(1, self.base.total_steps // 10)
 
     def config(self, chosen: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
         """The base with what was chosen."""
@@ -169,7 +175,6 @@ class _Working:
     starts: int = 1
     seen: int = 0
     """Scores that are reported."""
-    score: float | None = None
     pruned: bool = False
 
 
@@ -372,20 +377,33 @@ def _begin(
     return at_work
 
 
+def at_common_steps(scores: Sequence[Sequence[float]], every: int) -> list[tuple[int, float]]:
+    """`scores`, [[step, score], ...], at the multiples of `every`, where those of all trials can be compared: a trial
+    evaluates at the first end of an iteration from there on, which is n_steps × n_envs long. Where an iteration passes
+    several at once, the score before it holds for those in between."""
+    found: list[tuple[int, float]] = []
+    for step, score in scores:
+        last, reached = (found[-1] if found else (0, 0.0)), int(step // every * every)
+        found += [(between, last[1]) for between in range(last[0] + every, reached, every) if found]
+        found += [(reached, score)] if reached > last[0] else []
+    return found
+
+
 def _over(found: Sweep, at_work: _Working, threads: int) -> bool:
     """Report what evaluations say; whether the trial is done with."""
     ended = not at_work.work.is_working()
     now = at_work.work.row()
-    for step, score in now.get("scores", [])[at_work.seen :]:
-        at_work.seen, at_work.score = at_work.seen + 1, score
+    scores = now.get("scores", [])
+    for step, score in at_common_steps(scores, found.plan.eval_every)[at_work.seen :]:
+        at_work.seen += 1
         at_work.trial.report(score, step)
         if not ended and not at_work.pruned and at_work.trial.should_prune():
             at_work.pruned = True
             at_work.work.stop()
     if not ended:
         return False
-    if now["state"] == "finished" and at_work.score is not None:
-        _tell(found, at_work.trial, "COMPLETE", at_work.score, now["step"])
+    if now["state"] == "finished" and scores:
+        _tell(found, at_work.trial, "COMPLETE", scores[-1][1], now["step"])
     elif at_work.pruned:
         _tell(found, at_work.trial, "PRUNED", None, now["step"], f"behind the others at step {now['step']:,}")
     elif now["state"] == "interrupted" and at_work.starts < STARTS:  # killed, or out of time: it goes on

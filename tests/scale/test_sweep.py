@@ -19,11 +19,11 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.sweep import Sweep, plan
+from kit.scale.sweep import Sweep, at_common_steps, plan
 from kit.stores import holds, open_store
 from tests.runs.crash import create, kill_everything_in
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 PAYS = """
 from tests.envs.corridor import Corridor
 
@@ -130,6 +130,34 @@ def test_a_journal_that_was_cut_off_while_it_was_written_is_read_and_written_on(
     journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "tri')
     Sweep(given).study.ask()
     assert [row["state"] for row in Sweep(given).rows()] == ["running"] * 2
+
+
+def begun(path: Path, *chosen: dict[str, Any]) -> None:
+    """A search of which four trials are complete, with 8 in each evaluation, and those with `chosen` are to be done."""
+    given, _ = plan(path)
+    study, moments = Sweep(given).study, range(160, 641, 160)
+    for _ in range(4):
+        done = optuna.trial.create_trial(value=8.0, intermediate_values=dict.fromkeys(moments, 8.0))
+        study.add_trial(done)
+    for values in chosen:
+        study.enqueue_trial(values)
+        study.ask()
+
+
+def test_trials_are_compared_whatever_the_length_of_their_iterations() -> None:
+    """Of 2 × 28 steps: evaluated at steps 168, 336, 504 and 672, those of the others at 160, 320, 480, 640."""
+    path = write(trials=5, space={"n_steps": [16, 28], "batch_size": [8, 16]})
+    begun(path, {"n_steps": "28", "batch_size": "8"})
+    (row,) = kit.sweep(path).rows()[4:]
+    assert row["state"] == "pruned" and "behind the others" in row["message"], row
+    assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
+
+
+def test_scores_at_common_steps_by_hand() -> None:
+    assert at_common_steps([[168, 1.0], [336, 2.0], [504, 3.0]], 160) == [(160, 1.0), (320, 2.0), (480, 3.0)]
+    long = [(320, 1.0), (480, 1.0), (640, 2.0)]
+    assert at_common_steps([[350, 1.0], [700, 2.0]], 160) == long, "an iteration of 350 steps passes two at once"
+    assert at_common_steps([[40, 1.0], [170, 2.0], [180, 3.0]], 160) == [(160, 2.0)]
 
 
 def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
