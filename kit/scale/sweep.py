@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,7 +176,8 @@ class _Working:
     starts: int = 1
     seen: int = 0
     """Scores that are reported."""
-    pruned: bool = False
+    stopped: bool = False
+    """Early, because it lags behind or its score is no number."""
 
 
 class Sweep:
@@ -394,17 +396,22 @@ def _over(found: Sweep, at_work: _Working, threads: int) -> bool:
     ended = not at_work.work.is_working()
     now = at_work.work.row()
     scores = now.get("scores", [])
-    for step, score in at_common_steps(scores, found.plan.eval_every)[at_work.seen :]:
+    broken = next((f"its score was {score} at step {step:,}" for step, score in scores if not math.isfinite(score)), "")
+    behind = False
+    for step, score in [] if broken else at_common_steps(scores, found.plan.eval_every)[at_work.seen :]:
         at_work.seen += 1
         at_work.trial.report(score, step)
-        if not ended and not at_work.pruned and at_work.trial.should_prune():
-            at_work.pruned = True
-            at_work.work.stop()
+        behind = behind or (not ended and at_work.trial.should_prune())
+    if (broken or behind) and not ended and not at_work.stopped:
+        at_work.stopped = True
+        at_work.work.stop()
     if not ended:
         return False
-    if now["state"] == "finished" and scores:
+    if broken:  # no sampler can do anything with it
+        _tell(found, at_work.trial, "FAIL", None, now["step"], broken)
+    elif now["state"] == "finished" and scores:
         _tell(found, at_work.trial, "COMPLETE", scores[-1][1], now["step"])
-    elif at_work.pruned:
+    elif at_work.stopped:
         _tell(found, at_work.trial, "PRUNED", None, now["step"], f"behind the others at step {now['step']:,}")
     elif now["state"] == "interrupted" and at_work.starts < STARTS:  # killed, or out of time: it goes on
         at_work.starts += 1

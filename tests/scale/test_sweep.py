@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +35,16 @@ class Pays(Corridor):
 
     def reward(self, action):
         return super().reward(action) * 0 + self.pay
+
+class Worth(Corridor):
+    score = "worth"
+
+    def __init__(self, worth):
+        super().__init__()
+        self.worth = float(worth)
+
+    def info(self):
+        return {"worth": super().reward(None) * 0 + self.worth}
 """
 SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}}
 BASE: dict[str, Any] = {
@@ -158,6 +169,17 @@ def test_scores_at_common_steps_by_hand() -> None:
     long = [(320, 1.0), (480, 1.0), (640, 2.0)]
     assert at_common_steps([[350, 1.0], [700, 2.0]], 160) == long, "an iteration of 350 steps passes two at once"
     assert at_common_steps([[40, 1.0], [170, 2.0], [180, 3.0]], 160) == [(160, 2.0)]
+
+
+def test_a_score_that_is_no_number_fails_its_trial_and_no_other() -> None:
+    path = write(trials=6, pruner="none", space={"env_options": [{"worth": "nan"}, {"worth": "1"}]})
+    path.write_text(path.read_text().replace("pays:Pays", "pays:Worth"))
+    begun(path, *({"env_options": json.dumps({"worth": worth})} for worth in ("nan", "1")))
+    found = kit.sweep(path)
+    broken, next_one = found.rows()[4:]
+    assert broken["state"] == "fail" and broken["message"] == "its score was nan at step 160"
+    assert next_one["state"] == "complete" and next_one["eval worth"] == 1.0, "the search goes on"
+    assert kit.sweep(path).rows() == found.rows(), "and is over when it is begun again"
 
 
 def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
