@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from kit.envs.card import Card, Part, numbers
 from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
+from kit.envs.obs import select
 from kit.envs.task import Task
 from kit.errors import UserError
 from kit.format.weights import fingerprint
@@ -35,8 +36,22 @@ SEES = {
 }
 """What each side is told, in this order."""
 UNITS = {"attackers": ATTACKERS, "defenders": DEFENDERS}
-Team = Callable[[torch.Tensor], torch.Tensor]
-"""Commands (n, units) for what a side sees, (n, 42) or (n, 40)."""
+Memory = tuple[torch.Tensor, ...]
+
+
+@runtime_checkable
+class Player(Protocol):
+    """A policy with a hidden state, (n, ...) each; without one it is empty."""
+
+    def memory(self, n: int) -> Memory:
+        """The hidden state as episodes start."""
+
+    def __call__(self, obs: torch.Tensor, memory: Memory, /) -> tuple[torch.Tensor, Memory]:
+        """Commands (n, units) for what a side sees, (n, 42) or (n, 40), and the hidden state afterwards."""
+
+
+Team = Player | Callable[[torch.Tensor], torch.Tensor]
+"""A policy, or a function from what a side sees to its commands."""
 
 
 class Mission(Task):
@@ -104,10 +119,14 @@ class Mission(Task):
         super().build(n, numbered(device), threads)
         team = self._team
         if isinstance(team, str) and team != STOCK:
-            raise UserError(f"env_options {self.other}={team!r} is a run; give its policy, run.policy().act, here.")
-        self._play: Team | None = None if isinstance(team, str) else team
-        if self._play is None and self.side == "defenders":
-            self._play = self.straight
+            raise UserError(
+                f"env_options {self.other}={team!r} is a run; give its policy, run.policy().as_actor(), here."
+            )
+        play = self.straight if team == STOCK and self.side == "defenders" else team
+        self._play: Player | None = None
+        if not isinstance(play, str):
+            self._play = play if isinstance(play, Player) else _Stateless(play)
+        self.hidden_state: Memory = self._play.memory(n) if self._play else ()
         guarded = self.side == "defenders" or self._play is not None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -135,6 +154,9 @@ class Mission(Task):
             self._reset = wp.launch(kernels.reset, n, [constants, worlds, *drawn], record_cmd=True)
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        if self._play is not None:
+            starts = zip(self._play.memory(self.n), self.hidden_state, strict=True)
+            self.hidden_state = tuple(cast(torch.Tensor, select(mask, start, now)) for start, now in starts)
         self._mask.copy_(mask)
         torch.randint(2**31, (self.n,), generator=generator, out=self._seeds)
         with self._beside(self.device):
@@ -143,8 +165,10 @@ class Mission(Task):
     def advance(self, action: torch.Tensor) -> None:
         self._commands[self.side].copy_(action)
         if self._play is not None:
+            seen = self.guard if self.other == "defenders" else self.obs
             with torch.no_grad():
-                self._commands[self.other].copy_(self._play(self.guard if self.other == "defenders" else self.obs))
+                commands, self.hidden_state = self._play(seen, self.hidden_state)
+            self._commands[self.other].copy_(commands)
         with self._beside(self.device):
             self._step.launch()
 
@@ -172,10 +196,16 @@ class Mission(Task):
         paid = {f"reward/{name}": column for name, column in zip(TERMS, self._paid().unbind(1), strict=True)}
         return {"win_rate": self.success(), **paid}
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Also the opponent's hidden state."""
+        return {**super().state(), **{f"hidden_state.{i}": x.clone() for i, x in enumerate(self.hidden_state)}}
+
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         if not torch.equal(state["opponent"].cpu(), self.opponent):
             raise UserError(f"the {self.other} are not those of this snapshot; name the same run and step again.")
         super().load_state(state)
+        for i, now in enumerate(self.hidden_state):
+            now.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         from kit.envs.mission_picture import Picture
@@ -191,6 +221,19 @@ class Mission(Task):
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         way = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
         return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, way)
+
+
+class _Stateless:
+    """A function that plays."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._function = function
+
+    def memory(self, n: int) -> Memory:
+        return ()
+
+    def __call__(self, obs: torch.Tensor, memory: Memory, /) -> tuple[torch.Tensor, Memory]:
+        return self._function(obs), memory
 
 
 def identity(team: str | Team) -> torch.Tensor:

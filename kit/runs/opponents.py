@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
 from kit.errors import UserError
@@ -11,9 +10,8 @@ from kit.format.checkpoint import Checkpoint
 from kit.runs.run import Run
 
 if TYPE_CHECKING:
-    import torch
-
     from kit.envs import BatchEnv
+    from kit.trainers.actor import Actor
 
 
 def make_worlds(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
@@ -51,8 +49,8 @@ def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
     return run, found
 
 
-def team(config: RunConfig, option: str, device: str = "cpu") -> Callable[[torch.Tensor], torch.Tensor]:
-    """The policy that `option` names, without noise, as commands for what its side sees."""
+def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
+    """The policy that `option` names, without noise."""
     import torch
 
     from kit.runs.policies import load_policy
@@ -63,13 +61,4 @@ def team(config: RunConfig, option: str, device: str = "cpu") -> Callable[[torch
     before = numbers.state()
     actor = load_policy(run.config, found).as_actor().to(device)
     numbers.load_state(before)  # making it has drawn from them, and may come after a checkpoint that put them back
-    return _Team(actor)
-
-
-class _Team:
-    def __init__(self, actor: Any) -> None:
-        self.policy = actor
-
-    def __call__(self, obs: torch.Tensor) -> torch.Tensor:
-        commands: torch.Tensor = self.policy(obs)[0]
-        return commands
+    return actor

@@ -3,6 +3,8 @@ exported, always the same."""
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 from gymnasium import Space, spaces
 from stable_baselines3.common.policies import BasePolicy
@@ -34,6 +36,13 @@ class Actor(nn.Module):
             self.high: torch.Tensor
             self.register_buffer("low", torch.as_tensor(action_space.low, device=policy.device), persistent=False)
             self.register_buffer("high", torch.as_tensor(action_space.high, device=policy.device), persistent=False)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As of any module; the statistics of its normaliser go along."""
+        super().to(*args, **kwargs)
+        if self.normalizer is not None:
+            self.normalizer.to(self.policy.device)
+        return self
 
     def memory(self, n: int) -> Memory:
         """Of `n` worlds that have just begun."""

@@ -120,6 +120,12 @@ class Normalizer:
         if not statistics_only:
             self.returns.copy_(state["returns"])
 
+    def to(self, device: torch.device) -> None:
+        """Go on there."""
+        self.returns = self.returns.to(device)
+        for moments in self.moments().values():
+            moments.mean, moments.var = moments.mean.to(device), moments.var.to(device)
+
     def moments(self) -> dict[str, RunningMoments]:
         """All that is learnt, by name."""
         return {**self.obs_moments, "return": self.return_moments}

@@ -58,6 +58,55 @@ def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards
     env.close()
 
 
+@pytest.fixture(scope="module")
+def recurrent_guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Defenders with an LSTM and a normaliser, whose actions hang on the episode so far."""
+    policy = {"net_arch": [16], "lstm_hidden_size": 16, "ortho_init": False}
+    overrides = {**TINY, "policy_kwargs": policy, "normalize": True, "learning_rate": 0.05}
+    folder = str(tmp_path_factory.mktemp("recurrent"))
+    return kit.train(
+        env="Mission", algo="RecurrentPPO", env_options={"side": "defenders"}, runs_dir=folder, run_name="guards",
+        overrides=overrides, **SMALL,
+    )  # fmt: skip
+
+
+def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run) -> None:
+    options = {"defenders": str(recurrent_guards.path)}
+    config = kit.RunConfig(env="Mission", env_options=options, device="cpu")
+    env, actor = make_worlds(config, 2, 0), recurrent_guards.policy().as_actor()
+    obs, memory, begun, differs = env.reset(seed=1), actor.memory(2), torch.ones(2, dtype=torch.bool), False
+    env._limit = torch.tensor([7, 11])  # episodes end at different times
+    ends = 0
+    for step in range(30):
+        if step == 5:
+            saved, kept = env.snapshot(), (memory, begun)
+        expected, memory = actor(env.task.guard.clone(), memory, begun)
+        differs |= not torch.equal(expected, actor(env.task.guard.clone())[0])
+        _, _, terminated, truncated, _ = env.step(torch.zeros(2, 4, dtype=torch.int64))
+        assert torch.equal(env.task._commands["defenders"], expected), f"in step {step}"
+        begun = terminated | truncated
+        ends += int(begun.sum())
+    assert differs and ends == 2, "what it does hangs on its hidden state, which was reset twice"
+
+    other = make_worlds(config, 2, 0)
+    other.restore(saved)
+    env.restore(saved)
+    for _ in range(30):
+        steps = [it.step(torch.zeros(2, 4, dtype=torch.int64)) for it in (env, other)]
+        assert torch.equal(*(it.task._commands["defenders"] for it in (env, other)))
+        assert torch.equal(steps[0][0], steps[1][0])
+    assert torch.equal(saved["task.hidden_state.0"], kept[0][0])
+
+
+def test_a_run_against_a_recurrent_opponent_goes_on_exactly(recurrent_guards: Run, tmp_path: Path) -> None:
+    fields = {**SMALL, "env": "Mission", "env_options": {"defenders": str(recurrent_guards.path)}, "overrides": TINY}
+    whole = kit.train(runs_dir=str(tmp_path), run_name="whole", **fields)
+    cut = create(tmp_path, "cut", **{**fields, "total_steps": 64})
+    kit.resume(cut.path)
+    kit.resume(cut.path, total_steps=128)
+    assert fingerprint(cut) == fingerprint(whole)
+
+
 def test_another_opponent_is_not_the_snapshots(guards: Run) -> None:
     env = kit.make_vec("Mission", 4, env_options={"defenders": guards.policy().as_actor()})
     other = kit.make_vec("Mission", 4, env_options={"side": "attackers"})
