@@ -73,7 +73,7 @@ def _resume(options: argparse.Namespace) -> int:
     if (code := _beside(options)) is not None:
         return code
     with _bar() as show:
-        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, **_given(options))
+        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, trust=options.trust, **_given(options))
     return _ending(run)
 
 
@@ -115,7 +115,7 @@ def _runs(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    found = kit.evaluate(options.run, options.episodes, options.step)
+    found = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust)
     rate = "" if found["success_rate"] is None else f", success {found['success_rate']:.1%}"
     line = f"{found['episodes']} episodes: return {found['mean_return']:.2f} ± {found['std_return']:.2f}{rate}"
     own = [f"{name:32} {value:10.3f}" for name, value in found.items() if name not in SAID_FIRST]
@@ -126,15 +126,16 @@ def _video(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from kit.runs.filming import failures_first, record
+    from kit.runs.run import opened
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
+    run, which = opened(options.run, options.trust), options.episodes
     with tqdm(unit="frame", desc="filming") as bar:
 
         def on_frame(done: int, at_most: int) -> None:
             bar.total = at_most
             bar.update(done - bar.n)
 
-        run, which = kit.Run(options.run), options.episodes
         which = failures_first(run, options.step)[:which] if options.failures else which
         path = record(run, options.step, cameras, which, options.size, options.output, on_frame)
     print(path)
@@ -142,7 +143,7 @@ def _video(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    shown = kit.ui.view(options.run, options.step, options.port)
+    shown = kit.ui.view(options.run, options.step, options.port, options.trust)
     print(f"{shown}; Ctrl-C ends it. From another machine: ssh -L {shown.port}:localhost:{shown.port} ...")
     try:
         shown.wait()
@@ -152,14 +153,14 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    print(kit.export(options.run, options.to, options.step, options.output))
+    print(kit.export(options.run, options.to, options.step, options.output, options.trust))
     return 0
 
 
 def _push(options: argparse.Namespace) -> int:
     from kit.runs.publish import push
 
-    print(push(options.run, options.url, options.step, options.episodes))
+    print(push(options.run, options.url, options.step, options.episodes, options.trust))
     return 0
 
 
@@ -192,7 +193,7 @@ def _batch(options: argparse.Namespace) -> int:
     if options.action == "retry":
         files.forget_failures(options.jobs)
     try:
-        found = files.do(options.jobs, options.seeds, **where)
+        found = files.do(options.jobs, options.seeds, options.trust, **where)
     except KeyboardInterrupt:
         print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
         return INTERRUPTED
@@ -311,7 +312,6 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")
     begin = "begin with the policy of another run and its config, or with that of a Stable-Baselines3 zip"
     train.add_argument("--from", "--start-from", dest="start_from", metavar="RUN[@STEP]|MODEL.zip", help=begin)
-    train.add_argument("--trust", action="store_true", help="open that zip, which can run code")
     _add_fields(train, [field.name for field in dataclasses.fields(RunConfig)])
 
     resume = add("resume", "go on with a run", _resume)
@@ -373,6 +373,9 @@ def _parser() -> argparse.ArgumentParser:
     for sub, count in ((evaluate, 100), (video, 3), (push, 100)):
         sub.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
         sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")
+    trust = "import the module that a run, or a file, names as its env or algo; with a zip, open it: both can run code"
+    for sub in (train, resume, batch, evaluate, video, view, export, push):
+        sub.add_argument("--trust", action="store_true", help=trust)
     fingerprint.add_argument("--step", type=int, help="a checkpoint's step; default: the latest")
     video.add_argument("--cameras", help="comma-separated, shown side by side; default: the task's first")
     video.add_argument("--failures", action="store_true", help="of the first 50 episodes those that fail, or nearly")

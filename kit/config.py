@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
+from kit.trust import brought
 
 MAX_SEED = 2**32 - 1 - 1_000_003
 """numpy's largest, less what evaluations add to a run's."""
@@ -141,9 +142,10 @@ class RunConfig:
         return cls(**values)
 
     @classmethod
-    def load(cls, path: str | Path) -> RunConfig:
-        """From a YAML file."""
-        return cls._from_yaml(read_yaml(path), path)
+    def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
+        """From a YAML file: a run's, or one that the user names. Its env and algo stay known as `brought` by it."""
+        config = cls._from_yaml(read_yaml(path), path)
+        return config.replace(**brought(config.to_dict(), path, of_run))
 
     @classmethod
     def from_yaml(cls, text: str) -> RunConfig:

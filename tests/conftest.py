@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -19,6 +19,14 @@ REMEDIES = {
     "CUDA GPU": "the simulator on CUDA: a machine with an NVIDIA card",
 }
 """By what the reason of a skipped test says: what is not tested without it, and how to get it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is trusted in tests is not trusted afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

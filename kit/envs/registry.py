@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from kit import trust
 from kit.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
     from kit.envs.task import Task
 
@@ -134,22 +136,32 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         module, _, attribute = _TASKS[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     module, colon, attribute = env.partition(":")
+    if colon and attribute.startswith("kit/"):
+        return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
+        if own.__module__ == "kit.envs.gym":  # its option names an env once more
+            raise UserError(f"env={env!r} is a view of a task; name the task itself.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
         gymnasium.registry[spec.id] = spec
     try:
-        return gymnasium.spec(attribute if colon else env)  # its module, once imported, has registered it
+        spec = gymnasium.spec(attribute if colon else env)  # its module, once imported, has registered it
     except gymnasium.error.Error:
         raise UserError(_unknown(env)) from None
+    if isinstance(spec.entry_point, str):
+        trust.check(env, spec.entry_point.partition(":")[0])
+    return spec
 
 
-def carry(env: str) -> dict[str, str]:
-    """Environment variables with which a child process finds `env` as this one does: modules beside the notebook, and
-    ids registered in it. Raises `UserError` for an env that no other process can make."""
+def carry(config: RunConfig) -> dict[str, str]:
+    """Environment variables with which a child process finds what `config` names as this one does: modules beside the
+    notebook, those that are trusted, and ids registered here. Raises `UserError` for an env that no other process can
+    make, and for a module that is not trusted."""
+    trust.permit(config)
+    env, found = config.env, find(config.env)
     paths = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
-    found = find(env)
+    paths |= trust.carried()
     if not isinstance(found, EnvSpec) or found.id.startswith("kit/"):
         return paths
     point: Any = found.entry_point
@@ -183,8 +195,7 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
 
 def _import(env: str, module: str) -> Any:
     """A module on the path or in the present folder, where notebooks lie."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    trust.check(env, module)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

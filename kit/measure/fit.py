@@ -61,7 +61,7 @@ def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     config = with_worlds(config, n_envs)  # the real run's minibatches, as far as the smaller rollout has enough
     if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
-    command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.carry(config.env)}
+    command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.carry(config)}
     asked = json.dumps(config.to_dict())
     child = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, env=environment)
     if child.returncode:

@@ -118,7 +118,7 @@ def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=settings.worker_environment(int(config.threads)) | envs.carry(config.env),
+        env=settings.worker_environment(int(config.threads)) | envs.carry(config),
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from kit.format.files import write_atomic
 from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.beginning import beginning, first_checkpoint
 from kit.runs.finding import locate
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
+from kit.trust import permit
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -30,8 +31,9 @@ def train(
     """Train in the foreground until done, stopped or failed; `fields` are RunConfig's. Look at the run's `status()`.
 
     `start_from` names the policy that the run begins with: of another run, as RUN or RUN@STEP (`branch` says what comes
-    along), or a Stable-Baselines3 MODEL.zip; opening one can run code, so it needs `trust=True`. Raises `UserError` for
-    a request that cannot be met; nothing is created then.
+    along), or a Stable-Baselines3 MODEL.zip. To open a zip, or what names a module and came with a run or beside a
+    file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
+    then.
     """
     return _foreground(create(config, fields, start_from, trust), on_progress)
 
@@ -61,15 +63,19 @@ def resume(
     background: bool = False,
     on_progress: Progress | None = None,
     max_gb: float = 8.0,
+    trust: bool = False,
     **changes: Any,
 ) -> Run:
     """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. Raises `UserError`.
+    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. A run whose config names a module
+    (module:Class) is opened with `trust=True`, unless the module is imported already, or trusted on this machine: you
+    typed its name here before. Raises `UserError`.
     """
     run, moved = locate(path_or_url, runs_dir, changes.get("store"), max_gb)
     changes = {**moved, **changes}
+    opened(run, trust)
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
@@ -80,6 +86,7 @@ def resume(
 def here(config: RunConfig) -> Run | None:
     """The run that `config` names: as it is in its folder, brought from its store where that has more of it, or None.
     Raises `UserError`."""
+    permit(config)
     if config.run_name is None:
         return None
     path = Path(config.runs_dir).expanduser() / config.run_name
@@ -134,8 +141,9 @@ def create(
 
     begins = None if start_from is None else beginning(start_from, trust, config, changes)
     config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
+    permit(config, trust)
     if elsewhere or config.processes > 1:
-        envs.carry(config.env)  # an env that no other process can make is refused
+        envs.carry(config)  # an env that no other process can make is refused
     opponents.check(config)
     tracking.check(config)
     resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))

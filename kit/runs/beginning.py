@@ -16,7 +16,7 @@ from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs.finding import locate
 from kit.runs.opponents import make_worlds
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:
     from kit.trainers import Trainer
@@ -33,14 +33,14 @@ class Beginning(NamedTuple):
 
 
 def beginning(start_from: str | Path, trust: bool, config: RunConfig | None, changes: dict[str, Any]) -> Beginning:
-    """With what `start_from` names: MODEL.zip, whose opening can run code, or RUN, RUN@STEP, RUN@best, RUN@latest.
+    """With what `start_from` names: MODEL.zip, or RUN, RUN@STEP, RUN@best, RUN@latest; `trust` as in `kit.train`.
     Without a `config` the other run's own is changed. Raises `UserError`; nothing is created."""
     if str(start_from).endswith(".zip"):
         return _of_zip(_checked(Path(start_from), trust), (config or RunConfig()).replace(**changes))
     name, at, step = str(start_from).rpartition("@")
     runs_dir = changes.get("runs_dir") or (config or RunConfig()).runs_dir
     run, _ = locate(name if at else start_from, runs_dir)
-    return _of_run(run, int(step) if step.isdecimal() else step if at else None, config, changes)
+    return _of_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None, config, changes)
 
 
 def first_checkpoint(run: Run, begins: Beginning) -> None:

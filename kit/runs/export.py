@@ -21,7 +21,7 @@ from kit.format.files import write_atomic
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.rollouts import EVAL_SEED
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 from kit.trainers import Trainer
 from kit.trainers.actor import Actor
 
@@ -49,7 +49,11 @@ class Alone(nn.Module):
 
 
 def export(
-    run: Run | str | Path, to: str = "onnx", step: int | str | None = None, path: str | Path | None = None
+    run: Run | str | Path,
+    to: str = "onnx",
+    step: int | str | None = None,
+    path: str | Path | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write the policy of `step` (default: the best; 0: as training began) for use without kit, by default to
     `exports/step_<step>` in the run, and beside it a JSON with the name and unit of every entry. It acts without noise.
@@ -57,9 +61,10 @@ def export(
     "onnx" (needs the extra `deploy`) and "torchscript" are functions: a batch of each entry of the observation, and
     what an LSTM remembers (zeros as an episode begins), to actions inside the action space and the memory afterwards.
     They are compared with the policy on 1,000 observations of its env. "sb3" is Stable-Baselines3's zip, "safetensors"
-    the policy's weights alone; for these the normaliser is in the JSON. Raises `UserError`; nothing is left then.
+    the policy's weights alone; for these the normaliser is in the JSON. `trust` as in `kit.resume`. Raises `UserError`;
+    nothing is left then.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = opened(run, trust)
     if to not in WRITERS:
         raise UserError(f"to={to!r} is not something to export to; valid are {', '.join(WRITERS)}.")
     suffix, write = WRITERS[to]

@@ -16,7 +16,7 @@ from kit.errors import UserError, need
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.rollouts import EVAL_SEED
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv
@@ -53,11 +53,12 @@ def record(
     size: int = 320,
     path: Path | None = None,
     on_frame: Progress = lambda done, at_most: None,
+    trust: bool = False,
 ) -> Path:
     """Film `episodes` (so many, or their numbers) with the policy of `step` into an mp4, by default
     `videos/step_<step>.mp4` in the run (numbers: in `videos/chosen`): `size` pixels a side, cameras side by side. Needs
-    the extra `video`."""
-    run = run if isinstance(run, Run) else Run(run)
+    the extra `video`. `trust` as in `kit.resume`."""
+    run = opened(run, trust)
     found = run.find_or_new(step)
     number = found.step if found else 0
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]

@@ -15,7 +15,7 @@ from kit.errors import UserError
 from kit.runs.export import export
 from kit.runs.filming import record
 from kit.runs.rollouts import evaluate
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 from kit.stores.card import MARK, curve
 from kit.trainers import algorithm
 
@@ -54,16 +54,19 @@ SEE = """def see(observation):
 """
 
 
-def push(run: Run | str | Path, url: str, step: int | str | None = None, episodes: int = EPISODES) -> str:
+def push(
+    run: Run | str | Path, url: str, step: int | str | None = None, episodes: int = EPISODES, trust: bool = False
+) -> str:
     """Put the policy of `step` (default: the best) into the model repository `url`, "hf://you/model", as one commit:
     SB3's zip, and ONNX where the extra `deploy` is there, with a JSON of what every number means, the run's
     config, an evaluation of `episodes`, a film, and a model card that says all that. A new repository is private.
-    Returns its address. Raises `UserError`; nothing is sent then, and no README that somebody wrote is replaced."""
+    Returns its address. `trust` as in `kit.resume`. Raises `UserError`; nothing is sent then, and no README that
+    somebody wrote is replaced."""
     import huggingface_hub
 
     from kit.stores.hub import HubStore
 
-    run = run if isinstance(run, Run) else Run(run)
+    run = opened(run, trust)
     if not re.fullmatch(r"hf://[^/]+/[^/]+/?", url):
         raise UserError(f"url={url!r} is not a model repository on the Hub; write hf://you/model.")
     store = HubStore(url, write=True)

@@ -11,7 +11,7 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.runs.opponents import make_worlds
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:
     import torch
@@ -90,17 +90,22 @@ class Evaluator:
 
 
 def evaluate(
-    run: Run | str | Path, episodes: int = 100, step: int | str | None = None, scripted: bool = False
+    run: Run | str | Path,
+    episodes: int = 100,
+    step: int | str | None = None,
+    scripted: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
-    task's own plan. The episodes are neither those of training nor those by which the best policy was chosen.
+    task's own plan. The episodes are neither those of training nor those by which the best policy was chosen. `trust`
+    as in `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
     the task's own figures as `Task.info` says, such as Reach's "within_5cm".
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
-    run = run if isinstance(run, Run) else Run(run)
+    run = opened(run, trust)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
     with one_thread():
         result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())

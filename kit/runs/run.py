@@ -14,6 +14,7 @@ from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.files import read_rows
 from kit.runs import control, directory, provenance, status
+from kit.trust import permit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,7 @@ class Run:
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.load(self.path / "config.yaml")
+        return RunConfig.load(self.path / "config.yaml", of_run=True)
 
     @cached_property
     def parent(self) -> tuple[str, int | None] | None:
@@ -162,13 +163,14 @@ class Run:
 
     # -- using -----------------------------------------------------------------------------------------------------
 
-    def policy(self, step: int | str | None = None) -> Trainer:
+    def policy(self, step: int | str | None = None, trust: bool = False) -> Trainer:
         """The Stable-Baselines3 model of a checkpoint, on the CPU, for `predict` and `save`.
 
-        `step` is a step, "best", "latest", or None: the best there is, else the latest.
+        `step` is a step, "best", "latest", or None: the best there is, else the latest. `trust` as in `kit.resume`.
         """
         from kit.runs.policies import load_policy
 
+        permit(self.config, trust)
         return load_policy(self.config, self.find(step))
 
     def find(self, step: int | str | None = None) -> Checkpoint:
@@ -202,3 +204,10 @@ class Run:
         """Of every policy there is to look at, the one that training began with among them where it can be had."""
         first = set() if self.parent else {0}
         return sorted(first | {found.step for found in self.policies()})
+
+
+def opened(run: Run | str | Path, trust: bool = False) -> Run:
+    """`run`, whose config names only what may be imported, or what the user says to `trust`. Raises `UserError`."""
+    run = run if isinstance(run, Run) else Run(run)
+    permit(run.config, trust)
+    return run

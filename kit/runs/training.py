@@ -310,7 +310,7 @@ class Training:
 
 def _lead(config: RunConfig) -> groups.Group:
     """The group that torchrun has started, or one begun here (`kit.runs.following`). Raises `UserError`."""
-    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config.env)
+    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config)
     group = groups.joined() or groups.begin(config.processes, config.device, "kit.runs.following", environment)
     group.tell(config)
     return group

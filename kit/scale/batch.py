@@ -28,9 +28,10 @@ from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.beginning import beginning
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 from kit.scale.work import KEYS, Engine, Kept, Results, run_all
 from kit.stores import lease, list_runs, open_store
+from kit.trust import brought, permit
 
 RUN_BYTES = 1_000_000_000
 """Of memory that a run takes: 0.6 GB with PPO, 0.95 with SAC and a replay of a million (tests/bench/memory.py)."""
@@ -45,6 +46,8 @@ class Job:
     asked: dict[str, Any]
     """The fields that were asked for, of which its config is made."""
     start_from: str | None = None
+    trust: bool = False
+    """Whether the user says so, see `kit.resume`."""
     run: Run | None = None
     """Once it was begun."""
     error: str = ""
@@ -79,17 +82,18 @@ class Job:
 
     def start(self, threads: int, card_share: int) -> None:
         """Begin or resume it, unless it is at work or finished already."""
+        permit(self.config, self.trust)
         self.run = api.here(self.config)
         if self.run is None:
             own = self.asked.get("threads", "auto")
             fields = {**self.asked, "threads": threads if own == "auto" else own}
-            self.run = api.create(None, fields, self.start_from, elsewhere=True, card_share=card_share)
+            self.run = api.create(None, fields, self.start_from, self.trust, elsewhere=True, card_share=card_share)
             worker.start(self.run)
             return
         changes = self.changes()
         self.found_at_work = self.run.is_working()
         if not self.found_at_work and (self.run.status()["state"] != "finished" or "total_steps" in changes):
-            self.run = api.resume(self.path, background=True, **changes)
+            self.run = api.resume(self.path, background=True, trust=self.trust, **changes)
 
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
@@ -144,6 +148,7 @@ def batch(
     cpus: float | None = None,
     gpus: float | None = None,
     name: str | None = None,
+    trust: bool = False,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
     """Train all `jobs`: a YAML file (see above), a list of configs or of their fields, or one config with `seeds`.
@@ -151,15 +156,16 @@ def batch(
     Runs are called after the batch's `name` (by default the file's), env, algo and seed. A job that fails does not stop
     the others. Ctrl-C stops them all with a checkpoint; called again, the batch goes on. `on="ray"` or
     "ray://HOST:PORT" does it on a Ray cluster, each job with so many `cpus` and `gpus`. `on_progress` is told twice a
-    second how all stand, by default a progress bar. Raises `UserError` before anything is created if any job cannot be.
+    second how all stand, by default a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError`
+    before anything is created if any job cannot be.
     """
     given: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
-        listed, engine = of_file(jobs, seeds, name, **given)
+        listed, engine = of_file(jobs, seeds, name, trust=trust, **given)
     else:
         fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
         engine = Engine.of({}, **given)
-        listed = planned(fields, seeds, name or "batch", engine.on is not None)
+        listed = planned(fields, seeds, name or "batch", engine.on is not None, trust)
     check(listed, engine.on is not None)
     return do_all(listed, [job.config for job in listed], engine, on_progress)
 
@@ -192,6 +198,7 @@ def of_file(
     seeds: int | Sequence[int] | None = None,
     name: str | None = None,
     elsewhere: bool = False,
+    trust: bool = False,
     **given: Any,
 ) -> tuple[list[Job], Engine]:
     """The runs that a YAML file asks for, and where, if not `given`. Raises `UserError`."""
@@ -199,8 +206,8 @@ def of_file(
     engine = Engine.of(shared, **given)
     said = shared.pop("seeds", None)
     name = name or folder_name(Path(path).stem)
-    fields = [{**shared, **job} for job in jobs]
-    return planned(fields, said if seeds is None else seeds, name, elsewhere or engine.on is not None), engine
+    fields = [brought({**shared, **job}, path) for job in jobs]
+    return planned(fields, said if seeds is None else seeds, name, elsewhere or engine.on is not None, trust), engine
 
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -228,7 +235,11 @@ def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def planned(
-    jobs: list[dict[str, Any]], seeds: int | Sequence[int] | None, name: str, elsewhere: bool = False
+    jobs: list[dict[str, Any]],
+    seeds: int | Sequence[int] | None,
+    name: str,
+    elsewhere: bool = False,
+    trust: bool = False,
 ) -> list[Job]:
     """The jobs with every seed and a name each; `elsewhere`: for other machines than this one. Raises `UserError`."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
@@ -242,14 +253,15 @@ def planned(
             asked = {**fields, **seed}
             start_from = asked.pop("start_from", None)
             asked = seen_by_all(asked) if elsewhere else asked
-            begins = None if start_from is None else beginning(start_from, False, None, asked)
+            begins = None if start_from is None else beginning(start_from, trust, None, asked)
             config = RunConfig.from_dict(asked) if begins is None else begins.config
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
                 stem = folder_name(f"{stem}-s{config.seed}")
             taken[stem] += 1
             config = config.replace(run_name=stem if taken[stem] == 1 else f"{stem}-{taken[stem]}")
-            found.append(Job(config, {**asked, "run_name": config.run_name}, start_from))
+            permit(config, trust)
+            found.append(Job(config, {**asked, "run_name": config.run_name}, start_from, trust))
     for job in found:
         if job.is_there:
             job.changes()
@@ -260,8 +272,11 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> None:
     """Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
     from kit.measure.auto import resolve
 
-    for config in [job.config.replace(device="cpu") if elsewhere else job.config for job in jobs]:
+    for job in jobs:
+        config = job.config.replace(device="cpu") if elsewhere else job.config
         try:
+            if job.is_there:
+                opened(job.path, job.trust)
             resolve(config, fits=lambda asked: int(asked.n_envs))
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None

@@ -19,14 +19,18 @@ def kind(path: str | Path) -> str:
     return next((kind for kind in KINDS if isinstance(content, dict) and kind in content), "jobs")
 
 
-def do(path: str | Path, seeds: int | None = None, **where: Any) -> Results | sweep.Sweep:
-    """Do what the file says; `where` as for `kit.batch`. Raises `UserError`."""
+def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where: Any) -> Results | sweep.Sweep:
+    """Do what the file says; `trust` and `where` as for `kit.batch`. Raises `UserError`."""
     asked = kind(path)
     if asked != "jobs" and seeds is not None:
         raise UserError(f"--seeds={seeds} is for runs; write the seed, or a grid of seeds, into {path}.")
-    if asked == "sweep":
-        return sweep.sweep(path, **where)
-    return notebooks.notebooks(path, **where) if asked == "notebook" else batch.batch(path, seeds=seeds, **where)
+    if asked == "notebook":
+        return notebooks.notebooks(path, **where)
+    return (
+        sweep.sweep(path, trust=trust, **where)
+        if asked == "sweep"
+        else batch.batch(path, seeds=seeds, trust=trust, **where)
+    )
 
 
 def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:

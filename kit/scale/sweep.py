@@ -40,6 +40,7 @@ from kit.scale.shelf import Shelf
 from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work
 from kit.stores import MissingFile, StoreError, lease, open_store
 from kit.stores.pull import readable
+from kit.trust import brought, permit
 
 if TYPE_CHECKING:
     import optuna
@@ -86,15 +87,18 @@ class Plan:
         return every if isinstance(every, int) and every > 0 else max(1, self.base.total_steps // 10)
 
     def config(self, chosen: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
-        """The base with what was chosen."""
+        """The base with what was chosen: in this file, or else by a journal, which may come from a store."""
         own = {name: value for name, value in chosen.items() if name in RunConfig().to_dict()}
+        own = brought(own, self.folder / JOURNAL, of_run=True)
         overrides = {name: value for name, value in chosen.items() if name not in own}
         return self.base.replace(
             **{"overrides": nested({**self.base.overrides, **overrides}), **own, "run_name": run_name}
         )
 
 
-def plan(path: str | Path | Mapping[str, Any], name: str | None = None, **given: Any) -> tuple[Plan, Engine]:
+def plan(
+    path: str | Path | Mapping[str, Any], name: str | None = None, trust: bool = False, **given: Any
+) -> tuple[Plan, Engine]:
     """What a file, or the same as a mapping, asks for, and where its trials are done, if not `given`. Raises
     `UserError`."""
     from kit.measure.auto import resolve
@@ -108,16 +112,19 @@ def plan(path: str | Path | Mapping[str, Any], name: str | None = None, **given:
         raise UserError(f"{path}: sweep {name}={asked[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     engine = Engine.of(content, **given)
     content = seen_by_all(content) if engine.on else content
-    found = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(content), **asked)
+    found = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(brought(content, path)), **asked)
     if found.pruner not in PRUNERS:
         raise UserError(f"{path}: pruner={found.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
     if isinstance(found.trials, bool) or not isinstance(found.trials, int) or found.trials < 1:
         raise UserError(f"{path}: trials={found.trials!r} must be a whole number of at least 1.")
-    values = {name: _values(name, choice) for name, choice in found.space.items()}
-    resolve(found.config({name: some[0] for name, some in values.items()}), fits=lambda config: int(config.n_envs))
-    for name in values.keys() - TOGETHER:
-        for value in values[name]:
-            resolve(found.config({name: value}), fits=lambda config: int(config.n_envs))
+    values = {
+        name: [brought({name: value}, path)[name] for value in _values(name, choice)]
+        for name, choice in found.space.items()
+    }
+    chosen = [{name: value} for name in values.keys() - TOGETHER for value in values[name]]
+    for config in map(found.config, [{name: some[0] for name, some in values.items()}, *chosen]):
+        permit(config, trust)
+        resolve(config, fits=lambda config: int(config.n_envs))
     return found, engine
 
 
@@ -255,16 +262,17 @@ def sweep(
     cpus: float | None = None,
     gpus: float | None = None,
     name: str | None = None,
+    trust: bool = False,
     on_progress: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
     """Search as the YAML file at `path`, or the same as a mapping, says (see above); trials are called after `name`, by
     default the file's, and done here or `on` a cluster as `kit.batch` does. Ctrl-C stops all trials with a checkpoint;
-    called again, the sweep goes on. `on_progress` is told twice a second, by default a progress bar. Raises
-    `UserError`."""
+    called again, the sweep goes on. `on_progress` is told twice a second, by default a progress bar. `trust` as in
+    `kit.train`. Raises `UserError`."""
     import warnings
 
     need("optuna", "scale")
-    given, engine = plan(path, name, at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    given, engine = plan(path, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # multivariate TPE and the journal are called experimental

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
+from kit import trust
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
 from kit.presets import Row
@@ -73,6 +74,7 @@ def find(algo: str) -> Algorithm:
     if algo in ALGOS:
         return importlib.import_module(ALGOS[algo]).ALGORITHM
     module, _, name = algo.partition(":")
+    trust.check(algo, module)
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

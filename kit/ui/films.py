@@ -75,7 +75,7 @@ class Film:
         return subprocess.Popen(
             ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *what],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
-            env=worker_environment(1) | carry(run.config.env),
+            env=worker_environment(1) | carry(run.config),
         )  # fmt: skip
 
 

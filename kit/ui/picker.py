@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from kit.errors import UserError, need
 from kit.runs.finding import local_runs, locate
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 from kit.ui import style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
@@ -22,11 +22,13 @@ class RunPicker:
     >>> picker.run
 
     At first it is `run`, a name or path, else the latest that has a policy; with nobody there it stays so. A run that
-    lies in `store` alone is fetched into `runs_dir` when it is asked for.
+    lies in `store` alone is fetched into `runs_dir` when it is asked for. `trust` as in `kit.resume`.
     """
 
-    def __init__(self, run: str | Path | None = None, runs_dir: str = "runs", store: str | None = None) -> None:
-        self.runs_dir, self.store = runs_dir, store
+    def __init__(
+        self, run: str | Path | None = None, runs_dir: str = "runs", store: str | None = None, trust: bool = False
+    ) -> None:
+        self.runs_dir, self.store, self.trust = runs_dir, store, trust
         self._choice: str | None = None
         if run is not None or store is None or local_runs(runs_dir):
             self._choice = str(find_run(run, runs_dir).path)
@@ -35,14 +37,14 @@ class RunPicker:
 
     @property
     def run(self) -> Run:
-        """Raises `UserError` if there is none, or if it cannot be fetched."""
+        """Raises `UserError` if there is none, if it cannot be fetched, or if what it names is not trusted."""
         if self._choice is None:
             raise UserError(
                 f"runs_dir={self.runs_dir!r} and store={self.store!r} hold no run; train one with 01_train."
             )
         run, _ = locate(self._choice, self.runs_dir)
         self._choice = str(run.path)
-        return run
+        return opened(run, self.trust)
 
     def show(self) -> Self:
         if nobody_there():

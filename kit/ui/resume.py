@@ -28,7 +28,8 @@ class ResumePanel(Panel):
     >>> panel = kit.ui.ResumePanel().show()
 
     `run` chooses one at once: its name, its path, or its URL in a store. `changes` are fields that may differ from the
-    run's config. With nobody there, `run` goes on, or the latest unfinished one, on this machine or else in the store.
+    run's config, and `trust` as in `kit.resume`. With nobody there, `run` goes on, or the latest unfinished one, on
+    this machine or else in the store.
     """
 
     def __init__(

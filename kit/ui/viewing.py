@@ -19,7 +19,7 @@ from kit.errors import UserError, need
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.rollouts import EVAL_SEED
-from kit.runs.run import Run
+from kit.runs.run import Run, opened
 
 HEIGHT = 640
 """Of the view in a notebook, pixels."""
@@ -158,7 +158,7 @@ class Viewer:
         self._scene.update_from_arrays(*arrays)
 
 
-def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080) -> Viewer:
+def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080, trust: bool = False) -> Viewer:
     """The policy of `step` (default: the best) of `run` live in this notebook; on a machine far away, in Colab's own
-    window for ports, or with `ssh -L`. Needs the extra `view`."""
-    return Viewer(run if isinstance(run, Run) else Run(run), step, port)
+    window for ports, or with `ssh -L`. Needs the extra `view`. `trust` as in `kit.resume`."""
+    return Viewer(opened(run, trust), step, port)

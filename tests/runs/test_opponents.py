@@ -74,7 +74,8 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
     options = {"defenders": str(recurrent_guards.path)}
     config = kit.RunConfig(env="Mission", env_options=options, device="cpu")
     env, actor = make_worlds(config, 2, 0), recurrent_guards.policy().as_actor()
-    obs, memory, begun, differs = env.reset(seed=1), actor.memory(2), torch.ones(2, dtype=torch.bool), False
+    env.reset(seed=1)
+    memory, begun, differs = actor.memory(2), torch.ones(2, dtype=torch.bool), False
     env._limit = torch.tensor([7, 11])  # episodes end at different times
     ends = 0
     for step in range(30):

@@ -1,0 +1,179 @@
+"""A run from elsewhere whose config names a module: nothing of it is imported before the user says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kit
+from kit import cli
+from kit.runs.filming import record
+from kit.stores import open_store
+from tests.stores.drive_server import id_of
+from tests.stores.fabricate import make_run
+from tests.stores.hub_server import HubServer
+from tests.stores.test_gdrive import shared  # noqa: F401 - a fixture
+
+TRAP = """import pathlib
+pathlib.Path({marker!r}).touch()
+from tests.envs.corridor import Corridor as E, Walk
+from tests.trainers.toy import REINFORCE as TOY
+import gymnasium
+gymnasium.register("Trap-v0", Walk)
+"""
+NAMES = {
+    "a task": {"env": "runs.good.trap:E"},
+    "a Gymnasium id": {"env": "runs.good.trap:Trap-v0"},
+    "an algorithm": {"algo": "runs.good.trap:TOY"},
+    "a module beside the notebook": {"env": "trap:E"},
+}
+FEW = {"total_steps": 64, "n_envs": 2, "eval_every": 0, "overrides": {"n_steps": 16, "batch_size": 32, "n_epochs": 1}}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, on a machine on which nothing is trusted yet."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def hostile(folder: Path, fields: dict[str, object]) -> Path:
+    """The run `good` in `folder`, which says `fields`, with a trap in it and one two folders above."""
+    run = make_run(folder, "good")
+    config = run / "config.yaml"
+    known = {**yaml.safe_load(config.read_text()), **FEW, "encoder": "auto", "device": "cpu", "threads": 1}
+    config.write_text(yaml.safe_dump({**known, **fields}))
+    for place in (run, Path.cwd()):
+        (place / "trap.py").write_text(TRAP.format(marker=str(Path.cwd() / "imported")))
+    return run
+
+
+def refused(command: Callable[[], object]) -> str:
+    with pytest.raises(kit.UserError) as error:
+        command()
+    assert not Path("imported").exists(), "the module was imported"
+    return str(error.value)
+
+
+@pytest.mark.parametrize("fields", NAMES.values(), ids=NAMES)
+def test_a_folder(here: Path, fields: dict[str, object]) -> None:
+    run = hostile(here / "runs", fields)
+    openings: list[Callable[[], object]] = [
+        lambda: kit.resume(run),
+        lambda: kit.resume(run, background=True),
+        lambda: kit.evaluate(run, 1),
+        lambda: kit.Run(run).policy(),
+        lambda: kit.export(run, "sb3"),
+        lambda: record(run),
+        lambda: kit.branch(run),
+        lambda: kit.train(start_from=run),
+        lambda: kit.train(kit.Run(run).config, run_name="again"),
+        lambda: kit.train(kit.RunConfig.load(run / "config.yaml"), run_name="again"),
+        lambda: kit.batch([kit.Run(run).config.replace(run_name="again")]),
+        lambda: kit.resolve(kit.Run(run).config),
+    ]
+    for opening in openings:
+        said = refused(opening)
+        assert str(run / "config.yaml") in said and "trap'" in said and "trust=True (--trust)" in said, said
+        assert said.count(". ") == 0, "one sentence"
+    assert kit.runs("runs").to_dicts()[0]["name"] == "good", "to look at it needs no trust"
+    assert [path.name for path in (here / "runs").iterdir()] == ["good"], "nothing was made"
+
+
+@pytest.mark.parametrize("env", ["kit.envs.gym:TaskEnv", "gymnasium:kit/Reach-v0"])
+def test_the_option_of_a_view_names_no_other_task(here: Path, env: str) -> None:
+    run = hostile(here / "runs", {"env": env, "env_options": {"task": "runs.good.trap:E"}})
+    refused(lambda: kit.evaluate(run, 1))
+
+
+COMMANDS = [
+    "resume runs/good", "evaluate runs/good", "video runs/good", "export runs/good", "view runs/good",
+    "push runs/good hf://me/model", "train --from runs/good", "train runs/good/config.yaml", "batch job.yaml",
+    "batch sweep.yaml", "batch old.yaml", "train beside/config.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command(here: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and exit code 2; also where a file elsewhere, a batch of old, or a journal brings the name."""
+    hostile(here / "runs", {"env": "runs.good.trap:E"})
+    hostile(here / "beside", {"env": "beside.good.trap:E"}).rename(here / "other")
+    (here / "beside/config.yaml").write_text("env: beside.trap:E\n")
+    (here / "trap.py").rename(here / "beside/trap.py")
+    (here / "job.yaml").write_text("{start_from: runs/good, jobs: [{seed: 3}]}")
+    (here / "old.yaml").write_text("{total_steps: 64, jobs: [{run_name: good}]}")
+    (here / "sweep.yaml").write_text('{sweep: {space: {algo: [PPO, "runs.good.trap:TOY"]}}}')
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command.split())
+    err = capsys.readouterr().err
+    assert ended.value.code == 2, err
+    assert err.startswith("kit: ") and err.count("\n") == 1 and "say trust=True (--trust)" in err, err
+    assert not (here / "imported").exists()
+
+
+def test_the_hub(here: Path, hub: HubServer) -> None:
+    run = hostile(here / "elsewhere", {"env": "trap:E"})
+    files = {f"good/{path.relative_to(run)}": path for path in run.rglob("*") if path.is_file()}
+    open_store("hf://me/runs", write=True).put(files)
+    said = refused(lambda: kit.resume("hf://me/runs/good"))
+    assert "names the module 'trap'" in said
+    assert not list((here / "runs").rglob("*.py")), "and it brought none along"
+
+
+def test_a_drive_link(here: Path, shared: Path) -> None:  # noqa: F811
+    hostile(shared, {"env": "trap:E"})
+    link = f"gdrive-link:https://drive.google.com/drive/folders/{id_of('.')}"
+    assert "names the module 'trap'" in refused(lambda: kit.resume(link))
+
+
+def test_a_zip(here: Path, tmp_path: Path) -> None:
+    run = hostile(tmp_path / "maker", {"algo": "runs.good.trap:TOY"})
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as packed:
+        for path in run.rglob("*"):
+            packed.write(path, f"runs/good/{path.relative_to(run)}")
+    with zipfile.ZipFile(tmp_path / "run.zip") as packed:
+        packed.extractall(here)
+    assert "names the module 'runs.good.trap'" in refused(lambda: kit.resume(str(here / "runs/good")))
+
+
+def python(code: str, **environment: str) -> str:
+    """What a new process prints, which works in the present folder."""
+    import os
+
+    known = {**os.environ, "PYTHONPATH": str(Path(kit.__file__).parent.parent), **environment}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout + done.stderr
+
+
+def test_ones_own_run_needs_no_word_here_and_one_elsewhere(here: Path, tmp_path: Path) -> None:
+    """Typed once, it is trusted in every process, that of the training too; another machine has to be told."""
+    (here / "mine.py").write_text(TRAP.format(marker=str(here / "imported")))
+    fields = {**FEW, "env": "mine:E", "algo": "mine:TOY", "run_name": "own", "overrides": {}}
+    begun = python(f"import kit; run = kit.launch(**{fields!r}); print(run.wait(100)['state'], run.log())")
+    assert begun.startswith("finished"), begun
+    again = "import kit; run = kit.resume('runs/own', {}total_steps={}); print(run.wait(100)['state'])"
+    assert python(again.format("background=True, ", 128)).endswith("finished\n")
+    other = {"XDG_STATE_HOME": str(tmp_path / "other")}
+    assert "names the module 'mine'" in python(again.format("", 192), **other)
+    assert python(again.format("background=True, trust=True, ", 192), **other).endswith("finished\n")
+    told = json.loads(python("import kit, json; print(json.dumps(kit.evaluate('runs/own', 2)))", **other))
+    assert told["episodes"] == 2, "it was told a moment ago"
+    (here / "other").mkdir()
+    (here / "mine.py").rename(here / "other/mine.py")
+    moved = "import sys; sys.path.append('other'); import kit; kit.evaluate('runs/own', 1)"
+    assert "names the module 'mine'" in python(moved, **other), "a module of the same name elsewhere is another"
+    assert "'mean_return'" in python(
+        "import sys; sys.path.append('other'); import mine, kit; print(kit.evaluate('runs/own', 1))"
+    )
