@@ -8,6 +8,7 @@ exchange, which raises `Interrupted`.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -23,8 +24,11 @@ from kit.errors import Interrupted, UserError
 if TYPE_CHECKING:
     import torch
 
-PATIENCE = timedelta(hours=2)
-"""For who leads to evaluate or to save, while the others wait."""
+PATIENCE = timedelta(days=365)
+"""For who leads to evaluate, to save, or to stand still as long as somebody has paused the run, while the others wait.
+Whose process ends is missed at once, for its connections close."""
+TOKEN = "KIT_GROUP_TOKEN"
+"""The environment variable that lets a process join a group begun on its machine."""
 HERE = "127.0.0.1"
 LAST_WORDS_S = 5.0
 
@@ -43,16 +47,20 @@ def begin(size: int, device: str, program: str, environment: Mapping[str, str]) 
     """A group that this process leads; the others, each on a card of its own, run `python -m program RANK SIZE PORT`
     in `environment`. Raises `UserError` where there are too few cards."""
     import torch
-    from torch.distributed import TCPStore
+    from torch.distributed import PrefixStore, TCPStore
 
     if device != "cpu" and torch.cuda.device_count() < size:
         has = torch.cuda.device_count()
         raise UserError(f"processes={size} need a card each, and this machine shows {has}; choose {has} or fewer.")
-    store = TCPStore(HERE, 0, size, is_master=True, wait_for_workers=False)
+    token, listening = secrets.token_hex(), socket.create_server((HERE, 0))  # torch itself would listen to everybody
+    port = listening.getsockname()[1]
+    fd = listening.detach()
+    tcp = TCPStore(HERE, port, size, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    store = PrefixStore(token, tcp)
     others = [
         subprocess.Popen(
-            [sys.executable, "-m", program, str(rank), str(size), str(store.port)], stdin=subprocess.DEVNULL,
-            start_new_session=True, env={**environment, "CUDA_VISIBLE_DEVICES": _card(rank)},
+            [sys.executable, "-m", program, str(rank), str(size), str(port)], stdin=subprocess.DEVNULL,
+            start_new_session=True, env={**environment, TOKEN: token, "CUDA_VISIBLE_DEVICES": _card(rank)},
         )
         for rank in range(1, size)
     ]  # fmt: skip
@@ -64,10 +72,10 @@ def begin(size: int, device: str, program: str, environment: Mapping[str, str]) 
 
 
 def follow(rank: int, size: int, port: int) -> Group:
-    """The group of whoever began it at `port` of this machine."""
-    from torch.distributed import TCPStore
+    """The group of whoever began it at `port` of this machine, and gave this process its token."""
+    from torch.distributed import PrefixStore, TCPStore
 
-    store = TCPStore(HERE, port, size, timeout=timedelta(seconds=30))
+    store = PrefixStore(os.environ[TOKEN], TCPStore(HERE, port, size, timeout=timedelta(seconds=30)))
     store.add(HERE, 1)
     return Group(rank, size, size, store)
 

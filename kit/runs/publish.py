@@ -17,6 +17,7 @@ from kit.runs.filming import record
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run, opened
 from kit.stores.card import MARK, curve
+from kit.stores.redact import redact, redact_bytes
 from kit.trainers import algorithm
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     found: dict[str, Path | bytes] = {
         f"{name}.zip": export(run, "sb3", number, folder / f"{name}.zip"),
         f"{name}.json": folder / f"{name}.json",
-        "config.yaml": run.path / "config.yaml",
+        "config.yaml": redact_bytes((run.path / "config.yaml").read_bytes(), "config.yaml"),
         "results.json": json.dumps(results(scores), indent=1).encode(),
     }
     if find_spec("onnx") and find_spec("onnxruntime"):
@@ -95,7 +96,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     if drawn := curve(run.rows()):
         found["curve.png"] = drawn
     about = json.loads((folder / f"{name}.json").read_text())
-    found["README.md"] = card(run, number, store.repo, name, scores, about, found).encode()
+    found["README.md"] = redact(card(run, number, store.repo, name, scores, about, found)).encode()
     return found
 
 

@@ -205,7 +205,8 @@ class WarpSim(Simulator):
             self._forward()
             return
         if substeps == _FORWARD_IF_ANY:
-            wp.capture_if(wp.from_torch(self._any), on_true=self._forward)
+            condition: Any = wp.from_torch(self._any)
+            wp.capture_if(condition, on_true=self._forward)
             return
         for _ in range(substeps):
             mjw.step(self._model, self._data)

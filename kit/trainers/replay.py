@@ -137,7 +137,7 @@ class Replay:
 
     def _note_beginnings(self, slot: int) -> None:
         """Of the row that is about to be written to `slot`."""
-        if self.written == 0:
+        if self.written == self.first:  # nothing is there, at first or after a loss
             self._begun = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
             return
         begun, before = self._episodes(), (self.written - 1) % self.capacity

@@ -7,7 +7,7 @@ import html
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,21 @@ class Learned:
     elapsed: np.ndarray
     """(k, 2) steps, and seconds of work until then, over all sessions."""
     episodes: int
-    """Of the last evaluation, where that gives a success rate; 0 where it is not known."""
+    """Of the test or, without one, of the last evaluation, where that gives a success rate; 0 where it is not known."""
+    test: float | None = None
+    """The best policy's score in episodes that did not choose it, where the run ended with a test."""
 
     @classmethod
     def of(cls, run: Run) -> Learned:
         rows = run.rows()
-        counted = (row.get("eval/episodes") for row in reversed(rows) if "eval/success_rate" in row)
-        return cls(Curve.of(rows), worked(rows), next(counted, None) or 0)
+        curves = Curve.of(rows)
+        test: dict[str, Any] = next((row for row in reversed(rows) if "test/step" in row), {})
+        score = test.get("test/success_rate" if curves[0].percent else "test/mean_return")
+        return cls(curves, worked(rows), test.get("test/episodes") or _episodes(rows), score)
+
+    def untested(self) -> Learned:
+        """By its evaluations alone, to stand beside runs without a test."""
+        return self if self.test is None else replace(self, test=None)
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -57,7 +65,8 @@ class Learned:
 
     @property
     def last(self) -> float:
-        return float(self.scores[-1, 1])
+        """Its test or, without one, its last evaluation."""
+        return float(self.scores[-1, 1]) if self.test is None else self.test
 
     def reached(self, score: float) -> tuple[float, float]:
         """Steps and seconds until the first evaluation of at least `score`; infinite if there was none."""
@@ -65,6 +74,11 @@ class Learned:
         if not len(above):
             return np.inf, np.inf
         return float(above[0]), float(np.interp(above[0], *self.elapsed.T))
+
+
+def _episodes(rows: Sequence[dict[str, Any]]) -> int:
+    counted = (row.get("eval/episodes") for row in reversed(rows) if "eval/success_rate" in row)
+    return next(counted, None) or 0
 
 
 def worked(rows: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -129,6 +143,9 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
         env, options, overrides = (known.pop(name) for name in ("env", "env_options", "overrides"))
         task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
         tasks[task].append(({**known, **overrides, "from": start}, found))
+    for task, parts in tasks.items():
+        if any(one.test is None for _, one in parts):
+            tasks[task] = [(part, one.untested()) for part, one in parts]
     return {task: _groups(found) for task, found in tasks.items()}
 
 
@@ -193,7 +210,8 @@ def threshold_of(groups: Sequence[Group]) -> float:
 def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
     """One line for each task and config, best first, in numbers:
 
-    seeds; score, the mean of their last evaluations (success rate, or mean return), its 95 % interval low to high
+    seeds; score, the mean (success rate, or mean return) of the tests with which they ended or, where not all have one,
+    of their last evaluations, its 95 % interval low to high
     (infinite with one or two seeds), and worst, the lowest; p, how likely so large a difference from the first line is
     between equal configs; threshold, and how many seeds reached it, after how many steps and seconds (medians; infinite
     if fewer than half did); steps_per_s; seconds and, at `usd_per_hour`, usd of work for all seeds together.

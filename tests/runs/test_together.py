@@ -45,6 +45,20 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+def test_on_one_machine_it_listens_to_that_machine_alone(tmp_path: Path) -> None:
+    """Looked at while it trains: every socket that one of its processes listens at is on loopback."""
+    run = kit.launch(RunConfig.from_dict({**SMALL, "processes": 2, "runs_dir": str(tmp_path), "total_steps": 10**7}))
+    try:
+        run.wait(120, until=lambda now: now["step"] > 0 or now["state"] == "failed")
+        leader = psutil.Process(run.status()["process"]["pid"])
+        family = [leader, *leader.children(recursive=True)]
+        heard = {c.laddr.ip for one in family for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        assert heard and heard <= {"127.0.0.1", "::1"}, heard
+    finally:
+        run.stop()
+        run.wait(60)
+
+
 class Joined(BatchEnv):
     """Worlds of several envs as those of one."""
 

@@ -63,6 +63,28 @@ def test_a_policy_becomes_a_model_of_the_hub(
     np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
+def test_no_secret_of_the_config_is_sent(reach: Run, hub: HubServer, tmp_path: Path) -> None:
+    """A password in the store's URL, a token among the task's options: in no file, packed ones opened."""
+    import shutil
+    import zipfile
+
+    run = Run(shutil.copytree(reach.path, tmp_path / "told"))
+    secrets = ("hunter2-s3", "hf_" + "aB3" * 10)
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    config |= {"store": f"s3://me:{secrets[0]}@bucket/runs", "tracker": f"trackio:{secrets[1]}"}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
+    kit.push(Run(run.path), "hf://me/told", episodes=1)
+    files = hub.repos["me/told"].files
+    assert b"(hidden)" in files["config.yaml"] and b"s3://" in files["config.yaml"]
+    for name, data in files.items():
+        parts = [data]
+        if name.endswith(".zip"):
+            (tmp_path / name).write_bytes(data)
+            with zipfile.ZipFile(tmp_path / name) as packed:
+                parts = [packed.read(part) for part in packed.namelist()]
+        assert not any(secret.encode() in part for secret in secrets for part in parts), name
+
+
 def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"is not a model repository on the Hub; write hf://you/model"):
         kit.push(reach, "hf://me/reach/below")

@@ -124,6 +124,21 @@ def test_a_replay_goes_on_from_segments(same_worlds: bool) -> None:
     ledger.agrees(third, rows)
 
 
+def test_sac_on_pictures_goes_on_without_a_replay_that_is_lost() -> None:
+    """It fills again: rows before the loss are out of sight, so stacks are whole from the third row on."""
+    options = {"buffer_size": 64, "learning_starts": 8, "batch_size": 8, "train_freq": 1}
+    config = RunConfig(env="tests.envs.flipbook:Flipbook", algo="SAC", encoder="multi_camera", overrides=options,
+                       n_envs=2, device="cpu", threads=1, total_steps=1000)  # fmt: skip
+    first, other = (make_trainer(config, make_vec(config.env, 2)) for _ in range(2))
+    first.learn(40)
+    other.load_state(first.state())
+    other.forget_replay()
+    other.learn(80)
+    assert other.replay_written == 40 and other.replay_first == 20
+    rows = other.replay_rows(20, 40)
+    assert rows["rewards"].shape[0] == 20
+
+
 def test_a_shift_moves_all_frames_of_a_clip_alike() -> None:
     clips = torch.randint(0, 255, (200, 2, 3, 9, 10), dtype=torch.uint8)
     moved = random_shift({"eye": clips, "joints": torch.ones(200, 3)}, 2)
