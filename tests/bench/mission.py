@@ -5,7 +5,6 @@
     python tests/bench/mission.py --only ppo         # training with a 64-64 network on all cores
     python tests/bench/mission.py --only presets     # fast, heavy and beast, and their matrix products alone
     python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
-    python tests/bench/mission.py --only lessons     # three seeds of what notebook 07_mission does, and the curve
 
 The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/envs/test_mission.py); SB3 steps it
 in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
@@ -27,28 +26,20 @@ import kit
 from kit.config import RunConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.bench.lessons import draw, taught
 from tests.bench.mission_plain import PlainMission
 
 WORLDS, PROCESSES = 4096, 16
-ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / ".github" / "mission.png"
-FIRST, SECOND = 16_000_000, 24_000_000
-TOGETHER = {"env_options": {"presence": 0.0}, "overrides": {"ent_coef": 0.002}}
-"""The second lesson, as notebook 07_mission has it."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("game", "ppo", "presets", "teams", "lessons"))
+    parser.add_argument("--only", choices=("game", "ppo", "presets", "teams"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch-size", type=int, help="of kit's PPO in place of the preset's")
     args = parser.parse_args()
     for name, part in {"game": game, "ppo": ppo, "presets": presets, "teams": teams}.items():
         if args.only in (None, name):
             ppo(args.turns, args.batch_size) if part is ppo else part(args.turns)
-    if args.only == "lessons":
-        lessons(ROOT / "runs" / "mission")
 
 
 def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], Any]]]) -> None:
@@ -165,17 +156,6 @@ def _products(model: Any, rows: int, turns: int) -> float:
                 torch.mm(grad, weight)
         found.append((time.perf_counter() - begun) / rows)
     return min(found)
-
-
-def lessons(folder: Path) -> None:
-    """Train what is missing; how many of 224 games on maps that it has not seen each seed's best policy wins."""
-    print("\n| seed | after the first lesson | after the second |\n|---:|---:|---:|")
-    runs, then = [], {"total_steps": SECOND, **TOGETHER}
-    for first, second in taught(folder, RunConfig(env="Mission", total_steps=FIRST), then):
-        runs.append((first, second))
-        before, after = (kit.evaluate(run, 224)["win_rate"] for run in runs[-1])
-        print(f"| {first.config.seed} | {before:.1%} | {after:.1%} |", flush=True)
-    draw(runs, "win_rate", "games won, % of 100", "Mission: two lessons", PICTURE)
 
 
 def teams(turns: int) -> None:

@@ -2,7 +2,7 @@
 
     python tests/bench/scores.py runs/scores             # train what is missing there (hours); the table
     python tests/bench/scores.py runs/scores --only Mission --jobs 2
-    python tests/bench/scores.py runs/scores --report    # the table of what is there
+    python tests/bench/scores.py runs/scores --report    # the table of what is there, and its pictures
 
 A run is what `kit train` makes of the arguments below, with one thread; a second lesson begins with the last policy of
 the first. Its score is what `kit evaluate RUN` says: the best policy, in episodes that neither trained nor chose it.
@@ -59,6 +59,14 @@ SCORES = {
     "Go1Joystick": Score(GO1, "success_rate", episodes=200),
     "ReachVision": Score(("--env ReachVision --total-steps 300000",), "success_rate"),
 }
+
+
+PICTURES = {
+    "Dishwashing": ("dishes.png", "eval/shift/profit_per_hour", 1, "dollars an hour"),
+    "Mission": ("mission.png", "eval/win_rate", 100, "games won, %"),
+    "Go1Joystick": ("walk.png", "eval/success_rate", 100, "success, %"),
+}
+"""Of evaluations: file in .github, column, factor, axis."""
 
 
 def main() -> None:
@@ -125,9 +133,35 @@ def report(folder: Path, names: list[str], seeds: list[int]) -> None:
             cells += [", ".join(score.form.format(x) for x in found), f"{statistics.median(minutes):.1f}"]
             rows.append("| " + " | ".join(cells) + " |")
             print(rows[-1], file=sys.stderr, flush=True)
+        if name in PICTURES and len(found) == len(seeds):
+            draw(folder, name, seeds)
     print("| | worst | median | each seed | minutes of one core |\n|---|---:|---:|---|---:|", *rows, sep="\n")
     for commit, processor in made:
         print(f"\nSeeds {seeds[0]} to {seeds[-1]}; commit {commit}; {processor}.")
+
+
+def draw(folder: Path, name: str, seeds: list[int]) -> None:
+    """The evaluations that training made, over the steps of all lessons."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    picture, column, scale, title = PICTURES[name]
+    figure, axis = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
+    for seed in seeds:
+        points, before = [], 0
+        for lesson in range(len(SCORES[name].lessons)):
+            run = Run(path_of(folder, name, seed, lesson))
+            points += [((before + row["step"]) / 1e6, scale * row[column]) for row in run.rows() if column in row]
+            before += run.config.total_steps
+            axis.axvline(before / 1e6, color="black", linestyle="--", linewidth=0.8)
+        axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
+    axis.set(xlabel="million steps", ylabel=title, title=name)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(ROOT / ".github" / picture, dpi=110, facecolor="white")
+    plt.close(figure)
 
 
 def code_of(run: Run) -> tuple[str, str]:

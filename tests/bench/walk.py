@@ -1,13 +1,10 @@
 """What a Go1 is paid before it has learnt anything, by the noise of its actions, and for a trot by script beside
-standing still: `python tests/bench/walk.py`. With runs, what the policies they kept reach: `... walk.py RUN...`. With
-`--lessons FOLDER`, three seeds are taught to walk as in notebook 04."""
+standing still: `python tests/bench/walk.py`. With runs, what the policies they kept reach: `... walk.py RUN...`."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
-from pathlib import Path
 
 import torch
 
@@ -17,23 +14,15 @@ from kit.envs.joystick import ACTION_SCALE_RAD, CONTROL_DT_S, Joystick
 from kit.envs.vec import TensorEnv
 from kit.runs.rollouts import Evaluator
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.bench.lessons import draw, taught
-
 ROBOTS, STEPS = 64, 150
 NOISES = (0.0, 0.1, 0.2, 0.37, 0.6)
 EPISODES = 32
-LESSON = 2_000_000
-PICTURE = Path(__file__).parents[2] / ".github" / "walk.png"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*")
-    parser.add_argument("--lessons", type=Path, metavar="FOLDER", help="where the runs are, or are to be trained")
     asked = parser.parse_args()
-    if asked.lessons:
-        return lessons(asked.lessons)
     if asked.runs:
         for name in asked.runs:
             tracking(kit.Run(name))
@@ -51,26 +40,6 @@ def main() -> None:
         speed = trot(env, task, stride_rad, lift_rad, hz, 0.0)[0]
         own, still = trot(env, task, stride_rad, lift_rad, hz, speed)[1], trot(env, task, 0.0, 0.0, hz, speed)[1]
         print(f"| {speed:.2f} m/s | {own:.2f} | {still:.2f} |")
-
-
-def lessons(folder: Path) -> None:
-    """The last policies of both lessons, on 200 episodes of the task's own commands."""
-    config = kit.RunConfig(env="Go1Joystick", env_options={"always_moving": True}, total_steps=LESSON)
-    own = {"env_options": {"always_moving": False}}
-    print("| seed | success after one | after both | off by, m/s | rad/s | falls a minute | minutes |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    runs = []
-    for pair in taught(folder, config, {**own, "total_steps": LESSON}):
-        runs.append(pair)
-        evaluator = Evaluator(pair[1].config.replace(device="cpu"), 200)
-        before, after = (evaluator(run.policy("latest").as_actor()) for run in pair)
-        assert before is not None and after is not None
-        figures = (after[name] for name in ("velocity_error", "turning_error", "falls_per_minute"))
-        minutes = sum(run.status()["updated"] - run.status()["started"] for run in pair) / 60
-        said = " | ".join(f"{figure:.2f}" for figure in figures)
-        rates = f"{before['success_rate']:.1%} | {after['success_rate']:.1%}"
-        print(f"| {pair[1].config.seed} | {rates} | {said} | {minutes:.1f} |", flush=True)
-    draw(runs, "success_rate", "success, % of 20 episodes", "Go1Joystick: two lessons", PICTURE)
 
 
 def robots(n: int) -> tuple[TensorEnv, Joystick]:
