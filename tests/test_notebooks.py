@@ -25,7 +25,7 @@ TINY = {"env": "Reach", "total_steps": 1024, "n_envs": 4, "eval_every": 512, "ch
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
 NOT_OF_CONFIG = {
     "run", "episodes", "film_episodes", "cameras", "steps", "together", "joystick", "branch_steps",
-    "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space",
+    "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
 }  # fmt: skip
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 
