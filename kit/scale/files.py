@@ -39,10 +39,9 @@ def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
     asked = kind(path)
     if asked == "sweep":
         plan, _ = sweep.plan(path)
-        sweep.fetch(plan)
-        if not plan.folder.is_dir():
-            raise UserError(f"{path}: no trial was begun yet in {plan.folder}; `kit batch {path}` begins.")
         found = sweep.Sweep(plan)
+        if not found.study.trials and not plan.folder.is_dir():
+            raise UserError(f"{path}: no trial was begun yet in {plan.folder}; `kit batch {path}` begins.")
         for trial in sweep.trials(found) if fetch else []:
             trial.fetch()
         return found

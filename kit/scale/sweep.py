@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
-from kit.format.files import GrowingRows
+from kit.format.files import GrowingRows, write_atomic
 from kit.machine import limits
 from kit.presets import nested
 from kit.runs import directory
@@ -54,7 +54,8 @@ TOGETHER = {"n_envs", "n_steps", "batch_size"}
 """Of which one decides whether another can be: a trial that chooses what cannot be counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
-JOURNAL = "journal.log"
+JOURNAL, JOURNAL_BYTES = "journal.log", 2**30
+"""Its name, and the most that is read of it from a store."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,9 @@ class _Working:
 class Sweep:
     """A sweep as it stands: `table()`, `best` (a config, ready to train), `study` (Optuna's)."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.study = plan, _study(plan)
+    def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
+        """Looked at, or `study`, which goes on. Looking reads a copy: whoever searches may be writing just now."""
+        self.plan, self.study = plan, study or _study(plan, _Copy(journal(plan)))
 
     def __repr__(self) -> str:
         return f"Sweep({self.plan.name!r}: {len(self.study.trials)} of {self.plan.trials} trials)"
@@ -232,16 +234,45 @@ def trials(found: Sweep) -> list[TrialJob]:
     return [TrialJob(config, config.told()) for config in configs]
 
 
-def _study(plan: Plan) -> optuna.Study:
+def journal(plan: Plan) -> bytes:
+    """Optuna's journal here or, if another machine wrote there last, in the store: its whole lines. Nothing is written.
+    Raises `UserError`."""
+    written = b""
+    with contextlib.suppress(FileNotFoundError):
+        written = (plan.folder / JOURNAL).read_bytes()
+    if plan.base.store is not None:
+        store = open_store(plan.base.store)
+        with readable(store), contextlib.suppress(MissingFile):
+            _, last = lease.read(store, plan.folder.name)
+            if last is not None and last.owner != lease.known_owner(plan.folder):
+                written = store.read(f"{plan.folder.name}/{JOURNAL}", JOURNAL_BYTES)
+    return written[: written.rfind(b"\n") + 1]
+
+
+class _Copy:
+    """A journal in memory, as one of Optuna's backends."""
+
+    def __init__(self, written: bytes) -> None:
+        self._logs: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines()]
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self._logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self._logs += logs
+
+
+def writable(plan: Plan) -> Sweep:
+    """The search to go on with, from where it came to here or in the store: for whoever has its folder's lock."""
+    optuna: Any = need("optuna", "scale")
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(plan.folder / JOURNAL, journal(plan))  # without a line that a kill cut off: it would spoil the next
+    return Sweep(plan, _study(plan, optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))))
+
+
+def _study(plan: Plan, backend: Any) -> optuna.Study:
     optuna: Any = need("optuna", "scale")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    journal = plan.folder / JOURNAL
-    if journal.exists():  # a line that a kill cut off would spoil the next
-        whole = journal.read_bytes()
-        if not whole.endswith(b"\n"):
-            journal.write_bytes(whole[: whole.rfind(b"\n") + 1])
-    backend = optuna.storages.journal.JournalFileBackend(str(journal))
     steps, kinds = plan.base.total_steps, optuna.pruners
     pruners = {
         "median": lambda: kinds.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // 4),  # young curves say little
@@ -285,42 +316,27 @@ def sweep(
             room, place = engine.at_once or there.room, there.remote
         given.folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(directory.lock(given.folder))
-        shelf = stack.enter_context(_shelf(given))
-        found = Sweep(given)
+        found, shelf = stack.enter_context(_opened(given))
         _search(found, room, place, stack.enter_context(_told(found, on_progress)), shelf)
     return found
 
 
 @contextlib.contextmanager
-def _shelf(plan: Plan) -> Iterator[Shelf | None]:
-    """The search's folder in its store, once no other machine has it; what that knew is here then."""
+def _opened(plan: Plan) -> Iterator[tuple[Sweep, Shelf | None]]:
+    """The search to go on with, and its folder in its store, once no other machine has it."""
     if plan.base.store is None:
-        yield None
+        yield writable(plan), None
         return
     with readable(open_store(plan.base.store, write=True)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
             print(f"another machine has the search {plan.name!r} for {held_s:.0f} s yet", flush=True)
             time.sleep(min(held_s, HELD_S))
-    fetch(plan)
-    shelf = Shelf(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
+    found, shelf = writable(plan), Shelf(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
     try:
-        yield shelf
+        yield found, shelf
     finally:
         if trouble := shelf.finish({JOURNAL: (plan.folder / JOURNAL).read_bytes()}):
             print(f"{plan.folder / JOURNAL}: {trouble}", flush=True)
-
-
-def fetch(plan: Plan) -> None:
-    """Optuna's journal from the store, if another machine wrote there last. Raises `UserError`."""
-    if plan.base.store is None:
-        return
-    store = open_store(plan.base.store)
-    with readable(store), contextlib.suppress(MissingFile):
-        _, found = lease.read(store, plan.folder.name)
-        if found is not None and not (plan.folder.is_dir() and found.owner == lease.owner_of(plan.folder)):
-            plan.folder.mkdir(parents=True, exist_ok=True)
-            store.get(f"{plan.folder.name}/{JOURNAL}", partial := plan.folder / f"{JOURNAL}.partial")
-            partial.replace(plan.folder / JOURNAL)
 
 
 def _here(job: Kept) -> Work:

@@ -70,8 +70,7 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
     if url is None:
         return 0.0
     _, found = read(open_store(url), run_name)
-    is_own = found is not None and run_dir.is_dir() and found.owner == owner_of(run_dir)
-    return 0.0 if found is None or is_own else max(0.0, found.expires - clock())
+    return 0.0 if found is None or found.owner == known_owner(run_dir) else max(0.0, found.expires - clock())
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
@@ -104,13 +103,23 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
 
 def owner_of(run_dir: Path) -> str:
     """This copy of the run on this machine, by name: the same after a crash, another after a move. Kept in `.owner`."""
-    here = {"host": socket.gethostname(), "folder": str(run_dir.resolve())}
-    kept = read_json(run_dir / ".owner")
-    if isinstance(kept, dict) and here.items() <= kept.items() and "owner" in kept:
-        return str(kept["owner"])
+    if (known := known_owner(run_dir)) is not None:
+        return known
+    here = _here(run_dir)
     owner = f"{here['host'][:40]}-{secrets.token_hex(3)}"
     write_atomic(run_dir / ".owner", json.dumps({"owner": owner, **here}), durable=False)
     return owner
+
+
+def known_owner(run_dir: Path) -> str | None:
+    """The same for who only looks; None of a copy that never had a name."""
+    kept = read_json(run_dir / ".owner")
+    named = isinstance(kept, dict) and _here(run_dir).items() <= kept.items() and "owner" in kept
+    return str(kept["owner"]) if named else None
+
+
+def _here(run_dir: Path) -> dict[str, str]:
+    return {"host": socket.gethostname(), "folder": str(run_dir.resolve())}
 
 
 def _path(run_name: str) -> str:

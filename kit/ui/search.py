@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from kit.errors import need
-from kit.scale.sweep import Sweep, fetch, plan
+from kit.scale.sweep import Sweep, plan
 from kit.ui import style
 from kit.ui.plots import TEXT, beside
 
@@ -25,9 +25,7 @@ def sweep(found: Sweep | str | Path) -> style.Page:
     """A sweep, or the file that asks for one, as it stands, here or in its store: parallel coordinates (a line is a
     trial), how much each name mattered, the trials, and the best config to train."""
     if not isinstance(found, Sweep):
-        given, _ = plan(found)
-        fetch(given)
-        found = Sweep(given)
+        found = Sweep(plan(found)[0])
     table = found.table()
     done = [trial for trial in found.study.trials if trial.state.name == "COMPLETE"]
     states = Counter(trial.state.name.lower() for trial in found.study.trials)

@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 import kit
+from kit.cli import main
 from kit.errors import UserError
 from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.sweep import Sweep, at_common_steps, plan
+from kit.scale.sweep import Sweep, at_common_steps, plan, writable
 from kit.stores import holds, open_store
 from tests.runs.crash import create, kill_everything_in
 
@@ -66,6 +67,7 @@ def write(**sweep: Any) -> Path:
     return path
 
 
+TORN = b'{"op_code": 4, "tri'
 SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
 
 
@@ -136,17 +138,50 @@ def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
 
 def test_a_journal_that_was_cut_off_while_it_was_written_is_read_and_written_on() -> None:
     given, _ = plan(write(trials=3, space=SPACE))
-    Sweep(given).study.ask()
+    writable(given).study.ask()
     journal = given.folder / "journal.log"
-    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "tri')
-    Sweep(given).study.ask()
+    journal.write_bytes(journal.read_bytes() + TORN)
+    writable(given).study.ask()
     assert [row["state"] for row in Sweep(given).rows()] == ["running"] * 2
+
+
+def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(trials=3, space=SPACE)
+    given, _ = plan(path)
+
+    def tree() -> dict[Path, tuple[bytes, int]]:
+        return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in Path().rglob("*") if file.is_file()}
+
+    before = tree()
+    assert kit.ui.sweep(path).text.startswith("search: no trials yet.") and tree() == before
+    with pytest.raises(UserError, match="no trial was begun yet"):
+        files.standing(path)
+    assert tree() == before and not Path("runs").exists()
+
+    writer, journal = writable(given).study, given.folder / "journal.log"
+    writer.ask()
+    line = journal.read_bytes().splitlines(keepends=True)[-1]  # a trial begins
+    with journal.open("ab", buffering=0) as file:
+        for part, count in ((line[:20], 1), (line[20:], 2)):
+            file.write(part)
+            before = tree()
+            looks = [Sweep(given), files.standing(path)]
+            assert [len(found.rows()) for found in looks] == [count] * 2
+            assert f"search: {count} running" in kit.ui.sweep(path).text
+            with pytest.raises(SystemExit):
+                main(["batch", "status", str(path), "--json"])
+            assert len(json.loads(capsys.readouterr().out)) == count
+            assert tree() == before, "the writer finds its line as it left it"
+    writer.ask()
+    assert len(Sweep(given).rows()) == 3
 
 
 def begun(path: Path, *chosen: dict[str, Any]) -> None:
     """A search of which four trials are complete, with 8 in each evaluation, and those with `chosen` are to be done."""
     given, _ = plan(path)
-    study, moments = Sweep(given).study, range(160, 641, 160)
+    study, moments = writable(given).study, range(160, 641, 160)
     for _ in range(4):
         done = optuna.trial.create_trial(value=8.0, intermediate_values=dict.fromkeys(moments, 8.0))
         study.add_trial(done)
