@@ -16,8 +16,9 @@ that are still at work and resumes the others. Its processes outlive it, as thos
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +31,7 @@ from kit.runs import api, worker
 from kit.runs.beginning import beginning
 from kit.runs.run import Run, opened
 from kit.scale.work import KEYS, Engine, Kept, Results, run_all
-from kit.stores import lease, list_runs, open_store
+from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import brought, permit
 
 RUN_BYTES = 1_000_000_000
@@ -167,6 +168,7 @@ def batch(
         engine = Engine.of({}, **given)
         listed = planned(fields, seeds, name or "batch", engine.on is not None, trust)
     check(listed, engine.on is not None)
+    reachable(job.config.store for job in listed)
     return do_all(listed, [job.config for job in listed], engine, on_progress)
 
 
@@ -280,6 +282,13 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> None:
             resolve(config, fits=lambda asked: int(asked.n_envs))
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None
+
+
+def reachable(stores: Iterable[str | None]) -> None:
+    """Raises `UserError` for the first store that cannot be used; one that only does not answer is waited for."""
+    for store in {store: None for store in stores if store is not None}:
+        with contextlib.suppress(StoreError):
+            open_store(store, write=True)
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:

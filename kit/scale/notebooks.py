@@ -31,7 +31,7 @@ from kit.format.manifest import parse_json
 from kit.machine import settings
 from kit.runs import directory
 from kit.runs.run import Run
-from kit.scale.batch import do_all, seen_by_all
+from kit.scale.batch import do_all, reachable, seen_by_all
 from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
@@ -160,8 +160,7 @@ def notebooks(
     """Execute what the YAML file at `path` says (see above), here or `on` a cluster as `kit.batch` does; called again,
     go on. Raises `UserError` before anything is begun, also for a parameter that the notebook does not have."""
     jobs, engine = planned(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
-    for store in {job.store for job in jobs} - {None}:
-        open_store(str(store), write=True)
+    reachable(job.store for job in jobs)
     return do_all(jobs, [], engine, on_progress, unit="cell")
 
 

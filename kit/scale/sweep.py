@@ -35,7 +35,7 @@ from kit.format.files import GrowingRows, write_atomic
 from kit.machine import limits
 from kit.presets import nested
 from kit.runs import directory
-from kit.scale.batch import Job, seen_by_all, slots
+from kit.scale.batch import Job, reachable, seen_by_all, slots
 from kit.scale.shelf import Shelf
 from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work
 from kit.stores import MissingFile, StoreError, lease, open_store
@@ -304,6 +304,7 @@ def sweep(
 
     need("optuna", "scale")
     given, engine = plan(path, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    reachable([given.base.store])
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # multivariate TPE and the journal are called experimental
@@ -327,7 +328,7 @@ def _opened(plan: Plan) -> Iterator[tuple[Sweep, Shelf | None]]:
     if plan.base.store is None:
         yield writable(plan), None
         return
-    with readable(open_store(plan.base.store, write=True)):
+    with readable(open_store(plan.base.store)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
             print(f"another machine has the search {plan.name!r} for {held_s:.0f} s yet", flush=True)
             time.sleep(min(held_s, HELD_S))

@@ -65,14 +65,28 @@ def test_every_job_has_a_name_that_it_keeps() -> None:
         (lambda: kit.batch([{}], at_once=10_000), "at_once=10000"),
         (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
+        (lambda: kit.batch([{"store": "gone/store"}]), "store='gone/store'"),
+        (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
+        (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
-    ids=["one that cannot be trained", "no such field", "no seeds", "too many at once", "no such run", "no such file"],
+    ids=["one that cannot be trained", "no such field", "no seeds", "too many at once", "no such run", "no such file",
+         "no such store", "nor for Ray", "nor for a search"],
 )
 def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words) as refused:
         call()
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_a_store_that_cannot_be_is_refused_by_the_command_before_anything_begins(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.yaml").write_text("{total_steps: 64, n_envs: 2, seeds: 2, store: gone/store}")
+    with pytest.raises(SystemExit) as ended:
+        main(["batch", "jobs.yaml"])
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and said.startswith("kit: store='gone/store'") and "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
