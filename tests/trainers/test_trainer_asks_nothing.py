@@ -57,7 +57,7 @@ class NoPhysics(WarpSim):
 
     def __init__(self, model: Any, n: int, *_: Any) -> None:
         super().__init__(model, n, "cpu")
-        self.device, self._after_constraints = META, True
+        self.device, self._after_constraints, self._any = META, True, self._any.to(META)
         self._state = {name: value.to(META) for name, value in self._state.items()}
         self._initial = {name: value.to(META) for name, value in self._initial.items()}
 

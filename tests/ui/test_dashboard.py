@@ -14,6 +14,7 @@ import pytest
 from kit.machine.gpu import Summary
 from kit.runs import control
 from kit.runs.filming import View
+from kit.trust import permit
 from kit.ui import dashboard as dashboard_module
 from kit.ui import films, style
 from kit.ui.dashboard import Dashboard, charts
@@ -151,6 +152,7 @@ def test_films_are_made_by_a_process_that_finds_the_users_own_env(
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(options))
     run = make_run(tmp_path, config={"env": "my_worlds:Mine"})
+    permit(run.config, trust=True)  # as who trained it here has
     films.Film((View(run, 600),)).start(0, subprocess.DEVNULL)
     assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
     assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
