@@ -317,7 +317,7 @@ def _parser() -> argparse.ArgumentParser:
     resume = add("resume", "go on with a run", _resume)
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
     resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
-    _add_fields(resume, MAY_CHANGE_ON_RESUME)
+    _add_fields(resume, (*MAY_CHANGE_ON_RESUME, "env_options"))
 
     does = "train several runs side by side, or search for hyperparameters; called again, go on"
     batch = add("batch", does, _batch, reports=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -71,8 +72,10 @@ def resume(
 
     From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. A run whose config names a module
     (module:Class) is opened with `trust=True`, unless the module is imported already, or trusted on this machine: you
-    typed its name here before. Raises `UserError`.
+    typed its name here before. A secret among its env_options is not in the store: give them again. Raises `UserError`.
     """
+    from kit.stores.redact import HIDDEN
+
     run, moved = locate(path_or_url, runs_dir, changes.get("store"), max_gb)
     changes = {**moved, **changes}
     opened(run, trust)
@@ -80,6 +83,11 @@ def resume(
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
         _change(run, changes)
+    if HIDDEN in json.dumps(options := run.config.env_options):
+        raise UserError(
+            f"env_options={options!r} of {run.path} lack what a store is not shown; resume with env_options={{...}} "
+            "(--env-options) as they were."
+        )
     return _background(run) if background else _foreground(run, on_progress)
 
 
@@ -181,7 +189,11 @@ def _background(run: Run) -> Run:
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:
+    from kit.stores.redact import restores
+
     for name, value in changes.items():
+        if name == "env_options" and restores(value, run.config.env_options):
+            continue
         if name not in MAY_CHANGE_ON_RESUME and value != getattr(run.config, name, None):
             had = getattr(run.config, name, None)
             may = ", ".join(MAY_CHANGE_ON_RESUME)

@@ -17,7 +17,7 @@ from kit.runs.filming import record
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run, opened
 from kit.stores.card import MARK, curve
-from kit.stores.redact import redact, redact_bytes
+from kit.stores.redact import TEXT, redact_bytes
 from kit.trainers import algorithm
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ def push(
     if MARK.encode() not in (store.read_or_none("README.md") or MARK.encode()):
         raise UserError(f"url={url!r} has a README.md that kit did not write; name another repository.")
     with tempfile.TemporaryDirectory(prefix="kit-push-") as folder:
-        store.put(files(run, store, step, episodes, Path(folder)), message=f"{run.config.algo} on {run.config.env}")
+        made = files(run, store, step, episodes, Path(folder))
+        store.put(
+            {name: _clean(name, content) for name, content in made.items()},
+            message=f"{run.config.algo} on {run.config.env}",
+        )
     return f"{huggingface_hub.constants.ENDPOINT}/{store.repo}"
 
 
@@ -86,7 +90,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     found: dict[str, Path | bytes] = {
         f"{name}.zip": export(run, "sb3", number, folder / f"{name}.zip"),
         f"{name}.json": folder / f"{name}.json",
-        "config.yaml": redact_bytes((run.path / "config.yaml").read_bytes(), "config.yaml"),
+        "config.yaml": run.path / "config.yaml",
         "results.json": json.dumps(results(scores), indent=1).encode(),
     }
     if find_spec("onnx") and find_spec("onnxruntime"):
@@ -96,8 +100,15 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     if drawn := curve(run.rows()):
         found["curve.png"] = drawn
     about = json.loads((folder / f"{name}.json").read_text())
-    found["README.md"] = redact(card(run, number, store.repo, name, scores, about, found)).encode()
+    found["README.md"] = card(run, number, store.repo, name, scores, about, found).encode()
     return found
+
+
+def _clean(name: str, content: Path | bytes) -> Path | bytes:
+    """Without secrets, if it is text."""
+    if not name.endswith(TEXT):
+        return content
+    return redact_bytes(content if isinstance(content, bytes) else content.read_bytes(), name)
 
 
 def results(scores: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,14 @@ class Tracker:
     that are done again are sent again. A tracker that fails is left alone from then on, and `say` says so."""
 
     def __init__(self, config: RunConfig, name: str, say: Callable[[str], None]) -> None:
+        from kit.stores.redact import redact_config
+
         kind, _, project = str(config.tracker).partition(":")
         self._kind, self._say = kind, say
         own = {"id": name} if kind == "wandb" else {"embed": False}  # of trackio the name is the id
+        values = redact_config(config.to_dict())
         self._run = self._tried(
-            lambda: need(kind, "track").init(project=project, name=name, config=config.to_dict(), resume="allow", **own)
+            lambda: need(kind, "track").init(project=project, name=name, config=values, resume="allow", **own)
         )
 
     def add(self, row: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from kit.errors import UserError
 from kit.scale.work import AGAIN_S, PATIENCE_S
 from kit.stores import LeaseHeld, Store, StoreError, lease, open_store
+from kit.stores.redact import redact_bytes
 
 
 class Shelf:
@@ -65,4 +66,4 @@ class Shelf:
             take(self._store, self._at, lease.owner_of(self._folder))
             self._renew = time.monotonic() + lease.TTL_S / 2
         if files:
-            self._store.put(files, message=self._message)
+            self._store.put({path: redact_bytes(content) for path, content in files.items()}, message=self._message)

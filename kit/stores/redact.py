@@ -7,10 +7,16 @@ its environment variable gives it away.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 HIDDEN = "(hidden)"  # it may stand anywhere in YAML, JSON and URLs
+TEXT = (".yaml", ".json", ".md")
+EMPTIED = ("store", "tracker")
+"""Fields of a config that cannot hold just any text, and that a resume can do without: with a secret they go."""
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
 """No letter, digit, hyphen or underscore before it, but for the end of an escape in a URL or in JSON."""
@@ -46,13 +52,45 @@ def redact(text: str, environment: bool = True) -> str:
 
 
 def redact_bytes(data: bytes, name: str = "") -> bytes:
-    """The same for the bytes of the text file `name`; anything that is not UTF-8 is returned as it is. The fields of
-    config.yaml hold what the run is called and made of: a secret-named variable of the same value is no secret."""
+    """The same for the bytes of the file `name`; anything that is not UTF-8 is returned as it is."""
     try:
-        lines = data.decode().splitlines(keepends=True) if name == "config.yaml" else [data.decode()]
-        return "".join(redact(line, environment=name != "config.yaml" or line[:1] in " -") for line in lines).encode()
+        return _config_text(data.decode()) if name == "config.yaml" else redact(data.decode()).encode()
     except UnicodeDecodeError:
         return data
+
+
+def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for RunConfig's fields. They hold what the run is called and made of, so a secret-named variable of the
+    same value is no secret, but for what is in a mapping or a list."""
+    clean = {name: _values(value, environment=isinstance(value, dict | list)) for name, value in values.items()}
+    return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}
+
+
+def restores(whole: Any, redacted: Any) -> bool:
+    """Whether `redacted` can be what was left of `whole`, which holds nothing hidden."""
+    left, full = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
+    pattern = re.escape(left).replace(re.escape(HIDDEN), ".+")
+    return HIDDEN not in full and re.fullmatch(pattern, full) is not None
+
+
+def _values(value: Any, environment: bool) -> Any:
+    if isinstance(value, dict):
+        return {_values(key, environment): _values(each, environment) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_values(each, environment) for each in value]
+    return redact(value, environment) if isinstance(value, str) else value
+
+
+def _config_text(text: str) -> bytes:
+    """By values: YAML may break a text where a token ends."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+        clean = redact_config(values)
+        return (text if clean == values else yaml.safe_dump(clean, sort_keys=False)).encode()
+    except (yaml.YAMLError, AttributeError, RecursionError):  # whatever it is, it is no config
+        return redact(text).encode()
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ import yaml
 import kit
 from kit.errors import UserError
 from kit.runs.run import Run
+from kit.stores import open_store
+from kit.stores.copier import Copier
+from tests.envs.corridor import Walk
 from tests.stores.hub_server import READ_TOKEN, HubServer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -63,28 +69,6 @@ def test_a_policy_becomes_a_model_of_the_hub(
     np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
-def test_no_secret_of_the_config_is_sent(reach: Run, hub: HubServer, tmp_path: Path) -> None:
-    """A password in the store's URL, a token among the task's options: in no file, packed ones opened."""
-    import shutil
-    import zipfile
-
-    run = Run(shutil.copytree(reach.path, tmp_path / "told"))
-    secrets = ("hunter2-s3", "hf_" + "aB3" * 10)
-    config = yaml.safe_load((run.path / "config.yaml").read_text())
-    config |= {"store": f"s3://me:{secrets[0]}@bucket/runs", "tracker": f"trackio:{secrets[1]}"}
-    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
-    kit.push(Run(run.path), "hf://me/told", episodes=1)
-    files = hub.repos["me/told"].files
-    assert b"(hidden)" in files["config.yaml"] and b"s3://" in files["config.yaml"]
-    for name, data in files.items():
-        parts = [data]
-        if name.endswith(".zip"):
-            (tmp_path / name).write_bytes(data)
-            with zipfile.ZipFile(tmp_path / name) as packed:
-                parts = [packed.read(part) for part in packed.namelist()]
-        assert not any(secret.encode() in part for secret in secrets for part in parts), name
-
-
 def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"is not a model repository on the Hub; write hf://you/model"):
         kit.push(reach, "hf://me/reach/below")
@@ -96,3 +80,45 @@ def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypat
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     with pytest.raises(UserError, match="read-only"):
         kit.push(reach, "hf://me/other")
+
+
+SECRET = "hf_" + "aB3dE6gH9j" * 3
+
+
+class Keyed(Walk):
+    """One whose options hold a key to something."""
+
+    def __init__(self, key: str = "", **options: Any) -> None:
+        super().__init__(**options)
+
+
+def test_no_secret_leaves_and_the_run_can_be_resumed(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither with a model nor with a run that is copied: every byte is looked at, those inside a zip too."""
+    monkeypatch.setattr("kit.runs.publish.find_spec", lambda package: None)  # a film and ONNX take their time
+    run = kit.train(
+        env=f"{__name__}:Keyed", env_options={"key": f"Bearer {SECRET}", "length": 4}, run_name="keyed", eval_every=0,
+        total_steps=64, n_envs=2, runs_dir=str(tmp_path), overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1},
+    )  # fmt: skip
+    named = run.config.replace(store=f"s3://bucket/{SECRET}", tracker=f"wandb:{SECRET}")
+    (run.path / "config.yaml").write_text(named.to_yaml())
+    copied = tmp_path / "store"
+    kit.push(Run(run.path), "hf://me/keyed", episodes=1)
+    Copier(run.path, open_store(str(copied), write=True), "me").run_pass(final=True)
+
+    sent = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    sent |= hub.repos["me/keyed"].files
+    with zipfile.ZipFile(io.BytesIO(sent["ppo-tests.stores.test-publish-Keyed.zip"])) as packed:
+        sent |= {name: packed.read(name) for name in packed.namelist()}
+    assert {"keyed/config.yaml", "config.yaml", "ppo-tests.stores.test-publish-Keyed.json", "README.md"} <= set(sent)
+    assert [name for name, data in sent.items() if SECRET.encode() in data] == []
+    assert SECRET in (run.path / "config.yaml").read_text(), "here it stays"
+
+    resumed = {"runs_dir": str(tmp_path / "there"), "total_steps": 128}
+    with pytest.raises(UserError, match=r"env_options=\{'key': 'Bearer \(hidden\)'.* lack what a store is not shown"):
+        kit.resume(f"{copied}/keyed", **resumed)
+    with pytest.raises(UserError, match=r"env_options=.* differs from the run's"):
+        kit.resume(f"{copied}/keyed", env_options={"key": "Bearer x", "length": 5}, **resumed)
+    there = kit.resume(f"{copied}/keyed", env_options={"key": "Bearer other", "length": 4}, store=None, **resumed)
+    assert there.status()["state"] == "finished" and there.status()["step"] == 128

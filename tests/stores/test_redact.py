@@ -12,7 +12,8 @@ import uuid
 import pytest
 import yaml
 
-from kit.stores.redact import one_line, redact, redact_bytes
+import kit
+from kit.stores.redact import one_line, redact, redact_bytes, restores
 
 dice = random.Random(0)
 WORD, UPPER = string.ascii_letters + string.digits, string.ascii_uppercase + string.digits
@@ -159,3 +160,30 @@ def test_an_error_is_one_line() -> None:
     assert len(one_line(ValueError("x" * 1000))) == 300
     assert token[:20] not in one_line(ValueError("x " * 140 + token)), "cut in the middle, it would pass for a word"
     assert one_line(KeyError()) == "KeyError"
+
+
+def test_a_config_opens_again_without_its_secrets() -> None:
+    """Fields that cannot hold just any text are left out; long texts, which YAML breaks, are cleaned whole."""
+    token = SECRETS["Hugging Face"]
+    options = {"deep": [{"key": f"a long text before what nobody may see, and then: Bearer {token}"}], token: 1}
+    config = kit.RunConfig(env_options=options, store=f"s3://b/x?token={token}", tracker=f"wandb:{token}")
+    sent = redact_bytes(config.to_yaml().encode(), "config.yaml").decode()
+    assert token not in sent
+    opened = kit.RunConfig.from_yaml(sent)
+    assert (opened.store, opened.tracker) == (None, None)
+    hidden = "a long text before what nobody may see, and then: Bearer (hidden)"
+    assert opened.env_options == {"deep": [{"key": hidden}], "(hidden)": 1}
+    assert opened.replace(env_options={}, store=None, tracker=None) == kit.RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("whole", "can_be"),
+    [
+        ({"n": 3, "key": "Bearer x"}, True),
+        ({"n": 3, "key": "Bearer (hidden)"}, False),
+        ({"n": 4, "key": "Bearer x"}, False),
+        ({"n": 3, "key": "x"}, False),
+    ],
+)
+def test_what_was_hidden_is_given_again(whole: dict[str, object], can_be: bool) -> None:
+    assert restores(whole, {"key": "Bearer (hidden)", "n": 3}) is can_be
