@@ -217,7 +217,7 @@ def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
         reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
         lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{reached}{rate}")
-        lines += [f"    {row['message']}"] if row["state"] == "failed" else []
+        lines += [f"    {row['message']}"] if row["state"] in ("failed", "waiting") and row["message"] else []
     _print(options, found, "\n".join(lines))
     return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
 

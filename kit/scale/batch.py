@@ -30,7 +30,7 @@ from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.beginning import beginning
 from kit.runs.run import Run, opened
-from kit.scale.work import KEYS, Engine, Kept, Results, run_all
+from kit.scale.work import KEYS, Engine, Kept, Notes, Results, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import brought, permit
 
@@ -104,9 +104,7 @@ class Job:
         return self.found_at_work and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
-        held_s = lease.held_for(self.config.store, str(self.config.run_name), self.path)
-        self.note = f"another machine has it for {held_s:.0f} s yet" if held_s else ""
-        return held_s
+        return lease.held_for(self.config.store, str(self.config.run_name), self.path)
 
     def stop(self) -> None:
         if self.run is not None:
@@ -162,14 +160,16 @@ def batch(
     """
     given: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
+        name = name or folder_name(Path(jobs).stem)
         listed, engine = of_file(jobs, seeds, name, trust=trust, **given)
     else:
+        name = name or "batch"
         fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
         engine = Engine.of({}, **given)
-        listed = planned(fields, seeds, name or "batch", engine.on is not None, trust)
+        listed = planned(fields, seeds, name, engine.on is not None, trust)
     check(listed, engine.on is not None)
     reachable(job.config.store for job in listed)
-    return do_all(listed, [job.config for job in listed], engine, on_progress)
+    return do_all(listed, [job.config for job in listed], engine, name, on_progress)
 
 
 def seen_by_all(fields: dict[str, Any]) -> dict[str, Any]:
@@ -183,16 +183,18 @@ def do_all(
     jobs: Sequence[Kept],
     configs: Sequence[RunConfig],
     engine: Engine,
+    name: str,
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Do all `jobs`, of kinds `configs`, where `engine` says."""
+    """Do all `jobs` of the batch `name`, of kinds `configs`, where `engine` says."""
+    notes = Notes.beside(jobs, name)
     if engine.on is None:
-        return run_all(jobs, slots(configs, len(jobs), engine.at_once), on_progress, unit)
+        return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
     from kit.scale.cluster import cluster
 
     with cluster(engine) as found:
-        return run_all([found.remote(job) for job in jobs], len(jobs), on_progress, unit)
+        return run_all([found.remote(job) for job in jobs], len(jobs), notes, on_progress, unit)
 
 
 def of_file(

@@ -20,7 +20,7 @@ from typing import Any
 
 import kit
 from kit.errors import UserError, need
-from kit.scale.work import POLL_S, Engine, Kept, Patience, Work
+from kit.scale.work import POLL_S, Engine, Kept, Patience, Work, since
 
 TRIES = 10
 """How often a job is begun whose machine goes away."""
@@ -181,6 +181,7 @@ class _Remote:
     error: str = ""
     note: str = ""
     _ref: Any = None
+    _begun: float = 0.0
     _last: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -188,7 +189,7 @@ class _Remote:
         return self.job.run
 
     def start(self, threads: int, card_share: int) -> None:
-        on = self.on
+        on, self._begun = self.on, time.time()
         self._ref = on.attempt.remote(self.job, on.board, on.threads, on.card_share, kit.__version__)
         on.refs.append(self._ref)
 
@@ -221,7 +222,9 @@ class _Remote:
         self.on.ray.wait([self._ref], timeout=seconds)
 
     def row(self) -> dict[str, Any]:
-        return self._last or self.on.look()[0].get(self.job.row()["name"]) or {**self.job.row(), "state": "waiting"}
+        row = self.job.row()
+        waits = {"state": "waiting", "message": since("the cluster has not begun it", self._begun)}
+        return self._last or self.on.look()[0].get(row["name"]) or {**row, **waits}
 
 
 if __name__ == "__main__":  # for `eval` in the shell that starts Ray

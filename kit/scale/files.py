@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.config import read_yaml
+from kit.config import folder_name, read_yaml
 from kit.errors import UserError
 from kit.scale import batch, notebooks, sweep
-from kit.scale.work import Kept, Results
+from kit.scale.work import Kept, Notes, Results
 
 KINDS = ("sweep", "notebook")
 
@@ -48,7 +48,13 @@ def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
     jobs: list[Kept] = [*(notebooks.planned(Path(path))[0] if asked == "notebook" else batch.of_file(path)[0])]
     for job in jobs if fetch else []:
         job.fetch()
-    return Results(jobs, [job.look() for job in jobs])
+    notes = Notes.beside(jobs, folder_name(Path(path).stem)).read()
+    return Results(jobs, [_row(job, notes.get(job.path.name)) for job in jobs])
+
+
+def _row(job: Kept, note: str | None) -> dict[str, Any]:
+    """How a job stands; `note`: what another process waits for in order to begin it."""
+    return job.look() if note is None else {**job.row(), "state": "waiting", "message": note}
 
 
 def forget_failures(path: str | Path) -> None:

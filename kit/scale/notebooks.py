@@ -161,7 +161,7 @@ def notebooks(
     go on. Raises `UserError` before anything is begun, also for a parameter that the notebook does not have."""
     jobs, engine = planned(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     reachable(job.store for job in jobs)
-    return do_all(jobs, [], engine, on_progress, unit="cell")
+    return do_all(jobs, [], engine, folder_name(Path(path).stem), on_progress, unit="cell")
 
 
 def planned(path: Path, **given: Any) -> tuple[list[NotebookJob], Engine]:

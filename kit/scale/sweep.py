@@ -37,7 +37,7 @@ from kit.presets import nested
 from kit.runs import directory
 from kit.scale.batch import Job, reachable, seen_by_all, slots
 from kit.scale.shelf import Shelf
-from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work
+from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work, since, utc
 from kit.stores import MissingFile, StoreError, lease, open_store
 from kit.stores.pull import readable
 from kit.trust import brought, permit
@@ -187,6 +187,11 @@ class _Working:
     stopped: bool = False
     """Early, because it lags behind or its score is no number."""
 
+    def says(self, note: str) -> None:
+        """What it waits for, in the journal: for everybody who looks."""
+        if note != self.trial.user_attrs.get("message", ""):
+            self.trial.set_user_attr("message", note)
+
 
 class Sweep:
     """A sweep as it stands: `table()`, `best` (a config, ready to train), `study` (Optuna's)."""
@@ -328,9 +333,11 @@ def _opened(plan: Plan) -> Iterator[tuple[Sweep, Shelf | None]]:
     if plan.base.store is None:
         yield writable(plan), None
         return
+    begun = time.time()
     with readable(open_store(plan.base.store)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
-            print(f"another machine has the search {plan.name!r} for {held_s:.0f} s yet", flush=True)
+            until = utc(time.time() + held_s)
+            print(since(f"another machine has the search {plan.name!r} (until {until})", begun), flush=True)
             time.sleep(min(held_s, HELD_S))
     found, shelf = writable(plan), Shelf(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
     try:
@@ -361,7 +368,7 @@ def _search(
                 chosen = suggest(trial, given.space)
                 if shelf is not None:
                     shelf.put(JOURNAL, now=True)
-                begun = _begin(found, trial, chosen, place, threads)
+                begun = _begin(found, trial, chosen, place, threads, tell)
                 working += [begun] if begun else []
             tell(found)
             if shelf is not None:
@@ -388,7 +395,12 @@ def _ask(found: Sweep) -> optuna.Trial:
 
 
 def _begin(
-    found: Sweep, trial: optuna.Trial, chosen: Mapping[str, Any], place: Callable[[Kept], Work], threads: int
+    found: Sweep,
+    trial: optuna.Trial,
+    chosen: Mapping[str, Any],
+    place: Callable[[Kept], Work],
+    threads: int,
+    tell: Callable[[Sweep], None],
 ) -> _Working | None:
     """The run of `trial`, begun or resumed; None of one that cannot be, which counts as failed."""
     plan = found.plan
@@ -397,6 +409,8 @@ def _begin(
         at_work = _Working(trial, place(TrialJob(config, config.told(), score=plan.score)))
         patience = Patience()
         while not patience.begin(at_work.work, threads, 1):
+            at_work.says(at_work.work.note)
+            tell(found)
             time.sleep(POLL_S)
     except (UserError, StoreError) as error:
         _tell(found, trial, "FAIL", None, 0, str(error))
@@ -420,6 +434,7 @@ def _over(found: Sweep, at_work: _Working, threads: int) -> bool:
     """Report what evaluations say; whether the trial is done with."""
     ended = not at_work.work.is_working()
     now = at_work.work.row()
+    at_work.says(now["message"] if now["state"] == "waiting" else "")
     scores = now.get("scores", [])
     broken = next((f"its score was {score} at step {step:,}" for step, score in scores if not math.isfinite(score)), "")
     behind = False
@@ -471,6 +486,8 @@ def _told(found: Sweep, on_progress: Callable[[Sweep], None] | None) -> Iterator
             done = states.count("COMPLETE") + pruned + failed
             best = max((t.value for t in now.study.trials if t.value is not None), default=None)
             said = f"{pruned} pruned" + (f", {failed} failed" if failed else "")
+            waiting = [t.user_attrs.get("message") for t in now.study.trials if t.state.name == "RUNNING"]
+            said += "".join(f"; one waiting: {note}" for note in waiting if note)
             shown.set_description_str(said + (f", best {best:.3g}" if best is not None else ""), refresh=False)
             shown.update(done - shown.n)
 

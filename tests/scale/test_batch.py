@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,11 @@ from kit.cli import main
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
-from kit.scale.batch import planned, slots
+from kit.scale import work
+from kit.scale.batch import do_all, of_file, planned, slots
+from kit.scale.files import standing
+from kit.scale.work import Results
+from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.stores.conftest import waiter  # noqa: F401 - a fixture
 
@@ -87,6 +92,42 @@ def test_a_store_that_cannot_be_is_refused_by_the_command_before_anything_begins
     said = capsys.readouterr().err.strip()
     assert ended.value.code == 2 and said.startswith("kit: store='gone/store'") and "\n" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
+
+
+def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsys) -> None:
+    """Here, in the progress bar, and to another process; nothing is said any more when the batch is over."""
+    monkeypatch.chdir(tmp_path)
+    held = {"run_name": "held", "store": str(tmp_path / "held")}
+    lost = {"run_name": "lost", "store": str(tmp_path / "lost")}
+    fields = {"env": "Reach", "n_envs": 2, "device": "cpu", "total_steps": 6400, "overrides": SMALL["PPO"]}
+    Path("jobs.yaml").write_text(json.dumps({**fields, "jobs": [held, lost, {"run_name": "a"}, {"run_name": "b"}]}))
+    lease.acquire(open_store(tmp_path / "held", write=True), "held", "another", ttl_s=1000)
+    jobs, engine = of_file("jobs.yaml", at_once=1)
+    status = [sys.executable, "-m", "kit", "batch", "status", "jobs.yaml", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    told: list[list[str]] = []
+
+    def look(now: Results) -> None:
+        told.append([row["message"] for row in now])
+        if "no slot" in told[-1][3]:
+            looked = subprocess.run(status, check=False, capture_output=True, text=True, env=environment)
+            rows = {row["name"]: row for row in json.loads(looked.stdout)}
+            assert [rows[name]["message"] for name in ("held", "lost", "b")] == [told[-1][i] for i in (0, 1, 3)]
+            assert [rows[name]["state"] for name in ("held", "lost", "b")] == ["waiting"] * 3
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        do_all(jobs, [job.config for job in jobs], engine, "jobs", look)
+    when = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.fullmatch(rf"another machine has it \(until {when[6:]} unless it renews\), {when}", told[0][0])
+    assert re.fullmatch(rf"its store does not answer \(store='.*lost' cannot be reach.*\), {when}", told[0][1])
+    assert re.fullmatch(rf"no slot is free \(1 at work\), {when}", told[-1][3])
+    with work._bar("step") as tell:
+        tell(Results([], [{"name": "b", "state": "waiting", "step": 0, "total_steps": 1, "message": told[-1][3]}]))
+    assert f"0 of 1 done, 0 at work; 1 waiting: {told[-1][3]}" in capsys.readouterr().err
+    (tmp_path / "lost").mkdir()
+    left = {row["name"]: row["message"] for row in standing("jobs.yaml")}
+    assert [left[name] for name in ("held", "lost", "b")] == [""] * 3, "nobody waits any more"
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
@@ -164,7 +205,7 @@ def test_a_machine_that_was_cut_off_cannot_write_over_its_successor(tmp_path, wa
     told: list[str] = []
     second = {**fields, "runs_dir": str(tmp_path / "second")}
     found = kit.batch([second], on_progress=lambda now: told.append(f"{now[0]['state']} {now[0]['message']}"))
-    assert told[0].startswith("waiting another machine has it for") and found[0]["state"] == "finished"
+    assert told[0].startswith("waiting another machine has it (until") and found[0]["state"] == "finished"
     assert "resumed from step" in found.runs[0].log()
 
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
 from kit.scale.sweep import Sweep, at_common_steps, plan, writable
-from kit.stores import holds, open_store
+from kit.stores import holds, lease, open_store
 from tests.runs.crash import create, kill_everything_in
 
 optuna = pytest.importorskip("optuna")
@@ -177,6 +178,23 @@ def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
             assert tree() == before, "the writer finds its line as it left it"
     writer.ask()
     assert len(Sweep(given).rows()) == 3
+
+
+def test_a_trial_that_waits_says_for_what_and_since_when_to_everybody(tmp_path: Path) -> None:
+    path = write(trials=1, space=SPACE)
+    path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
+    lease.acquire(open_store(tmp_path / "store", write=True), "search-t000", "another", ttl_s=1000)
+
+    def look(now: Sweep) -> None:
+        (row,) = json.loads(json.dumps(Sweep(plan(path)[0]).rows()))
+        assert row == now.rows()[0] and row["state"] == "running"
+        when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+        said = rf"another machine has it \(until {when} unless it renews\), since {when}"
+        assert re.fullmatch(said, row["message"]), row["message"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kit.sweep(path, on_progress=look)
 
 
 def begun(path: Path, *chosen: dict[str, Any]) -> None:
