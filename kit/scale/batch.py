@@ -167,9 +167,9 @@ def batch(
         fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
         engine = Engine.of({}, **given)
         listed = planned(fields, seeds, name, engine.on is not None, trust)
-    check(listed, engine.on is not None)
+    resolved = check(listed, engine.on is not None)
     reachable(job.config.store for job in listed)
-    return do_all(listed, [job.config for job in listed], engine, name, on_progress)
+    return do_all(listed, resolved, engine, name, on_progress)
 
 
 def seen_by_all(fields: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def do_all(
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Do all `jobs` of the batch `name`, of kinds `configs`, where `engine` says."""
+    """Do all `jobs` of the batch `name`, of kinds `configs`, which are resolved, where `engine` says."""
     notes = Notes.beside(jobs, name)
     if engine.on is None:
         return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
@@ -272,18 +272,20 @@ def planned(
     return found
 
 
-def check(jobs: Sequence[Job], elsewhere: bool = False) -> None:
-    """Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
+def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
+    """Their resolved configs. Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
     from kit.measure.auto import resolve
 
+    resolved = []
     for job in jobs:
         config = job.config.replace(device="cpu") if elsewhere else job.config
         try:
             if job.is_there:
                 opened(job.path, job.trust)
-            resolve(config, fits=lambda asked: int(asked.n_envs))
+            resolved.append(resolve(config, fits=lambda asked: int(asked.n_envs)))
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None
+    return resolved
 
 
 def reachable(stores: Iterable[str | None]) -> None:
@@ -294,12 +296,13 @@ def reachable(stores: Iterable[str | None]) -> None:
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """How many of `count` runs, of kinds `configs`, go side by side. Raises `UserError` for more than there is room."""
+    """How many of `count` runs, of resolved kinds `configs`, go side by side: `at_once`, or one on a GPU, or what fits.
+    Raises `UserError` for more than there is room."""
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     processes = max((config.processes for config in configs), default=1)
     takes = processes * RUN_BYTES
     if at_once is None:
-        on_card = any(config.device not in ("auto", "cpu") for config in configs)
+        on_card = any(config.device != "cpu" for config in configs)
         return 1 if on_card else max(1, min(count, cores // processes, free // takes))
     if isinstance(at_once, bool) or not isinstance(at_once, int) or not 1 <= at_once <= cores:
         raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")

@@ -25,7 +25,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Plan:
     trials: int = TRIALS
     seed: int = 0
     pruner: str = "median"
+    kinds: tuple[RunConfig, ...] = ()
+    """Resolved configs, one for each device that a choice trains on."""
 
     @property
     def folder(self) -> Path:
@@ -122,11 +124,14 @@ def plan(
         name: [brought({name: value}, path)[name] for value in _values(name, choice)]
         for name, choice in found.space.items()
     }
-    chosen = [{name: value} for name in values.keys() - TOGETHER for value in values[name]]
-    for config in map(found.config, [{name: some[0] for name, some in values.items()}, *chosen]):
+    tried = [{name: some[0] for name, some in values.items()}]
+    tried += [{name: value} for name in values.keys() - TOGETHER for value in values[name]]
+    kinds = {}
+    for config in map(found.config, tried):
         permit(config, trust)
-        resolve(config, fits=lambda config: int(config.n_envs))
-    return found, engine
+        resolved = resolve(config, fits=lambda config: int(config.n_envs))
+        kinds[resolved.device] = resolved
+    return replace(found, kinds=tuple(kinds.values())), engine
 
 
 def _values(name: str, choice: Any) -> list[Any]:
@@ -314,7 +319,7 @@ def sweep(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # multivariate TPE and the journal are called experimental
         if engine.on is None:
-            room, place = slots([given.base], given.trials, engine.at_once), _here
+            room, place = slots(given.kinds, given.trials, engine.at_once), _here
         else:
             from kit.scale.cluster import cluster
 

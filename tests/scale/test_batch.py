@@ -19,8 +19,9 @@ from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import work
-from kit.scale.batch import do_all, of_file, planned, slots
+from kit.scale.batch import check, do_all, of_file, planned, slots
 from kit.scale.files import standing
+from kit.scale.sweep import plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
@@ -131,13 +132,27 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
-    jobs = planned([{}], 8, "b")
+    jobs = planned([{"device": "cpu"}], 8, "b")
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
     assert slots([job.config for job in jobs], 8, None) == 3 and slots([], 8, 2) == 2
     assert slots([jobs[0].config.replace(processes=2)], 8, None) == 1
     with pytest.raises(UserError, match=r"at_once=4 needs about 4 GB of memory and 3\.5 GB are free"):
         slots([], 8, 4)
+
+
+def test_how_many_go_side_by_side_follows_the_device_that_auto_becomes(monkeypatch) -> None:
+    """Preset fast is made for a GPU, so auto is cuda for it where there is one; Reach's own row is not."""
+    monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 4)
+    monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 100_000_000_000)
+    big, small = (planned([{"preset": preset}], 4, "b") for preset in ("fast", "auto"))
+    search = {"sweep": {"space": {"preset": ["auto", "fast"]}}}
+    for works, room in ((False, 4), (True, 1)):
+        monkeypatch.setattr("kit.machine.settings.gpu_works", lambda works=works: works)
+        assert slots(check(big), 4, None) == room and slots(check(small), 4, None) == 4
+        assert slots(check([*small, *big]), 8, None) == room, "one of them on the GPU"
+        assert slots(check(big), 4, 2) == 2, "as the user says"
+        assert slots(plan(search)[0].kinds, 4, None) == room
 
 
 def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monkeypatch) -> None:
