@@ -187,6 +187,14 @@ def check_keeping(machine: Machine) -> Iterator[Check]:
     yield Check("Keeping runs", "warn" if place.loses_disk else "ok", message, place.keeps)
 
 
+def check_drive(machine: Machine) -> Iterator[Check]:
+    """Google Drive's bin, whose files still count."""
+    if (mount := places.drive()).is_dir():
+        held = "its bin may hold what other programs deleted in 30 days, which counts (drive.google.com/drive/trash)"
+        yield Check("Google Drive", "ok", f"at {mount}; {held}; what kit removes there is emptied first")
+
+
 LOOKS: tuple[Callable[[Machine], Iterator[Check]], ...] = (
     check_python, check_torch, check_physics, check_kernels, check_room, check_extras, check_keeping,
+    check_drive,
 )  # fmt: skip

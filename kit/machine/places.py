@@ -74,6 +74,11 @@ def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) 
     return LOCAL
 
 
+def drive() -> Path:
+    """Where Google Drive is mounted, if it is: by Colab, or where the environment variable KIT_DRIVE_ROOT says."""
+    return Path(os.environ.get("KIT_DRIVE_ROOT", "/content/drive/MyDrive"))
+
+
 def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Path | None:
     """A disk at this place that survives the machine and can be written, if one is mounted."""
     pattern = where(environment, root).volumes

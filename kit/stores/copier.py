@@ -191,7 +191,7 @@ class Copier:
         if max(steps.values(), default=0) <= self.step:  # a manifest of a newer one might name any
             kinds = (f"{REPLAY}/",) if bests - needed - old else (f"{REPLAY}/", f"{FROZEN}/")
             old |= {path for path in held if path.startswith(kinds)} - needed
-        return sorted(old)
+        return sorted(old, key=lambda path: (not path.endswith("/manifest.json"), path))  # no part looks like a whole
 
     def _local(self, kind: str = "checkpoints") -> Iterator[Checkpoint]:
         """The checkpoints on this machine that are not known to be damaged, newest first."""

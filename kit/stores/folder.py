@@ -2,6 +2,10 @@
 
 Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk
 below, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
+
+What is deleted in Google Drive, or replaced by a rename, goes into its bin, where it still takes room: so files are
+emptied there first. One that is replaced is `.kit-old-NAME` while the new one takes its place, and is read under NAME
+if a kill leaves it so.
 """
 
 from __future__ import annotations
@@ -20,11 +24,10 @@ from typing import IO
 
 from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
+from kit.machine import places
 from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
 
-DRIVE_ROOT = "/content/drive/MyDrive"
-"""Where Colab mounts Google Drive; the environment variable KIT_DRIVE_ROOT names another place."""
-_TEMPORARY = ".kit-"
+_TEMPORARY, _OLD = ".kit-", ".kit-old-"
 
 
 class DirectoryStore(Store):
@@ -33,6 +36,7 @@ class DirectoryStore(Store):
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
         self.root = _locate(url, write)
+        self.has_bin = _is_in_drive(self.root)
         probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
             if write:
@@ -55,18 +59,21 @@ class DirectoryStore(Store):
             for folder, folders, names in os.walk(top, onerror=_ignore_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 for name in names:
-                    path = Path(folder, name)
+                    path, shown = Path(folder, name), Path(folder, name.removeprefix(_OLD))
                     with contextlib.suppress(FileNotFoundError):
                         status = path.lstat()
-                        if stat.S_ISREG(status.st_mode) and not name.startswith("."):
-                            found[path.relative_to(self.root).as_posix()] = status.st_size
+                        replaced = path != shown and shown.name in names
+                        if stat.S_ISREG(status.st_mode) and not shown.name.startswith(".") and not replaced:
+                            found[shown.relative_to(self.root).as_posix()] = status.st_size
             self._check_there()  # or what is missing is only out of sight
         return found
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with self._translated(path):
             self._check_there()
-            handle = os.open(self._inside(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            place = self._inside(path)
+            place = place if os.path.lexists(place) or not _old(place).exists() else _old(place)
+            handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise StoreError(f"{path} in {self.url} is not a plain file", transient=False)
@@ -124,13 +131,36 @@ class DirectoryStore(Store):
                 os.fsync(file.fileno())
                 size = file.tell()
                 _forget_cached(file.fileno())
-            temporary.replace(target)
+            self._replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                self._discard(temporary)
             raise
         if target.stat().st_size != size:
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
+
+    def _replace(self, temporary: Path, target: Path) -> None:
+        """Put `temporary` in the place of `target`. There is always one to be read: new, or old."""
+        if not self.has_bin:
+            temporary.replace(target)
+            return
+        if target.exists():
+            self._discard(_old(target))
+            target.rename(_old(target))
+        temporary.rename(target)
+        self._discard(_old(target))
+
+    def _discard(self, path: Path) -> None:
+        """Delete a file, where there is a bin once it is empty."""
+        if self.has_bin:
+            with contextlib.suppress(OSError):  # it is not there, or a symlink
+                handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+                try:
+                    os.ftruncate(handle, 0)
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        path.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
         """With its parents below the root, which itself is never made again: it may have gone in this moment."""
@@ -140,7 +170,8 @@ class DirectoryStore(Store):
                 place.mkdir()
 
     def _remove(self, target: Path) -> None:
-        target.unlink(missing_ok=True)
+        self._discard(_old(target))
+        self._discard(target)
         with contextlib.suppress(OSError):  # not empty, or gone already
             for folder in target.parents:
                 if folder == self.root:
@@ -179,7 +210,7 @@ class DirectoryStore(Store):
 def _locate(url: str, write: bool) -> Path:
     """The folder that `url` names; its parent must exist, so that a mistyped mount point is noticed."""
     if url.lower().startswith("drive:"):
-        mount = Path(os.environ.get("KIT_DRIVE_ROOT", DRIVE_ROOT))
+        mount = places.drive()
         folder = url.split(":", 1)[1].strip("/")
         if not folder:
             raise Unusable(url, "names no folder; write drive:folder.")
@@ -202,6 +233,17 @@ def _locate(url: str, write: bool) -> Path:
     except OSError as error:
         raise Unusable(url, f"cannot be reached ({error.strerror}); create or mount the folder.") from None
     return root
+
+
+def _old(target: Path) -> Path:
+    """What a file is called while another takes its place."""
+    return target.with_name(f"{_OLD}{target.name}")
+
+
+def _is_in_drive(root: Path) -> bool:
+    """Whether it lies in a mounted Google Drive: Colab's, with its shared drives, or that of Google for a Mac."""
+    real, mount = Path(os.path.realpath(root)), Path(os.path.realpath(places.drive()))
+    return real.is_relative_to(mount) or "/content/drive/" in f"{real}/" or "/CloudStorage/GoogleDrive-" in str(real)
 
 
 def _forget_cached(handle: int) -> None:
