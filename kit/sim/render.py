@@ -136,11 +136,10 @@ class Renderer:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each of the `blocks` of worlds what its layer draws of "all", or of what is "still" or "moving"."""
         layers = self._layers.setdefault(what, [])
-        if not layers:
-            with compiling("the renderer"):
+        while len(layers) < len(blocks):  # each builds its kernel with its first picture. In several threads at once,
+            with compiling("the renderer"):  # Python 3.11's parser fails ("AST constructor recursion depth mismatch")
                 layers.append(self._layer(what))
-                layers[0].draw(_rows(blocks[0], 0, 1))
-        layers += [self._layer(what) for _ in range(len(layers), len(blocks))]
+                layers[-1].draw(_rows(blocks[0], 0, 1))
         wanted = shown or [None] * len(blocks)
         drawn: list[Any] = [None] * len(blocks)
         threads = min(self._threads, len(blocks))
