@@ -61,7 +61,9 @@ class _PerFrame(nn.Module):
         if len(frames) == 1:
             return newest
         with torch.no_grad():
-            earlier = self.layers(frames[:-1].flatten(0, 1)).unflatten(0, (-1, len(clip))).flatten(2)  # (T - 1, B, ...)
+            earlier = (
+                self.layers(frames[:-1].flatten(0, 1)).unflatten(0, (clip.shape[1] - 1, -1)).flatten(2)
+            )  # (T - 1, B, ...)
         mean = (newest + earlier.sum(0)) / len(frames)
         return torch.cat([newest, newest - mean], dim=1)
 

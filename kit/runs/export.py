@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -25,8 +25,16 @@ from kit.runs.run import Run, opened
 from kit.trainers import Trainer
 from kit.trainers.actor import Actor
 
-Function = Callable[..., Sequence[torch.Tensor]]
-"""Entries of the observation (n, ...) and what is remembered, to actions (n, ...) and what is remembered then."""
+
+class Function(NamedTuple):
+    """What was written, as it was read back: entries of the observation (n, ...) and what is remembered, to actions
+    (n, ...) and what is remembered then."""
+
+    run: Callable[..., Sequence[torch.Tensor]]
+    inputs: list[str]
+    """Names of those that it takes, in order: entries for a critic alone, for one, do not decide an action."""
+
+
 WORLDS, STEPS = 50, 20
 """A thousand observations: what is written is compared with the policy on them."""
 TOLERANCE = 1e-4
@@ -84,6 +92,9 @@ def export(
         about = {"kit": kit.__version__, "env": run.config.env, "env_options": run.config.env_options,
                  "algo": run.config.algo, "step": number, **described(trainer, env)}  # fmt: skip
         if written is not None:
+            for kind in ("inputs", "memory"):
+                known = {entry["name"]: entry for entry in about[kind]}
+                about[kind] = [known[name] for name in written.inputs if name in known]
             about["largest_difference"] = worst = _difference(alone, written, env, obs)
             if worst > TOLERANCE:
                 raise UserError(f"{to} cannot hold this policy: its actions differ by {worst:.2g}; export to sb3.")
@@ -123,13 +134,14 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 
 @torch.no_grad()
 def _difference(alone: Alone, written: Function, env: BatchEnv, obs: Obs) -> float:
-    """Of actions, the largest on the policy's way."""
+    """Of actions, the largest on the policy's way, in batches of all worlds, with which it was traced, and of one."""
     worst, memory = 0.0, alone.actor.memory(WORLDS)
     for _ in range(STEPS):
-        given = [entry for _, entry in leaves("obs", tree_map(torch.clone, obs))]
-        action, *after = alone(*given, *memory)
-        worst = max(worst, float((action - written(*given, *memory)[0]).abs().max()))
-        obs, memory = env.step(action)[0], tuple(after)
+        given = [*(entry for _, entry in leaves("obs", tree_map(torch.clone, obs))), *memory]
+        action, *memory = alone(*given)
+        for n in (WORLDS, 1):
+            worst = max(worst, float((action[:n] - written.run(*(each[:n] for each in given))[0]).abs().max()))
+        obs = env.step(action)[0]
     return worst
 
 
@@ -137,14 +149,15 @@ def _torchscript(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...]
     with warnings.catch_warnings():  # of branches that the shapes of spaces decide, which never change
         warnings.simplefilter("ignore")
         torch.jit.trace(alone, given, check_trace=False).save(str(path))
-        return torch.jit.load(str(path))
+        loaded = torch.jit.load(str(path))
+    return Function(loaded, _inputs(alone, given))
 
 
 def _onnx(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> Function:
     need("onnx", "deploy")
     onnxruntime = need("onnxruntime", "deploy")
-    memory = [f"memory_{i}" for i in range(len(given) - len(alone.names))]
-    inputs, outputs = [*alone.names, *memory], ["action", *(f"{name}_after" for name in memory)]
+    inputs = _inputs(alone, given)
+    outputs = ["action", *(f"{name}_after" for name in inputs[len(alone.names) :])]
     batched = {name: {0: "n"} for name in inputs + outputs}
     with warnings.catch_warnings():  # as above; and that there is a newer exporter, which SB3's distributions stop
         warnings.simplefilter("ignore")
@@ -152,13 +165,17 @@ def _onnx(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path:
             alone, given, str(path), dynamo=False, input_names=inputs, output_names=outputs, dynamic_axes=batched
         )
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    taken = {entry.name for entry in session.get_inputs()}  # what does not matter is left out
+    taken = [entry.name for entry in session.get_inputs()]  # the exporter leaves out what does not matter
 
     def run(*values: torch.Tensor) -> Sequence[torch.Tensor]:
         named = {name: value.numpy() for name, value in zip(inputs, values, strict=True) if name in taken}
         return [torch.from_numpy(value) for value in session.run(outputs, named)]
 
-    return run
+    return Function(run, taken)
+
+
+def _inputs(alone: Alone, given: tuple[torch.Tensor, ...]) -> list[str]:
+    return [*alone.names, *(f"memory_{i}" for i in range(len(given) - len(alone.names)))]
 
 
 def _sb3(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kit
-from kit.errors import UserError
+from kit.errors import UserError, need
+from kit.runs import usage
 from kit.runs.export import export
 from kit.runs.filming import record
 from kit.runs.rollouts import evaluate
 from kit.runs.run import Run, opened
 from kit.stores.card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
-from kit.trainers import algorithm
 
 if TYPE_CHECKING:
     from kit.stores.hub import HubStore
@@ -26,33 +26,13 @@ if TYPE_CHECKING:
 EPISODES, FILMED = 100, 3
 USE = """## Use
 
-With Stable-Baselines3:
+{code}
 
-```python
-import json
-import numpy as np
-from huggingface_hub import hf_hub_download  # or load_from_hub of huggingface_sb3
-from {package} import {algo}
-
-model = {algo}.load(hf_hub_download("{repo}", "{name}.zip"))
-about = json.load(open(hf_hub_download("{repo}", "{name}.json")))
-{see}
-action, _ = model.predict(see(observation), deterministic=True)
-```
-
-A zip of Stable-Baselines3 holds pickles: open it if you trust whoever trained it. {onnx}`{name}.json` says what every
-number of the observation and of the action means.
+`observation` is one that the env gives. `{name}.json` says what every number of it and of the action means.{warned}
 
 Trained with [kit]({home}) {version}; `config.yaml` trains another: `kit train config.yaml`.
 """
-SEE_NORMALIZED = """known = about["normalizer"]
-def see(observation):  # as the policy was trained to see it
-    scaled = (observation - np.array(known["obs"]["mean"])) / np.sqrt(np.array(known["obs"]["var"]) + known["epsilon"])
-    return np.clip(scaled, -known["clip"], known["clip"]).astype(np.float32)
-"""
-SEE = """def see(observation):
-    return observation
-"""
+WARNING = " A zip of Stable-Baselines3 holds pickles: open it if you trust whoever trained it."
 
 
 def push(
@@ -85,6 +65,9 @@ def push(
 def files(run: Run, store: HubStore, step: int | str | None, episodes: int, folder: Path) -> dict[str, Path | bytes]:
     """What is put there, by its name; made in `folder`."""
     config, number = run.config, run.find(step).step
+    trainer = run.policy(number)
+    if not usage.opens_in_sb3(trainer):
+        need("onnx", "deploy"), need("onnxruntime", "deploy")  # or nobody could use it without kit
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algo.lower()}-{config.env}").strip("-")
     scores = evaluate(run, episodes, number)
     found: dict[str, Path | bytes] = {
@@ -100,7 +83,13 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     if drawn := curve(run.rows()):
         found["curve.png"] = drawn
     about = json.loads((folder / f"{name}.json").read_text())
-    found["README.md"] = card(run, number, store.repo, name, scores, about, found).encode()
+    blocks = []
+    if usage.opens_in_sb3(trainer):
+        blocks.append(("With Stable-Baselines3:", usage.with_sb3(trainer, about, config.algo, store.repo, name)))
+    if f"{name}.onnx" in found:
+        what = "Without any pickle, normaliser inside, with onnxruntime:"
+        blocks.append((what, usage.with_onnx(about, store.repo, name)))
+    found["README.md"] = card(run, number, name, scores, blocks, found).encode()
     return found
 
 
@@ -121,9 +110,10 @@ def results(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def card(
-    run: Run, step: int, repo: str, name: str, scores: dict[str, Any], about: dict[str, Any], there: dict[str, Any]
+    run: Run, step: int, name: str, scores: dict[str, Any], blocks: list[tuple[str, str]], there: dict[str, Any]
 ) -> str:
-    """The model card, in Markdown: what the Hub reads of it is huggingface_sb3's `model-index`."""
+    """The model card, in Markdown, with `blocks` of code and what is said before each: what the Hub reads of it is
+    huggingface_sb3's `model-index`."""
     import yaml
 
     config, reached = run.config, f"{scores['mean_return']:.2f} +/- {scores['std_return']:.2f}"
@@ -145,14 +135,7 @@ def card(
     parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---", MARK, f"# {config.algo} on {config.env}"]
     parts += [f"Evaluated without exploration noise:\n\n| | |\n|---|---|\n{table}"]
     parts += [text for file, text in shown.items() if file in there]
-    onnx = "The same policy without any pickle, normaliser inside: " if f"{name}.onnx" in there else ""
-    onnx += f"`{name}.onnx`, for onnxruntime. " if onnx else ""
-    stock = algorithm.find(config.algo).stock
-    package, algo = stock.__module__.partition(".")[0], stock.__name__
-    see = SEE_NORMALIZED if "obs" in about.get("normalizer", {}) else SEE
-    parts.append(
-        USE.format(
-            package=package, algo=algo, repo=repo, name=name, see=see, onnx=onnx, home=kit.HOME, version=kit.__version__
-        )
-    )
+    code = "\n\n".join(f"{what}\n\n```python\n{lines}\n```" for what, lines in blocks)
+    warned = WARNING if len(blocks) == 2 or f"{name}.onnx" not in there else ""
+    parts.append(USE.format(code=code, name=name, warned=warned, home=kit.HOME, version=kit.__version__))
     return "\n\n".join(parts)

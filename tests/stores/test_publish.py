@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-import stable_baselines3 as sb3
+import torch
 import yaml
 
 import kit
+from kit.encoders.convolutions import Simple2DEncoder
+from kit.envs.obs import tree_map
 from kit.errors import UserError
+from kit.runs.opponents import make_worlds
 from kit.runs.run import Run
+from kit.runs.usage import EACH_STEP
 from kit.stores import open_store
 from kit.stores.copier import Copier
 from tests.envs.corridor import Walk
+from tests.envs.slide import Slide
+from tests.runs.crash import create
 from tests.stores.hub_server import READ_TOKEN, HubServer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,10 +45,8 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return kit.train(config, total_steps=256, runs_dir=runs)
 
 
-def test_a_policy_becomes_a_model_of_the_hub(
-    reach: Run, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import ModelCard, constants
+def test_a_policy_becomes_a_model_of_the_hub(reach: Run, hub: HubServer) -> None:
+    from huggingface_hub import ModelCard
 
     assert kit.push(reach, "hf://me/reach", episodes=2) == f"{hub.endpoint}/me/reach"
     repo = hub.repos["me/reach"]
@@ -57,16 +63,84 @@ def test_a_policy_becomes_a_model_of_the_hub(
     assert scores["n_eval_episodes"] == 2 and scores["is_deterministic"]
     assert yaml.safe_load(repo.files["config.yaml"])["env"] == "Reach"
 
-    text = repo.files["README.md"].decode()
-    code = text.split("```python\n")[1].split("```")[0].split("action, _")[0]
-    space: dict[str, object] = {}
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    exec(code, space)
-    assert isinstance(space["model"], sb3.PPO)
-    observation = np.linspace(-2, 2, 24)
-    theirs, _ = space["model"].predict(space["see"](observation), deterministic=True)  # type: ignore[operator]
-    ours, _ = reach.policy().predict(observation, deterministic=True)
-    np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+class Parts(Slide):
+    """One seen in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"place": number, "speed": number})
+
+    def observe(self) -> Any:
+        return {"place": self.sim.qpos.clone(), "speed": self.sim.qvel.clone()}
+
+
+class Fixed(Simple2DEncoder):
+    """Small and random, in the place of a large one whose weights never change."""
+
+    def __init__(self, space: Any, features: int = 8, frozen: bool = True) -> None:
+        super().__init__(space, features)
+
+
+ASYMMETRIC = {"cameras": ["top"], "size": 36, "frames": 2, "critic_state": True}
+FLIPBOOK = "tests.envs.flipbook:Flipbook"
+FROZEN = {"policy_kwargs": {"features_extractor_kwargs": {"frozen": True}}}
+CARDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "PPO, scaled": ({"env": "Reach", "overrides": {"normalize": True}}, {"stable_baselines3", "onnxruntime"}),
+    "SAC": ({"env": "Reach", "algo": "SAC"}, {"stable_baselines3", "onnxruntime"}),
+    "remembering, scaled": (
+        {"env": "Reach", "algo": "RecurrentPPO", "overrides": {"normalize": True}}, {"sb3_contrib", "onnxruntime"},
+    ),
+    "a Dict, scaled": (
+        {"env": f"{__name__}:Parts", "overrides": {"normalize": True}}, {"stable_baselines3", "onnxruntime"},
+    ),
+    "an image": ({"env": FLIPBOOK, "env_options": {"alone": True, "frames": 1}}, {"onnxruntime"}),
+    "images and nested numbers": ({"env": "tests.envs.corridor:Corridor"}, {"onnxruntime"}),
+    "a critic that sees more": (
+        {"env": "ReachVision", "encoder": "simple2dcnn", "env_options": ASYMMETRIC}, {"onnxruntime"},
+    ),
+    "a frozen encoder": (
+        {"env": FLIPBOOK, "encoder": "simple2dcnn", "overrides": FROZEN}, {"onnxruntime"},
+    ),
+}  # fmt: skip
+"""A run, and the packages by which its card's code acts."""
+
+
+@pytest.mark.parametrize("case", CARDS)
+def test_a_cards_code_acts_as_the_policy_does(
+    case: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block of it, run as written, on observations of the env one after another."""
+    from huggingface_hub import constants
+
+    pytest.importorskip("onnxruntime")
+    fields, packages = CARDS[case]
+    if case == "a frozen encoder":
+        monkeypatch.setattr("kit.encoders.load", lambda name: Fixed)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("kit.runs.publish.find_spec", lambda name: name if name.startswith("onnx") else None)
+    run = create(tmp_path, "run", total_steps=64, **fields)
+    run = kit.resume(run.path)
+    kit.push(run, "hf://me/model", episodes=1)
+    card = hub.repos["me/model"].files["README.md"].decode()
+    about = json.loads(next(data for name, data in hub.repos["me/model"].files.items() if name.endswith(".json")))
+    blocks = [part.split("\n```")[0] for part in card.split("```python\n")[1:]]
+    acts_by = [next(name for name in packages if re.search(rf"^(from|import) {name}", code, re.M)) for code in blocks]
+    assert sorted(acts_by) == sorted(packages)
+
+    actor, env = run.policy().as_actor(), make_worlds(run.config, 1, 7)
+    obs, memory, begins = env.reset(seed=7), actor.memory(1), torch.ones(1, dtype=torch.bool)
+    spaces = [dict[str, Any]() for _ in blocks]
+    for step in range(4):
+        expected, memory = actor(obs, memory, begins)
+        for code, space in zip(blocks, spaces, strict=True):
+            space["observation"] = tree_map(lambda x: x[0].numpy(), obs)
+            exec(code.split(EACH_STEP)[1] if step else code, space)
+            np.testing.assert_allclose(space["action"], expected[0], atol=1e-5)
+        obs, begins = env.step(expected)[0], torch.zeros(1, dtype=torch.bool)
+    session = spaces[acts_by.index("onnxruntime")]["policy"]
+    assert [i.name for i in session.get_inputs()] == [i["name"] for i in about["inputs"] + about["memory"]]
 
 
 def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
