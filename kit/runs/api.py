@@ -100,10 +100,10 @@ def here(config: RunConfig) -> Run | None:
     path = Path(config.runs_dir).expanduser() / config.run_name
     is_here = (path / "config.yaml").is_file()
     if config.store and not (is_here and (Run(path).is_working() or Run(path).status()["state"] == "finished")):
-        from kit.stores import holds, open_store
+        from kit.stores import holds, open_store, pull
 
-        if holds(open_store(config.store), config.run_name):
-            locate(f"{config.store.rstrip('/')}/{config.run_name}", config.runs_dir)
+        if holds(store := open_store(config.store), config.run_name):
+            pull(store, config.run_name, Path(config.runs_dir))
             is_here = True
     return Run(path) if is_here else None
 

@@ -51,9 +51,10 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
 
 
 def holds(store: Store, run_name: str) -> bool:
-    """Whether a checkpoint of that run is there. Raises `UserError`."""
+    """Whether a checkpoint of that run is there, also if its machine vanished before `latest.json` named it. Raises
+    `UserError`."""
     with readable(store):
-        return f"{run_name}/{LATEST}" in store.list(run_name)
+        return bool(folders_in(path.removeprefix(f"{run_name}/") for path in store.list(run_name)))
 
 
 def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -199,6 +200,21 @@ def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_pa
     assert says("status") == [["run", "finished", "64"], ["next", "waiting", "0"]] and not Path("runs").exists()
     assert says("collect") == [["run", "finished", "64"], ["next", "waiting", "0"]]
     assert fingerprint(kit.Run("runs/run")) == fingerprint(there) and not Path("runs/next").exists()
+
+
+def test_a_run_whose_first_checkpoint_has_arrived_goes_on_elsewhere(tmp_path, monkeypatch) -> None:
+    """Its machine vanished before it could write latest.json, which points to that checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    fields = {"env": "Reach", "n_envs": 2, "device": "cpu", "eval_every": 0, "overrides": SMALL["PPO"]}
+    job = {**fields, "run_name": "cut", "total_steps": 320, "store": str(tmp_path / "store")}
+    Path("store").mkdir()
+    there = fingerprint(kit.train(kit.RunConfig(**job)))
+    for name in ("latest.json", "lease.json", "status.json"):
+        Path("store/cut", name).unlink(missing_ok=True)
+    shutil.rmtree("runs")
+    (row,) = kit.batch([job], name="b")
+    assert row["state"] == "finished", row["message"]
+    assert fingerprint(kit.Run("runs/cut")) == there
 
 
 @pytest.mark.storm
