@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.format import leftovers
 from kit.format.files import entry_of, sha256, step_of, sync_folder, write_atomic, write_file
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, NO_LIMIT, REPLAY, Refused, check_tensors, read_manifest, sealed
 
 if TYPE_CHECKING:
     import torch
 
+KINDS = ("checkpoints", "best", "policies")
+"""Folders of them in a run."""
 State = Mapping[str, Mapping[str, Any]]
 """Part -> its values: tensors and JSON values."""
 
@@ -145,9 +145,7 @@ class Checkpoint:
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
     """Commit `state` as `folder`/step_<step>. `shared` are the manifest entries of files the run already holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder, ignore_cleanup_errors=True) as name:
-        building = Path(name)
-        building.chmod(0o755)
+    with leftovers.temporary(folder) as building:
         contents, shared = _encode(state), dict(shared or {})
         if frozen := contents.pop(f"{FROZEN}.safetensors", None):
             shared |= _write_frozen(folder.parent, frozen)
@@ -156,11 +154,13 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         sync_folder(building)
         final = folder / f"step_{step:09d}"
         # the same step may be there, after a resume from an older one or with an evaluation more
-        old = _hide(final) if final.exists() else None
+        old = leftovers.old(final)
+        if final.exists():
+            leftovers.remove(old)
+            final.rename(old)
         building.rename(final)
         sync_folder(folder)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        leftovers.remove(old)
     return Checkpoint(step, final)
 
 
@@ -173,34 +173,30 @@ def committed(folder: Path) -> list[Checkpoint]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint so that no reader ever sees a part of it: rename first, which a full disk allows, then
-    remove."""
-    shutil.rmtree(_hide(folder), ignore_errors=True)
+    """Delete a checkpoint so that no reader ever sees a part of it."""
+    leftovers.remove(leftovers.hide(folder))
 
 
-def _hide(folder: Path) -> Path:
-    trash = folder.with_name(f".trash-{folder.name}-{time.time_ns()}")
-    return folder.rename(trash)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left behind under temporary names. A step that it was replacing comes back."""
-    for path in folder.glob(".trash-step_*"):
-        final = folder / path.name.split("-")[1]
+def sweep(run_path: Path) -> None:
+    """For whoever holds the run's lock: remove what killed processes left in it, and nothing that is still being made.
+    A step that was being replaced comes back."""
+    for path in run_path.glob(f"*/{leftovers.OLD}step_*"):
+        final = path.with_name(path.name.removeprefix(leftovers.OLD))
         with contextlib.suppress(Damaged):
             if not final.exists():
                 Checkpoint(step_of(final.name) or 0, path).verify()
                 path.rename(final)
-    for path in [*folder.glob(".building-*"), *folder.glob(".trash-*")]:
-        shutil.rmtree(path, ignore_errors=True)
+        leftovers.remove(path)
+    for kind in (*KINDS, REPLAY, FROZEN):  # only training writes there
+        leftovers.sweep(run_path / kind, alone=True)
+    leftovers.sweep(run_path, below=True)
 
 
 def prune(run_path: Path) -> None:
     """Delete shared files that no checkpoint, best or policy of the run names, but for damaged ones."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
-    kinds = ("checkpoints", "best", "policies") if shared else ()
-    for found in [found for kind in kinds for found in committed(run_path / kind)]:
+    for found in [found for kind in KINDS if shared for found in committed(run_path / kind)]:
         with contextlib.suppress(Damaged):
             needed |= found.manifest().get("shared", {}).keys()
     for path in shared:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from kit.format.leftovers import temporary
 
 _STEP = re.compile(r"step_(\d{9,16})")
 
@@ -28,16 +28,9 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> dict[str, Any]:
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace `path` whole: a reader sees the old content or the new, never a part. `durable` waits for the disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    os.close(handle)
-    try:
-        write_file(temporary, content.encode() if isinstance(content, str) else content, durable)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with temporary(path.parent, file_mode=0o600) as building:
+        write_file(building, content.encode() if isinstance(content, str) else content, durable)
+        building.replace(path)
     if durable:
         sync_folder(path.parent)
 

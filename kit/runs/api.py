@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
+from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.beginning import beginning, first_checkpoint
@@ -127,10 +128,11 @@ def remove(run: Run, sure: bool = False) -> None:
             f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; say --yes (sure=True) if you "
             "want to lose it."
         )
+    leftovers.sweep(run.path.parent)
     with directory.lock(run.path):
-        trash = run.path.with_name(f".removed-{run.name}-{os.getpid()}")
-        run.path.rename(trash)
-    shutil.rmtree(trash)
+        trash = leftovers.hide(run.path)
+    with contextlib.suppress(FileNotFoundError):  # another sweeps it
+        shutil.rmtree(trash)
 
 
 def create(

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +28,9 @@ from typing import IO
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.format import checkpoint
 from kit.format.files import sync_folder, write_atomic
+from kit.format.leftovers import temporary
 
 LOCK_PATIENCE_S = 0.5
 """Somebody who only asks whether a run is at work holds its lock for an instant (`is_locked`)."""
@@ -40,26 +40,24 @@ def create(config: RunConfig) -> Path:
     """A new run directory holding `config`'s config.yaml. A name that exists is never used again."""
     if config.run_name is None:
         raise ValueError("create() takes a resolved config")
-    try:
-        path = free(config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
-    except OSError as error:
-        why = error.strerror
-        raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({why}); choose another folder.") from None
-    try:
-        building.chmod(0o755)
-        for folder in ("checkpoints", "videos", "control"):
-            (building / folder).mkdir()
-        write_atomic(building / "config.yaml", config.to_yaml())
-    except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
-        raise refused(path, error) from None
-    try:
-        building.rename(path)  # fails if another process took the name meanwhile: a non-empty folder is never replaced
-    except OSError:
-        shutil.rmtree(building, ignore_errors=True)
-        raise _taken(config) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            path = free(config)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            building = stack.enter_context(temporary(path.parent))
+        except OSError as error:
+            why = error.strerror
+            raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({why}); choose another folder.") from None
+        try:
+            for folder in ("checkpoints", "videos", "control"):
+                (building / folder).mkdir()
+            write_atomic(building / "config.yaml", config.to_yaml())
+        except OSError as error:
+            raise refused(path, error) from None
+        try:
+            building.rename(path)  # fails if another took the name meanwhile: a non-empty folder is never replaced
+        except OSError:
+            raise _taken(config) from None
     sync_folder(path.parent)
     return path
 
@@ -97,8 +95,8 @@ def refused(path: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
-    """Own the run at `path` while the block runs; the lock may have been taken by the parent process, which `handed` on
-    the open file. Raises `UserError` naming the owner if a live process has it."""
+    """Own the run at `path`, swept of what killed processes left, while the block runs; the parent process may have
+    taken the lock and `handed` on the open file. Raises `UserError` naming the owner if a live process has it."""
     import fcntl
 
     try:
@@ -121,6 +119,7 @@ def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
+        checkpoint.sweep(path)
         yield file
 
 

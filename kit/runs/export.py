@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError, need
 from kit.format.files import write_atomic
+from kit.format.leftovers import temporary
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.rollouts import EVAL_SEED
@@ -84,8 +86,9 @@ def export(
     trainer = load_policy(run.config, found)
     env = make_worlds(run.config.replace(device="cpu"), WORLDS, run.config.seed + EVAL_SEED)
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".building-{path.name}")
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
+        building = stack.enter_context(temporary(path.parent)) / path.name
         obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
         alone = Alone(actor, [name for name, _ in leaves("obs", obs)], env.action_space)
         written = write(trainer, alone, (*(entry for _, entry in leaves("obs", obs)), *actor.memory(WORLDS)), building)
@@ -100,9 +103,6 @@ def export(
                 raise UserError(f"{to} cannot hold this policy: its actions differ by {worst:.2g}; export to sb3.")
         building.replace(path)
         write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1))
-    finally:
-        building.unlink(missing_ok=True)
-        env.close()
     return path
 
 

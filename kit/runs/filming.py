@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kit.errors import UserError, need
+from kit.format.leftovers import temporary
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.rollouts import EVAL_SEED
@@ -99,20 +100,20 @@ def film(
         policies.setdefault((view.run.path, view.step), []).append(view)
     players = [_Player(views) for views in policies.values()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.building.mp4")
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     try:
-        with (
-            mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as written,
-            closing(
-                _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
-            ) as drawn,
-        ):
-            for frame in drawn:  # not write_video, which keeps them all to look at the first
-                written.add_image(frame)
-        building.replace(path)
+        with temporary(path.parent) as folder:
+            building = folder / "film.mp4"
+            with (
+                mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as written,
+                closing(
+                    _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
+                ) as drawn,
+            ):
+                for frame in drawn:  # not write_video, which keeps them all to look at the first
+                    written.add_image(frame)
+            building.replace(path)
     finally:
-        building.unlink(missing_ok=True)
         for player in players:
             player.env.close()
     return path

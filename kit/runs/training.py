@@ -111,7 +111,6 @@ class Training:
         """Put the newest checkpoint that verifies into the trainer; returns it and this room's own part of its state.
         Newer ones, which are damaged, are named and set aside. One whose replay data alone is damaged will do if there
         is no better. Raises `UserError` if there are checkpoints and none can be used: a run is never begun anew."""
-        checkpoint.sweep(self.run.path / "checkpoints")
         there = checkpoint.committed(self.run.path / "checkpoints")[::-1]
         damages: dict[int, str] = {}
         for replay in (True, False):

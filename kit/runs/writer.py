@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit.format import checkpoint, retention
+from kit.format import checkpoint, leftovers, retention
 from kit.format.checkpoint import Checkpoint, State
 from kit.format.manifest import NO_LIMIT, REPLAY
 from kit.format.segments import Segment
@@ -35,7 +35,7 @@ class Writer:
         budget: int = NO_LIMIT,
     ) -> None:
         """`with_replay`: whether the trainer has the data of the `resumed` checkpoint's segments. `budget`: bytes that
-        all checkpoints may take."""
+        all checkpoints may take, and everything temporary in the run."""
         self.run_path, self.budget = run_path, budget
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
@@ -103,7 +103,7 @@ class Writer:
         everything = checkpoint.committed(self.run_path / "checkpoints")
         found = [retention.Held(c.step, c.path.stat().st_mtime, c.sizes()) for c in everything]
         disk = shutil.disk_usage(self.run_path)
-        room = retention.room(self.budget, retention.size(found), disk.free, disk.total)
+        room = retention.room(self.budget - leftovers.size(self.run_path), retention.size(found), disk.free, disk.total)
         outdated = retention.outdated(found, room - wanted, time.time())
         for c in everything:
             if c.step in outdated:

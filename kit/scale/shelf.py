@@ -64,6 +64,7 @@ class Shelf:
         if time.monotonic() > self._renew:
             take = lease.renew if self._renew else lease.acquire  # what was taken over meanwhile stays the other's
             take(self._store, self._at, lease.owner_of(self._folder))
+            self._store.sweep(self._at)
             self._renew = time.monotonic() + lease.TTL_S / 2
         if files:
             self._store.put({path: redact_bytes(content) for path, content in files.items()}, message=self._message)

@@ -99,6 +99,10 @@ class Store(ABC):
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
 
+    def sweep(self, prefix: str) -> int:
+        """Remove what killed writers left below `prefix`, which is the caller's by its lease; how many there were."""
+        return 0
+
     def whole(self) -> Store:
         """All that shares one history with this store."""
         return self

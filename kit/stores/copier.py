@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, Damaged, committed
 from kit.format.files import sha256, step_of
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
+from kit.format.leftovers import temporary
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import card, lease
 from kit.stores.base import MissingFile, Store, StoreError, size_of
@@ -32,7 +32,6 @@ from kit.stores.redact import one_line, redact_bytes
 KEEP = 2  # verified checkpoints that stay in the store
 HISTORY, HISTORY_BYTES = 5, 2**30
 """A store's history is squashed once so many times as much was put as is there, and at least so much."""
-STAGE = ".sync-stage"
 USUAL_BYTES_PER_S = 1_000_000
 
 Watch = Callable[[str, int], None]
@@ -222,11 +221,9 @@ class Copier:
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
         """The files that the store lacks under names that stay while training retires the originals: hard links where
         the disk has them. Checks each against the manifest first."""
-        stage = self.run_dir / STAGE
-        shutil.rmtree(stage, ignore_errors=True)
         sources: dict[str, Path] = {}
         lacking = self._lacking(checkpoint)
-        try:
+        with temporary(self.run_dir) as stage:
             for path in lacking:
                 sources[path] = stage / path
                 sources[path].parent.mkdir(parents=True, exist_ok=True)
@@ -242,8 +239,6 @@ class Copier:
                     self.problem = f"{path} on this machine is damaged; {checkpoint.folder} was not copied"
                     raise StoreError(self.problem)
             yield sources
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
 
     def _hold_lease(self, size: int = 0) -> None:
         """Renew when half of it is over; it must outlast the moving of `size` bytes. Raises `LeaseHeld` when the run
@@ -257,6 +252,8 @@ class Copier:
     def _recall(self, held: dict[str, int]) -> None:
         """Learn from the store what earlier sessions verified there."""
         latest = None
+        self._watch("sweeping", 0)
+        self.store.sweep(self.name)
         self._watch("reading latest.json", 0)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import io
 import os
-import secrets
 import shutil
 import stat
 import time
@@ -22,12 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from kit.format import leftovers
 from kit.format.files import sync_folder
 from kit.format.manifest import Refused, safe_path
 from kit.machine import places
 from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusable
-
-_TEMPORARY, _OLD = ".kit-", ".kit-old-"
 
 
 class DirectoryStore(Store):
@@ -37,12 +35,12 @@ class DirectoryStore(Store):
         self.url = url
         self.root = _locate(url, write)
         self.has_bin = _is_in_drive(self.root)
-        probe = self.root / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
             if write:
                 self.root.mkdir(exist_ok=True)
-                probe.write_bytes(b"")
-                probe.unlink()
+                self._sweep(self.root, owned=False)
+                with leftovers.temporary(self.root, file_mode=0o666):
+                    pass
             self._device = self.root.stat().st_dev
         except OSError as error:
             done = "written" if write else "reached"
@@ -59,7 +57,7 @@ class DirectoryStore(Store):
             for folder, folders, names in os.walk(top, onerror=_ignore_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 for name in names:
-                    path, shown = Path(folder, name), Path(folder, name.removeprefix(_OLD))
+                    path, shown = Path(folder, name), Path(folder, name.removeprefix(leftovers.OLD))
                     with contextlib.suppress(FileNotFoundError):
                         status = path.lstat()
                         replaced = path != shown and shown.name in names
@@ -72,7 +70,7 @@ class DirectoryStore(Store):
         with self._translated(path):
             self._check_there()
             place = self._inside(path)
-            place = place if os.path.lexists(place) or not _old(place).exists() else _old(place)
+            place = place if os.path.lexists(place) or not leftovers.old(place).exists() else leftovers.old(place)
             handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -99,6 +97,11 @@ class DirectoryStore(Store):
             with self._translated(path):
                 self._remove(self._inside(path))
 
+    def sweep(self, prefix: str) -> int:
+        with self._translated(prefix):
+            self._check_there()
+            return self._sweep(self._inside(prefix), owned=True)
+
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines). The system
         frees the lock of a process that dies."""
@@ -123,19 +126,19 @@ class DirectoryStore(Store):
 
     def _write(self, target: Path, source: IO[bytes]) -> None:
         """Temporary name, content, fsync, rename; then the size, as the medium tells it."""
-        temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(6)}"
-        try:
-            with temporary.open("xb") as file:
-                shutil.copyfileobj(source, file, CHUNK)
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-                _forget_cached(file.fileno())
-            self._replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._discard(temporary)
-            raise
+        with leftovers.temporary(target.parent, file_mode=0o666) as temporary:
+            try:
+                with temporary.open("wb") as file:
+                    shutil.copyfileobj(source, file, CHUNK)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    size = file.tell()
+                    _forget_cached(file.fileno())
+                self._replace(temporary, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._discard(temporary)
+                raise
         if target.stat().st_size != size:
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
 
@@ -145,10 +148,10 @@ class DirectoryStore(Store):
             temporary.replace(target)
             return
         if target.exists():
-            self._discard(_old(target))
-            target.rename(_old(target))
+            self._discard(leftovers.old(target))
+            target.rename(leftovers.old(target))
         temporary.rename(target)
-        self._discard(_old(target))
+        self._discard(leftovers.old(target))
 
     def _discard(self, path: Path) -> None:
         """Delete a file, where there is a bin once it is empty."""
@@ -169,8 +172,16 @@ class DirectoryStore(Store):
             with contextlib.suppress(FileExistsError):
                 place.mkdir()
 
+    def _sweep(self, folder: Path, owned: bool) -> int:
+        count = 0
+        for path in leftovers.left(folder, below=owned, alone=owned):
+            with contextlib.suppress(OSError):  # it stays for the next
+                self._remove(path)
+                count += 1
+        return count
+
     def _remove(self, target: Path) -> None:
-        self._discard(_old(target))
+        self._discard(leftovers.old(target))
         self._discard(target)
         with contextlib.suppress(OSError):  # not empty, or gone already
             for folder in target.parents:
@@ -233,11 +244,6 @@ def _locate(url: str, write: bool) -> Path:
     except OSError as error:
         raise Unusable(url, f"cannot be reached ({error.strerror}); create or mount the folder.") from None
     return root
-
-
-def _old(target: Path) -> Path:
-    """What a file is called while another takes its place."""
-    return target.with_name(f"{_OLD}{target.name}")
 
 
 def _is_in_drive(root: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, VIDEO_SUFFIXES, folders_in
+from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, Unusable
@@ -84,13 +84,13 @@ class _Pull:
         is_here, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
         if is_here and newest >= max(folders_in(self.held).values(), default=-1):
             return run_dir
-        try:
-            run_dir.parent.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=".pull-", dir=run_dir if is_here else run_dir.parent))
-        except OSError as error:
-            why = error.strerror
-            raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                run_dir.parent.mkdir(parents=True, exist_ok=True)
+                building = stack.enter_context(temporary(run_dir if is_here else run_dir.parent))
+            except OSError as error:
+                why = error.strerror
+                raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
             for text in TEXTS.keys() & self.held.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
             if is_here and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
@@ -101,7 +101,6 @@ class _Pull:
                 (run_dir if is_here else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
             if not is_here:
                 self._fetch_videos(building)
-                building.chmod(0o755)
                 building.rename(run_dir)
             elif found:  # it is moved last: until then nothing refers to the rest
                 shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
@@ -109,8 +108,6 @@ class _Pull:
                     if (building / path).exists() and not (run_dir / path).is_dir():
                         (run_dir / path).parent.mkdir(exist_ok=True)
                         (building / path).replace(run_dir / path)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
         return run_dir
 
     def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from kit.format import checkpoint
+from kit.format import checkpoint, leftovers
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.manifest import digest
 
@@ -136,13 +136,11 @@ def test_a_pickle_in_disguise_is_never_loaded(written, tmp_path):
 
 def test_unfinished_and_discarded_folders_are_invisible(written):
     folder = written.path.parent
-    (folder / ".building-x").mkdir()
     (folder / "step_12").mkdir()  # too short a name
-    assert checkpoint.committed(folder) == [Checkpoint(128, written.path)]
+    with leftovers.temporary(folder):
+        assert checkpoint.committed(folder) == [Checkpoint(128, written.path)]
     checkpoint.discard(written.path)
-    assert checkpoint.committed(folder) == []
-    checkpoint.sweep(folder)
-    assert not (folder / ".building-x").exists()
+    assert checkpoint.committed(folder) == [] and len(list(folder.iterdir())) == 1
 
 
 def test_the_same_step_again_replaces_it(written):
@@ -152,10 +150,11 @@ def test_the_same_step_again_replaces_it(written):
 
 def test_a_step_that_was_to_be_replaced_when_the_power_went_is_still_there(written):
     folder = written.path.parent
-    checkpoint._hide(written.path)  # between the two renames of `write`
-    half = checkpoint._hide(checkpoint.write(folder, 256, STATE).path)
-    (half / "state.json").unlink()
-    checkpoint.sweep(folder)
+    written.path.rename(leftovers.old(written.path))  # between the two renames of `write`
+    half = checkpoint.write(folder, 256, STATE).path
+    half.rename(leftovers.old(half))
+    (leftovers.old(half) / "state.json").unlink()
+    checkpoint.sweep(written.run_path)
     assert checkpoint.committed(folder) == [Checkpoint(128, written.path)] and len(list(folder.iterdir())) == 1
     written.verify()
 

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kit.format import checkpoint
 from kit.runs import control, directory
 from kit.runs.finding import locate
 from kit.runs.fingerprint import fingerprint
@@ -259,7 +260,8 @@ class Night:
             self.say(f"lost, and said so: {lost}")
         if not self.wait(END_S, lambda: not processes_of(self.folder)):
             raise Broken(f"left over: {[*processes_of(self.folder).values()]}, {now['store']}")
-        left = [p.name for p in self.run.path.rglob(".*") if p.name.startswith((".building", ".trash", ".sync-stage"))]
+        checkpoint.sweep(self.run.path)
+        left = [path.name for path in self.run.path.rglob(".kit-*")]
         if left:
             raise Broken(f"half-made: {left}")
         if self.store is not None:

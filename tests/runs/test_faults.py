@@ -69,8 +69,8 @@ def assert_nothing_lost(folder: Path) -> None:
     assert found and found[0].step == 100
     for each in found:
         assert each.read()  # verified, every byte
-    checkpoint.sweep(folder / "checkpoints")
-    assert not [p for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")]
+    checkpoint.sweep(folder)
+    assert not [*folder.rglob(".*")]
 
 
 def sweep(tmp_path: Path, call: str, fault: str, codes: set[int], at: list[int] | None) -> int:

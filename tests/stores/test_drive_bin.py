@@ -129,6 +129,7 @@ def test_a_kill_at_any_moment_leaves_what_was_verified(tmp_path: Path, mount: Pa
         assert (back / "metrics.jsonl").read_bytes().count(b"\n") >= newest // 100
         Copier(run, open_store(f"drive:{number}", write=True), "me").run_pass(final=True)
         assert content(pull(seen, None, place / "last")) == content(run)
+        assert not [*mount.joinpath(str(number)).rglob(".kit-*")], "what the one before left is swept"
         if not killed:
             break
     assert number > 30, "there were many moments"

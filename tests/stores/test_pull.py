@@ -190,7 +190,7 @@ def test_a_run_here_is_brought_forward(there: Store, tmp_path: Path) -> None:
     best = committed(back / "best")[-1]
     assert best.step == 250, "or the copier would put the older one in its place"
     best.verify()
-    assert not list(back.glob(".pull-*"))
+    assert not list(back.glob(".kit-*"))
     again = {p: p.stat().st_mtime_ns for p in back.rglob("*")}
     assert pull(there, None, tmp_path / "here") == back
     assert {p: p.stat().st_mtime_ns for p in back.rglob("*")} == again, "nothing newer, yet something changed"

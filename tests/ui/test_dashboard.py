@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.format.leftovers import temporary
 from kit.machine.gpu import Summary
 from kit.runs import control
 from kit.runs.filming import View
@@ -133,9 +134,10 @@ def test_a_film_is_wanted_of_what_no_video_shows(tmp_path: Path) -> None:
     film = films.wanted(run)
     assert film is not None and film.path == run.path / "videos" / "step_000000600.mp4"
     film.path.write_bytes(b"")
-    film.path.with_name(".step_000000700.mp4.building.mp4").write_bytes(b"half of a film")
-    assert films.wanted(run) is None
-    assert run.videos == [film.path]
+    with temporary(film.path.parent) as half:
+        (half / "film.mp4").write_bytes(b"half of a film")
+        assert films.wanted(run) is None
+        assert run.videos == [film.path]
 
 
 def test_a_filming_that_fails_says_why(tmp_path: Path) -> None:

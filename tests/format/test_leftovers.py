@@ -1,0 +1,189 @@
+"""Killed in the middle of a write: the next owner leaves nothing temporary, and what another still makes stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kit
+from kit.format import checkpoint, leftovers
+from kit.format.files import write_atomic
+from kit.runs import api, directory
+from kit.runs.run import Run
+from kit.stores import open_store, pull
+from kit.stores.copier import Copier
+from tests.runs.crash import create
+from tests.stores.fabricate import make_run
+
+STATE: dict[str, dict[str, Any]] = {"policy": {"weight": torch.zeros(500)}}
+DAY_S = 24 * 3600.0
+
+
+@dataclass
+class Case:
+    """`work` is cut at its first audit event `moment` that names something temporary and, in its last argument that is
+    a path, `to`; then comes `owner`."""
+
+    work: Callable[[Path], object]
+    owner: Callable[[Path], object]
+    to: str = ""
+    moment: str = "os.rename"
+    made_for_all: bool = False
+    """Anybody may go on with it, as with what is being deleted."""
+
+
+def resumed(home: Path) -> None:
+    with directory.lock(home / "runs/run"):
+        pass
+
+
+def another(home: Path) -> None:
+    create(home / "runs", f"another-{len(list((home / 'runs').iterdir()))}")
+
+
+def copied(home: Path) -> None:
+    Copier(home / "there/reach-1", open_store(str(home / "store"), write=True), "me").run_pass(final=True)
+
+
+CASES = {
+    "checkpoint": Case(lambda home: checkpoint.write(home / "runs/run/checkpoints", 200, STATE), resumed),
+    "best": Case(lambda home: checkpoint.write(home / "runs/run/best", 200, STATE), resumed),
+    "the same step again": Case(
+        lambda home: checkpoint.write(home / "runs/run/best", 100, STATE), resumed, made_for_all=True
+    ),
+    "replay": Case(lambda home: checkpoint.write_shared(home / "runs/run", "replay/0.safetensors", b"rows"), resumed),
+    "text": Case(lambda home: write_atomic(home / "runs/run/status.json", "{}"), resumed),
+    "export": Case(lambda home: kit.export(home / "runs/run", "safetensors", 0), resumed, to=".safetensors"),
+    "new run": Case(another, another, to="another"),
+    "remove": Case(
+        lambda home: api.remove(Run(home / "runs/run"), sure=True), another, moment="shutil.rmtree", made_for_all=True
+    ),
+    "pull": Case(lambda home: pull(open_store(str(home / "store")), "reach-1", home / "runs"), another, to="reach-1"),
+    "copy": Case(copied, copied, to="policy.safetensors"),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A run with a checkpoint and a best policy, and a store with another run, of which more is to be copied."""
+    run = create(tmp_path / "runs", "run")
+    for kind in ("checkpoints", "best"):
+        checkpoint.write(run.path / kind, 100, STATE)
+    other = make_run(tmp_path / "there", steps=(100,))
+    Copier(other, open_store(str(tmp_path / "store"), write=True), "me").run_pass()
+    checkpoint.write(other / "checkpoints", 200, STATE)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def cut(case: Case, home: Path, number: signal.Signals) -> Iterator[int]:
+    """A process that does the case's work, and at its moment gets the signal."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            if event == case.moment:
+                paths = [str(arg) for arg in args if isinstance(arg, str | Path)]
+                if ".kit-" in paths[0].rpartition("/runs/")[2] and case.to in paths[-1]:
+                    os.kill(os.getpid(), number)
+
+        sys.addaudithook(hook)
+        try:
+            case.work(home)
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def temporary(home: Path) -> set[Path]:
+    return set(home.rglob(".kit-*"))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_a_kill_leaves_is_swept_by_the_next_owner(case: Case, home: Path) -> None:
+    with cut(case, home, signal.SIGKILL) as child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert temporary(home)
+    case.owner(home)
+    assert not temporary(home)
+    if case.owner is resumed:
+        for kind in ("checkpoints", "best"):
+            (kept,) = checkpoint.committed(home / "runs/run" / kind)
+            kept.verify()
+
+
+@pytest.mark.parametrize("case", [each for each in CASES.values() if not each.made_for_all],
+                         ids=[name for name, each in CASES.items() if not each.made_for_all])  # fmt: skip
+def test_what_another_makes_just_now_stays(case: Case, home: Path) -> None:
+    with cut(case, home, signal.SIGSTOP) as child:
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        made = temporary(home)
+        case.owner(home)
+        assert made and temporary(home) == made
+        os.kill(child, signal.SIGCONT)
+        while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
+            os.kill(child, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert not temporary(home)
+
+
+def test_what_is_deleted_may_be_deleted_by_two(home: Path) -> None:
+    with cut(CASES["remove"], home, signal.SIGSTOP) as child:
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        another(home)
+        assert not temporary(home)
+        os.kill(child, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_another_machine_makes_stays_until_it_has_not_changed_for_a_day(home: Path) -> None:
+    """But for what training alone writes: the run's lock says that it is dead."""
+    run = home / "runs/run"
+    theirs = [run / place / ".kit-ffffffff-0123456789ab" for place in ("checkpoints", "replay", "videos", ".")]
+    for path in theirs:
+        path.mkdir(parents=True)
+        (path / "half").write_bytes(b"half")
+    resumed(home)
+    assert temporary(home) == set(theirs[2:])
+    now = (theirs[2] / "half").stat().st_mtime
+    for path in theirs[2:]:
+        os.utime(path, (0, now - 2 * DAY_S))
+    os.utime(theirs[2] / "half", (0, now - 2 * DAY_S))
+    resumed(home)
+    assert temporary(home) == {theirs[3]}, "the file in it is new"
+
+
+def test_what_is_left_at_the_top_of_a_store_goes_after_a_day(home: Path) -> None:
+    probe = home / "store/.kit-ffffffff-0123456789ab"
+    probe.touch()
+    open_store(str(home / "store"), write=True)
+    assert probe.exists()
+    os.utime(probe, (0, probe.stat().st_mtime - 2 * DAY_S))
+    open_store(str(home / "store"), write=True)
+    assert not probe.exists()
+
+
+def test_names_of_others_are_nobodys_leftovers(tmp_path: Path) -> None:
+    for name in (".kit-notes", ".kit-0123abcd", ".kit-old-thing", ".building-x"):
+        (tmp_path / name).touch()
+    leftovers.sweep(tmp_path, alone=True)
+    assert len(list(tmp_path.iterdir())) == 4
