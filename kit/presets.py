@@ -1,6 +1,6 @@
 """Presets as data, in SB3's names: the sizes that people type, and what was found good for a task.
 
-`kit.measure.auto` reads them. What holds for an algorithm whatever the task stands in its record (`kit.trainers`).
+`kit.trainers.planning` reads them. What holds for an algorithm whatever the task stands in its record (`kit.trainers`).
 """
 
 from __future__ import annotations

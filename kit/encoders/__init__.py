@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,8 +32,8 @@ class Encoder(NamedTuple):
 
     policy: str
     policy_kwargs: dict[str, Any]
-    view: PolicyView | None = None
-    """How observations are seen, where that is an encoder's work already: one whose weights never change."""
+    make_view: Callable[[], PolicyView] | None = None
+    """Builds the view of observations, where that is an encoder's work already: one whose weights never change."""
 
 
 class Card(NamedTuple):
@@ -87,8 +88,8 @@ CARDS = {
 
 
 def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | None = None) -> Encoder:
-    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind. Raises `UserError` if it, or one of
-    its `options`, does not fit."""
+    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind. Nothing is built. Raises `UserError`
+    if it, or one of its `options`, does not fit."""
     space = PolicyView(observation_space).space
     pictures = _pictures(space)
     if encoder in CARDS and not pictures:
@@ -109,14 +110,18 @@ def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | 
     name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
     made = load(name)
     _check(name, made, options or {})
+    made.check(space, **options or {})
     if (options or {}).get("frozen"):
-        from kit.encoders.frozen import FrozenView
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # random weights are the same in every run and after every resume
-            return Encoder("MlpPolicy", {}, FrozenView(observation_space, made(space, **options or {})))
-    made(space, **options or {})
+        return Encoder("MlpPolicy", {}, partial(_frozen_view, made, observation_space, options or {}))
     return Encoder(policy, {"features_extractor_class": made, "normalize_images": False})
+
+
+def _frozen_view(made: type[PictureExtractor], observation_space: Space, options: Mapping[str, Any]) -> PolicyView:
+    from kit.encoders.frozen import FrozenView
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # random weights are the same in every run and after every resume
+        return FrozenView(observation_space, made(PolicyView(observation_space).space, **options))
 
 
 def load(encoder: str) -> type[PictureExtractor]:

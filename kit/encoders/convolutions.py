@@ -88,30 +88,42 @@ class _ThroughTime(nn.Module):
 class NatureEncoder(PictureExtractor):
     """Mnih et al.'s three convolutions of all frames of a camera at once."""
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("nature_cnn", shape, NATURE_PIXELS)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _Stacked(shape[0] * shape[1], NATURE)
 
 
 class MultiCameraEncoder(PictureExtractor):
     """The same at half the width, so that several cameras cost what one does there."""
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("multi_camera", shape, NATURE_PIXELS)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _Stacked(shape[0] * shape[1], SMALL)
 
 
 class Simple2DEncoder(PictureExtractor):
     """Each frame by itself, pooled over time."""
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("simple2dcnn", shape, PATCHES_PIXELS)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _PerFrame(shape[1], PATCHES)
 
 
 class Simple3DEncoder(PictureExtractor):
     """Convolutions of time and space."""
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("simple3dcnn", shape, NATURE_PIXELS)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _ThroughTime(shape[0], shape[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from gymnasium import Space, spaces
@@ -27,15 +28,11 @@ class PictureExtractor(BaseFeaturesExtractor):
     """
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:
-        if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-            raise UserError(f"features={features!r} must be a whole number of at least 1.")
-        entries = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
-        seen = {name: space for name, space in entries.items() if not name.startswith(CRITIC_ONLY)}
+        seen = _seen(observation_space)
         numbers = [name for name, space in seen.items() if not is_picture(space)]
         clips = {name: clip_shape(space) for name, space in seen.items() if name not in numbers}
+        self.check_space(observation_space, features, shared)
         super().__init__(observation_space, features + sum(get_flattened_obs_dim(seen[name]) for name in numbers))
-        if shared and len(set(clips.values())) > 1:
-            raise UserError(f"shared=True wants cameras of one shape, and these are {sorted(set(clips.values()))}.")
         self.clips, self.numbers = clips, numbers
         names = list(clips)[:1] if shared else list(clips)
         self.eyes = nn.ModuleDict({_module_name(name): self.eye(clips[name]) for name in names})
@@ -45,10 +42,30 @@ class PictureExtractor(BaseFeaturesExtractor):
         # narrow, even and bounded, as in DrQ-v2 (Yarats et al., 2021): no camera drowns the numbers
         self.mix = nn.Sequential(nn.Linear(wide, features), nn.LayerNorm(features), nn.Tanh())
 
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        """Raise `UserError` for an observation space, or for `options` of the constructor, that it cannot take; nothing
+        is built."""
+        cls.check_space(observation_space, options.get("features", 128), options.get("shared", False))
+
+    @classmethod
+    def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
+        """The part of `check` that all encoders share."""
+        if isinstance(features, bool) or not isinstance(features, int) or features < 1:
+            raise UserError(f"features={features!r} must be a whole number of at least 1.")
+        shapes = {clip_shape(space) for space in _seen(observation_space).values() if is_picture(space)}
+        for shape in shapes:
+            cls.check_shape(shape)
+        if shared and len(shapes) > 1:
+            raise UserError(f"shared=True wants cameras of one shape, and these are {sorted(shapes)}.")
+
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
+        """Raise `UserError` for clips (T, C, H, W) of a `shape` that it cannot take."""
+
     @abstractmethod
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        """From float clips (B, T, C, H, W) of that `shape`, 0 to 255, to numbers (B, ...). Raises `UserError` for a
-        shape that it cannot take."""
+        """From float clips (B, T, C, H, W) of that `shape`, 0 to 255, to numbers (B, ...)."""
 
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
         looked = self.look(observations if isinstance(observations, dict) else {"": observations})
@@ -70,6 +87,12 @@ class PictureExtractor(BaseFeaturesExtractor):
             raise UserError(f"the clip {name!r} is {pictures.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
         return eye(pictures.float().unflatten(0, (-1, 1)) if pictures.ndim == 4 else pictures.float()).flatten(1)
+
+
+def _seen(space: Space) -> dict[str, Space]:
+    """Its entries that are not for a critic alone."""
+    entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    return {name: entry for name, entry in entries.items() if not name.startswith(CRITIC_ONLY)}
 
 
 def clip_shape(space: Space) -> tuple[int, int, int, int]:

@@ -32,9 +32,19 @@ class R3D18Encoder(PictureExtractor):
         self._made = functools.cache(lambda: Pretrained(_network(weights), frozen))
         super().__init__(observation_space, features, shared=True)
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        super().check(observation_space, **{**options, "shared": True})
+        torchvision("r3d18")
+        if options.get("weights") not in (None, KINETICS):
+            _network(options["weights"])  # a file of the user's: whether it fits is seen by reading it
+
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("r3d18", shape, 16)
         in_colour("r3d18", shape)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _Normalised(self._made())
 
 

@@ -11,6 +11,7 @@ from gymnasium import Space
 from torch import nn
 
 from kit.encoders.extractor import PictureExtractor, in_colour
+from kit.encoders.r3d18 import torchvision
 from kit.encoders.weights import Pretrained
 from kit.errors import UserError
 
@@ -33,7 +34,13 @@ class TimesformerEncoder(PictureExtractor):
         self._made = functools.cache(lambda shape: Pretrained(_network(weights, shape), frozen))
         super().__init__(observation_space, features, shared=True)
 
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        super().check(observation_space, **{**options, "shared": True})
+        _transformers()
+
+    @classmethod
+    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         in_colour("timesformer", shape)
         height, width = shape[2:]
         if height != width or height % PATCH:
@@ -41,6 +48,8 @@ class TimesformerEncoder(PictureExtractor):
                 f"encoder='timesformer' sees squares whose side is a multiple of {PATCH} and this env gives "
                 f"{height}×{width}; use size=64."
             )
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _ClassToken(self._made(shape))
 
 
@@ -53,18 +62,24 @@ class _ClassToken(nn.Module):
         return self.net(pixel_values=(clip / 255.0 - MEAN) / STD).last_hidden_state[:, 0]
 
 
-def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
+def _transformers() -> tuple[Any, Any]:
+    torchvision("timesformer")  # which transformers imports, see there
     try:
         from transformers import TimesformerConfig, TimesformerModel
     except ImportError as error:
         raise UserError(f"encoder='timesformer' needs transformers ({error}); pip install 'kit[video]'.") from None
+    return TimesformerConfig, TimesformerModel
+
+
+def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
+    make_config, model = _transformers()
     frames, _, side, _ = shape
     if weights is None:
-        config = TimesformerConfig(image_size=side, patch_size=PATCH, num_frames=frames, **TINY)
-        return TimesformerModel(config)
+        config = make_config(image_size=side, patch_size=PATCH, num_frames=frames, **TINY)
+        return model(config)
     local = Path(weights).expanduser()
     try:
-        net = TimesformerModel.from_pretrained(local if local.exists() else weights)
+        net = model.from_pretrained(local if local.exists() else weights)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"weights={weights!r} cannot be loaded ({reason}); give a checkpoint's folder.") from None

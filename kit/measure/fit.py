@@ -17,12 +17,13 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.trainers.algorithm import with_worlds
+from kit.trainers.planning import STRIDE, Plan
 
 PROBES = (64, 256)
 MARGIN = 0.15
 """Part of the memory that stays free: for fragments, evaluation, and whatever else comes along."""
-STRIDE, MOST = 64, 8192
-"""Answers are multiples of one and no more than the other, beyond which cards gain little speed."""
+MOST = 8192
+"""Answers are multiples of `STRIDE` and no more than this, beyond which cards gain little speed."""
 
 Measure = Callable[[RunConfig, int], tuple[int, int]]
 """Bytes in use with that many worlds, by all processes, and bytes there are."""
@@ -54,6 +55,11 @@ def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
             f"of which {fixed / 1e9:.1f} GB are taken; close other programs or choose a smaller network."
         )
     return Fit(n_envs, world, fixed, memory)
+
+
+def room(plan: Plan, share: int = 1) -> int:
+    """How many envs of `plan` to take, if it gets one of `share` parts of the memory."""
+    return max(STRIDE, fit(plan.config).n_envs // share)
 
 
 def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
-from kit.runs import control, directory, opponents, provenance, status, tracking
-from kit.runs.beginning import beginning, first_checkpoint
+from kit.runs import control, directory, provenance, status, tracking
+from kit.runs.beginning import first_checkpoint
 from kit.runs.finding import locate
+from kit.runs.request import Request, request
 from kit.runs.run import Run, opened
 from kit.trust import permit
 
@@ -37,14 +38,14 @@ def train(
     file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
     then.
     """
-    return _foreground(create(config, fields, start_from, trust), on_progress)
+    return _foreground(create(request(config, fields, start_from, trust)), on_progress)
 
 
 def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    return _background(create(config, fields, start_from, trust, elsewhere=True))
+    return _background(create(request(config, fields, start_from, trust, elsewhere=True)))
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
@@ -135,35 +136,12 @@ def remove(run: Run, sure: bool = False) -> None:
         shutil.rmtree(trash)
 
 
-def create(
-    config: RunConfig | None,
-    changes: dict[str, Any],
-    start_from: str | Path | None = None,
-    trust: bool = False,
-    elsewhere: bool = False,
-    card_share: int = 1,
-) -> Run:
-    """A run directory, as for `train`; `elsewhere`: for another process to train in. Where a card's memory decides the
-    number of worlds, one of `card_share` runs gets its part."""
-    from kit import envs
-    from kit.measure.auto import resolve, sentence
-    from kit.measure.fit import STRIDE, fit
-
-    begins = None if start_from is None else beginning(start_from, trust, config, changes)
-    config = (config or RunConfig()).replace(**changes) if begins is None else begins.config
-    permit(config, trust)
-    if elsewhere or config.processes > 1:
-        envs.carry(config)  # an env that no other process can make is refused
-    opponents.check(config)
-    tracking.check(config)
-    resolved = resolve(config, lambda asked: max(STRIDE, fit(asked).n_envs // card_share))
-    if resolved.store:
-        from kit.stores import open_store
-
-        open_store(resolved.store, write=True)  # a store that cannot be written is said now, not after an hour
-    path = directory.create(resolved)
+def create(new: Request) -> Run:
+    """The directory of a new run, with its first checkpoint if it begins with a policy that there is."""
+    config, begins = new.plan.config, new.begins
+    path = directory.create(config)
     try:
-        status.Status.create(path, resolved.total_steps, plan=sentence(config, resolved))
+        status.Status.create(path, config.total_steps, plan=new.plan.sentence)
         if begins is not None:
             provenance.write(path, parent=begins.parent)
             first_checkpoint(Run(path), begins)
@@ -201,7 +179,7 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
             may = ", ".join(MAY_CHANGE_ON_RESUME)
             raise UserError(f"{name}={value!r} differs from the run's {had!r}; on resume only {may} may change.")
     config = run.config.replace(**changes)
-    tracking.check(config)
+    tracking.check(config.tracker)
     if "device" in changes or config.store != run.config.store:
         from kit.measure.auto import resolve
 

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 class Beginning(NamedTuple):
     """What a run begins with."""
 
-    config: RunConfig
-    give: Callable[[Trainer], None]
-    """Puts the policy into a new trainer. Raises `UserError` if it does not fit."""
+    complete: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
+    """The run's config, of one that the user gives, if any, and changes."""
+    give: Callable[[Trainer, RunConfig], None]
+    """Puts the policy into a new trainer of such a config. Raises `UserError` if it does not fit."""
     parent: dict[str, Any]
     """For its provenance."""
 
 
-def beginning(start_from: str | Path, trust: bool, config: RunConfig | None, changes: dict[str, Any]) -> Beginning:
-    """With what `start_from` names: MODEL.zip, or RUN, RUN@STEP, RUN@best, RUN@latest; `trust` as in `kit.train`.
-    Without a `config` the other run's own is changed. Raises `UserError`; nothing is created."""
+def beginning(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> Beginning:
+    """With what `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest; `trust` as in
+    `kit.train`. Raises `UserError`; nothing is created."""
     if str(start_from).endswith(".zip"):
-        return _of_zip(_checked(Path(start_from), trust), (config or RunConfig()).replace(**changes))
+        return _of_zip(_checked(Path(start_from), trust), algo)
     name, at, step = str(start_from).rpartition("@")
-    runs_dir = changes.get("runs_dir") or (config or RunConfig()).runs_dir
     run, _ = locate(name if at else start_from, runs_dir)
-    return _of_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None, config, changes)
+    return _of_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
 
 
 def first_checkpoint(run: Run, begins: Beginning) -> None:
@@ -52,7 +52,7 @@ def first_checkpoint(run: Run, begins: Beginning) -> None:
     try:
         trainer = make_trainer(config, env)
         try:
-            begins.give(trainer)
+            begins.give(trainer, config)
         except (UserError, RuntimeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
             said = f"the policy of {begins.parent['name']} does not fit env={config.env!r} with {config.algo}"
@@ -67,17 +67,22 @@ def first_checkpoint(run: Run, begins: Beginning) -> None:
 # -- another run ---------------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Run, step: int | str | None, config: RunConfig | None, changes: dict[str, Any]) -> Beginning:
+def _of_run(run: Run, step: int | str | None) -> Beginning:
     chosen = run.find(step)
     found = next((whole for whole in run.checkpoints() if whole.step == chosen.step), chosen)
     try:
         state = found.read(replay=False)
     except checkpoint.Damaged as damage:
         raise UserError(f"{run.path} has a damaged step {found.step} ({damage}); name another.") from None
-    asked = _changed(run.config, changes) if config is None else config.replace(**changes)
-    if asked.algo != run.config.algo:
-        state.pop("optimizer", None)
-    return Beginning(asked, lambda trainer: trainer.begin_with(state), {"name": run.name, "step": found.step})
+
+    def complete(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
+        return _changed(run.config, changes) if config is None else config.replace(**changes)
+
+    def give(trainer: Trainer, config: RunConfig) -> None:
+        same = config.algo == run.config.algo
+        trainer.begin_with({name: values for name, values in state.items() if same or name != "optimizer"})
+
+    return Beginning(complete, give, {"name": run.name, "step": found.step})
 
 
 def _changed(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
@@ -115,18 +120,18 @@ def _checked(path: Path, trust: bool) -> Path:
     return path
 
 
-def _of_zip(path: Path, config: RunConfig) -> Beginning:
-    """`config` with the network and hyperparameters of the zip, and its policy. Runs whatever the zip says."""
+def _of_zip(path: Path, algo: str) -> Beginning:
+    """With the network and hyperparameters of the zip, and its policy. Runs whatever the zip says."""
     from kit.trainers import algorithm
     from kit.trainers.arguments import POLICY_KWARGS
     from kit.trainers.saving import Weights
 
-    found = algorithm.find(config.algo)
+    found = algorithm.find(algo)
     try:
         model: Any = found.stock.load(path, device="cpu")
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"start_from={str(path)!r} does not load as {config.algo} ({reason}); name its algo.") from None
+        raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); name its algo.") from None
     hyper = {name: getattr(model, name) for name in found.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
@@ -134,7 +139,14 @@ def _of_zip(path: Path, config: RunConfig) -> Beginning:
     if policy:
         hyper["policy_kwargs"] = policy
     plain = {name: value for name, value in hyper.items() if isinstance(value, int | float | str | dict)}
-    n_envs = config.n_envs if config.n_envs != "auto" else model.n_envs
-    asked = config.replace(overrides={**plain, **config.overrides}, n_envs=n_envs)
     weights = model.policy.state_dict()
-    return Beginning(asked, lambda trainer: Weights(trainer.policy).load_state(weights), {"name": path.name})
+
+    def complete(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
+        config = (config or RunConfig()).replace(**changes)
+        n_envs = config.n_envs if config.n_envs != "auto" else model.n_envs
+        return config.replace(overrides={**plain, **config.overrides}, n_envs=n_envs)
+
+    def give(trainer: Trainer, config: RunConfig) -> None:
+        Weights(trainer.policy).load_state(weights)
+
+    return Beginning(complete, give, {"name": path.name})

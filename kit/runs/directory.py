@@ -28,7 +28,6 @@ from typing import IO
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.format import checkpoint
 from kit.format.files import sync_folder, write_atomic
 from kit.format.leftovers import temporary
 
@@ -95,8 +94,8 @@ def refused(path: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
-    """Own the run at `path`, swept of what killed processes left, while the block runs; the parent process may have
-    taken the lock and `handed` on the open file. Raises `UserError` naming the owner if a live process has it."""
+    """Own the run at `path` while the block runs; the parent process may have taken the lock and `handed` on the open
+    file. Raises `UserError` naming the owner if a live process has it."""
     import fcntl
 
     try:
@@ -119,7 +118,6 @@ def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        checkpoint.sweep(path)
         yield file
 
 

@@ -16,14 +16,15 @@ from kit.runs.status import DONE, INTERRUPTED
 
 def follow(group: Group) -> int:
     """Exit code: 0 done, 75 the leader was stopped, or it or another process is gone."""
-    from kit.trainers import make_trainer
-    from kit.trainers.together import TogetherPPO, part
+    from kit.trainers import algorithm, make_trainer
+    from kit.trainers.planning import part
+    from kit.trainers.together import TogetherPPO
 
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals send them to all; the leader
         signal.signal(name, signal.SIG_IGN)  # saves first, and then says so
     try:
         (whole,) = group.tell()
-        config = part(whole, group.rank, group.on_this_machine)
+        config = part(algorithm.find(whole.algo), whole, group.rank, group.on_this_machine)
         settings.apply(config.device)
         env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
         trainer = make_trainer(config, env, group)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import seconds
 from kit.errors import Interrupted, UserError
+from kit.format import checkpoint
 from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
@@ -69,6 +70,7 @@ class Session:
     def __call__(self) -> int:
         """Exit code: 0 done, 75 interrupted but resumable, 1 failed. Raises `UserError` if the run is in use."""
         with directory.lock(self.run.path, self._lock), Signals(self._on_signal, self._on_hangup) as self._signals:
+            checkpoint.sweep(self.run.path)
             self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
             if self.status.values["plan"] and self.status.values["checkpoint"] is None:
                 print(self.status.values["plan"], flush=True)

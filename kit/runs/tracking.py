@@ -9,10 +9,10 @@ from kit.config import RunConfig
 from kit.errors import need
 
 
-def check(config: RunConfig) -> None:
-    """Raise `UserError` if the package that `config.tracker` names is not there."""
-    if config.tracker is not None:
-        need(config.tracker.partition(":")[0], "track")
+def check(tracker: str | None) -> None:
+    """Raise `UserError` if the package that `tracker` names is not there."""
+    if tracker is not None:
+        need(tracker.partition(":")[0], "track")
 
 
 class Tracker:

@@ -70,12 +70,13 @@ class Training:
         settings.apply(config.device)
         group, part_of = None, config
         if config.processes > 1:
-            from kit.trainers.together import part
+            from kit.trainers import algorithm
+            from kit.trainers.planning import part
 
             self.status.set(phase="starting the other processes")
             group = _lead(config)
             self._closing.append(group.leave)
-            part_of = part(config, group.rank, group.on_this_machine)
+            part_of = part(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
         self.status.set(phase="building the worlds")
         env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)

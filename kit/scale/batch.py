@@ -29,6 +29,7 @@ from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.beginning import beginning
+from kit.runs.request import request
 from kit.runs.run import Run, opened
 from kit.scale.work import KEYS, Engine, Kept, Notes, Results, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
@@ -88,7 +89,7 @@ class Job:
         if self.run is None:
             own = self.asked.get("threads", "auto")
             fields = {**self.asked, "threads": threads if own == "auto" else own}
-            self.run = api.create(None, fields, self.start_from, self.trust, elsewhere=True, card_share=card_share)
+            self.run = api.create(request(None, fields, self.start_from, self.trust, True, card_share))
             worker.start(self.run)
             return
         changes = self.changes()
@@ -257,8 +258,9 @@ def planned(
             asked = {**fields, **seed}
             start_from = asked.pop("start_from", None)
             asked = seen_by_all(asked) if elsewhere else asked
-            begins = None if start_from is None else beginning(start_from, trust, None, asked)
-            config = RunConfig.from_dict(asked) if begins is None else begins.config
+            config = RunConfig.from_dict(asked)
+            if start_from is not None:
+                config = beginning(start_from, trust, config.runs_dir, config.algo).complete(None, asked)
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
                 stem = folder_name(f"{stem}-s{config.seed}")
@@ -274,7 +276,7 @@ def planned(
 
 def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
     """Their resolved configs. Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
-    from kit.measure.auto import resolve
+    from kit.trainers.planning import plan
 
     resolved = []
     for job in jobs:
@@ -282,7 +284,7 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
         try:
             if job.is_there:
                 opened(job.path, job.trust)
-            resolved.append(resolve(config, fits=lambda asked: int(asked.n_envs)))
+            resolved.append(plan(config).config)
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None
     return resolved

@@ -104,7 +104,7 @@ def plan(
 ) -> tuple[Plan, Engine]:
     """What a file, or the same as a mapping, asks for, and where its trials are done, if not `given`. Raises
     `UserError`."""
-    from kit.measure.auto import resolve
+    from kit.trainers import planning
 
     content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
     path = (name or "sweep") if isinstance(path, Mapping) else path
@@ -129,7 +129,7 @@ def plan(
     kinds = {}
     for config in map(found.config, tried):
         permit(config, trust)
-        resolved = resolve(config, fits=lambda config: int(config.n_envs))
+        resolved = planning.plan(config).config
         kinds[resolved.device] = resolved
     return replace(found, kinds=tuple(kinds.values())), engine
 

@@ -59,6 +59,8 @@ class Algorithm:
     """Raises `UserError` if the user asked for what does not go together."""
     more_worlds: bool = False
     """Whether `auto` may take more worlds than a row says: the rollouts grow with them."""
+    distributed: bool = False
+    """Whether several processes can train it together."""
     imported: tuple[str, ...] = ()
     """Hyperparameters that a run takes over from an SB3 zip."""
     fewer_worlds: bool = True

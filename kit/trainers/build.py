@@ -12,10 +12,9 @@ import torch
 from kit import encoders
 from kit.envs.contract import BatchEnv
 from kit.envs.sb3 import TensorVecEnv
-from kit.errors import UserError
 from kit.machine.memory import keep_freed
-from kit.trainers import algorithm
 from kit.trainers.arguments import arguments
+from kit.trainers.planning import Plan
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -30,17 +29,13 @@ beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
-    found = algorithm.find(config.algo)
-    hyperparameters = arguments(found, config.overrides)
-    asked = hyperparameters.pop("policy_kwargs", {})
-    encoder = encoders.choose(config.encoder, env.observation_space, asked.get(encoders.OPTIONS))
-    if encoder.policy not in found.trainer.policy_aliases:
-        raise UserError(
-            f"algo={config.algo!r} has no {encoder.policy}; use PPO, A2C or SAC for a critic that sees more."
-        )
-    if encoder.view is not None:  # its options have had their say
-        asked.pop(encoders.OPTIONS, None)
-    if policy_kwargs := encoder.policy_kwargs | asked:
+    plan = Plan.of(config, env.observation_space)
+    hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
+    requested = hyperparameters.pop("policy_kwargs", {})
+    frozen = encoder.make_view() if encoder.make_view else None
+    if frozen is not None:  # its options have had their say
+        requested.pop(encoders.OPTIONS, None)
+    if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
     if config.device == "cpu" and encoders.sees_pictures(env.observation_space):
         keep_freed()
@@ -48,13 +43,13 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -
         torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads
     with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
-        view = TensorVecEnv(env, encoder.view)
-        made: Callable[..., TensorTrainer] = found.trainer
+        made: Callable[..., TensorTrainer] = plan.algorithm.trainer
         if group is not None:
             from kit.trainers.together import TogetherPPO
 
             made = partial(TogetherPPO, group=group)
-        trainer = made(encoder.policy, view, seed=config.seed, device=config.device, **hyperparameters)
+        vec_env = TensorVecEnv(env, frozen)
+        trainer = made(encoder.policy, vec_env, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)
     return trainer

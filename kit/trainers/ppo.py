@@ -200,5 +200,6 @@ ALGORITHM = Algorithm(
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
     rule=divide,
     more_worlds=True,
+    distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

@@ -18,10 +18,8 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from kit.config import RunConfig
-from kit.errors import Interrupted, UserError
+from kit.errors import Interrupted
 from kit.machine.group import Group
-from kit.trainers import algorithm
 from kit.trainers.normalize import RunningMoments
 from kit.trainers.ppo import PPO, Outcome, kl_divergence
 from kit.trainers.rollout import Rollout
@@ -30,26 +28,6 @@ from kit.trainers.saving import State
 OWN = "env", "normalizer", "rng", "trainer"
 """Parts of the state that each process has for itself."""
 STATE, LOAD, GO, END = "state", "load", "go", "end"
-
-
-def part(config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
-    """What the process `rank` does of a resolved `config`, with a seed of its own. Raises `UserError` if it cannot be
-    shared out."""
-    size = config.processes
-    if algorithm.find(config.algo).trainer is not PPO:
-        raise UserError(f"processes={size}: algo={config.algo!r} is trained by one; PPO can be by more.")
-    if ":" in config.device:
-        raise UserError(f"processes={size} take a card each and device={config.device!r} is one; write cuda.")
-    worlds, batch = int(config.n_envs), int(config.overrides["batch_size"])
-    for name, number in (("n_envs", worlds), ("batch_size", batch)):
-        if number % size:
-            raise UserError(f"{name}={number} cannot be shared by {size} processes; choose a multiple of that.")
-    return config.replace(
-        n_envs=worlds // size,
-        overrides={**config.overrides, "batch_size": batch // size},
-        threads=max(1, int(config.threads) // on_this_machine),
-        seed=config.seed + rank,
-    )
 
 
 class TogetherPPO(PPO):

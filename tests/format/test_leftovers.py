@@ -43,7 +43,7 @@ class Case:
 
 def resumed(home: Path) -> None:
     with directory.lock(home / "runs/run"):
-        pass
+        checkpoint.sweep(home / "runs/run")
 
 
 def another(home: Path) -> None:

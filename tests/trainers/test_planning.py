@@ -7,9 +7,10 @@ import pytest
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.machine import limits
-from kit.measure import auto
-from kit.measure.auto import resolve, sentence
+from kit.measure.auto import resolve
+from kit.trainers import planning
 from kit.trainers.algorithm import with_worlds
+from kit.trainers.planning import plan
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,8 @@ def test_a_game_without_physics_has_thousands_of_worlds(steps, worlds):
 
 def test_what_was_chosen_is_said():
     asked = RunConfig(env="Reach", total_steps=100_000)
-    assert sentence(asked, resolve(asked)) == "auto: 16 worlds on 2 threads, 256 steps, batch 256"
-    assert sentence(asked.replace(preset="sb3"), resolve(asked)) == ""
+    assert plan(asked).sentence == "auto: 16 worlds on 2 threads, 256 steps, batch 256"
+    assert plan(asked.replace(preset="sb3")).sentence == ""
 
 
 @pytest.mark.parametrize("env", ["G1Joystick", "Go1Joystick"])
@@ -47,7 +48,7 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
     asked = RunConfig(env=env, total_steps=10_000)
     cpu = resolve(asked.replace(device="cpu"))
     assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
-    monkeypatch.setattr(auto, "device_of", lambda config, pictures: "cuda")
+    monkeypatch.setattr(planning, "device_of", lambda config, pictures: "cuda")
     card = resolve(asked.replace(n_envs=4096))
     assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
     assert card.overrides["policy_kwargs"] == {
@@ -59,12 +60,12 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
 
 
 def test_no_more_worlds_than_a_card_has_room_for(monkeypatch):
-    monkeypatch.setattr(auto, "device_of", lambda config, pictures: "cuda")
+    monkeypatch.setattr(planning, "device_of", lambda config, pictures: "cuda")
     asked = RunConfig(env="Go1Joystick", total_steps=10_000_000)
-    resolved = resolve(asked, fits=lambda config: 512)
+    resolved = plan(asked, lambda planned: 512).config
     assert resolved.n_envs == 512 and resolved.overrides["batch_size"] == 12_288  # 512 × 24
-    assert resolve(asked, fits=lambda config: 8192).n_envs == 2048, "the row's number is enough"
-    assert resolve(asked.replace(n_envs=3000), fits=lambda config: 1 / 0).n_envs == 3000
+    assert plan(asked, lambda planned: 8192).config.n_envs == 2048, "the row's number is enough"
+    assert plan(asked.replace(n_envs=3000), lambda planned: 1 // 0).config.n_envs == 3000
 
 
 @pytest.mark.parametrize("preset", ["auto", "fast", "heavy", "beast"])
