@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import torch
 from torch.linalg import vecdot
 
 from kit.envs.card import Card, Part, numbers
+from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.envs.task import MujocoTask
 from kit.sim import Simulator
 
@@ -44,6 +46,14 @@ class Ant(MujocoTask):
     episode_steps = 1000
     cameras = ("track",)
     train_steps = 1_000_000
+    random_terms = MappingProxyType({
+        "mass": ModelTerm(("body_mass", "body_inertia"), low=0.8, high=1.25, each=True),
+        "friction": ModelTerm(("geom_friction",), low=0.5, high=1.25, columns=1),
+        "damping": ModelTerm(("dof_damping",), low=0.7, high=1.3),
+        "strength": ModelTerm(("actuator_gainprm",), low=0.8, high=1.2, columns=1, each=True),
+        "delay": ActionDelay(low=0, high=1),
+        "noise": ObservationNoise(low=-0.02, high=0.02),
+    })  # fmt: skip
     card = Card(
         sees={"": SEES},
         does=(Part("torques of the joints", 8, "150 N m"),),

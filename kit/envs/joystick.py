@@ -15,7 +15,7 @@ import torch
 from kit.envs import joystick_pictures as pictures
 from kit.envs.card import Card, Part, numbers
 from kit.envs.joystick_models import FEET, SITE_BASE
-from kit.envs.joystick_worlds import WorldParameters
+from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, may_have
 from kit.errors import UserError
 from kit.sim import Simulator
@@ -50,8 +50,7 @@ class Joystick(MujocoTask):
     MuJoCo Playground documents for its flat-terrain joystick tasks.
 
     Start states, commands, noise and pushes (every body is given the same extra velocity within one control step)
-    vary on every simulator. Friction, masses and joints vary, anew in every episode, where worlds have a model of
-    their own: on MuJoCo Warp. In C all worlds share one model, as compiled.
+    always vary. Friction, masses, joints and the delay of actions vary with env_options `randomize`, see `terms`.
 
     `always_moving` is a first lesson: every command asks for a brisk pace in some direction. The task's own ask for
     nothing, or for so much that a first step is worth no more than standing, and teach a beginner to stand.
@@ -95,6 +94,15 @@ class Joystick(MujocoTask):
             raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
         self._always_moving = always_moving
         self.model = model
+        self.random_terms = {  # the ranges that MuJoCo Playground documents; of delay kit's own
+            "friction": ModelTerm(("pair_friction",), low=0.4, high=1.0, how="set", rows=_on_the_floor, columns=2),
+            "mass": ModelTerm(("body_mass", "body_inertia"), low=0.9, high=1.1, each=True),
+            "payload": ModelTerm(("body_mass",), low=-1.0, high=1.0, how="add", rows=_torso),
+            "joint_friction": ModelTerm(("dof_frictionloss",), low=self.joint_friction_scale[0],
+                                        high=self.joint_friction_scale[1], each=True),
+            "armature": ModelTerm(("dof_armature",), low=1.0, high=1.05, each=True),
+            "delay": ActionDelay(low=0, high=1),
+        }  # fmt: skip
         self.substeps = round(CONTROL_DT_S / model.opt.timestep)
         self._sensors = {
             model.sensor(i).name: slice(int(model.sensor_adr[i]), int(model.sensor_adr[i] + model.sensor_dim[i]))
@@ -139,8 +147,8 @@ class Joystick(MujocoTask):
         most_noise = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
         self._least_noise, self._noise_width = -most_noise, 2 * most_noise
         self._most_speed = self.constant(self.most_speed)
-        self._worlds = None if sim.parameter("body_mass") is None else WorldParameters(self)
-        self._mass = self.constant(model.body_mass).unsqueeze(0) if self._worlds is None else self._worlds.mass
+        own_mass = any(isinstance(t, ModelTerm) and "body_mass" in t.fields for t in self.randomized.values())
+        self._mass = sim.parameter("body_mass") if own_mass else self.constant(model.body_mass).unsqueeze(0)
         self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
 
         self._widths = {
@@ -182,8 +190,6 @@ class Joystick(MujocoTask):
         fresh["phase"][:, 1::2] = -math.pi  # half a step apart
         fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # so, after the first step
         self._all_memory.copy_(torch.where(mask.unsqueeze(1), all_fresh, self._all_memory))
-        if self._worlds is not None:
-            self._worlds.draw(mask)
         self.sim.reset(mask, qpos=qpos, qvel=qvel, ctrl=qpos[:, 7:])
 
     def act(self, action: torch.Tensor) -> None:
@@ -350,6 +356,15 @@ class Joystick(MujocoTask):
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
         """(n, ...)"""
         return between(self.chances(math.prod(shape[1:]))[0].view(shape), low, high)
+
+
+def _on_the_floor(model: mujoco.MjModel) -> list[int]:
+    """Contact pairs with the ground."""
+    return [i for i in range(model.npair) if model.pair(i).name.endswith("_floor")]
+
+
+def _torso(model: mujoco.MjModel) -> list[int]:
+    return [int(model.site_bodyid[model.site("torso").id])]
 
 
 def wrapped(angle: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import gymnasium
 import numpy as np
 import torch
 from torch.linalg import vecdot
 
 from kit.envs.card import Card, Part, numbers
+from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 from kit.envs.task import MujocoTask
 from kit.sim import Simulator
@@ -54,6 +57,13 @@ class Reach(MujocoTask):
     cameras = CAMERAS
     shadows = False
     train_steps = 100_000
+    random_terms = MappingProxyType({
+        "mass": ModelTerm(("body_mass", "body_inertia"), low=0.8, high=1.25, each=True),
+        "damping": ModelTerm(("dof_damping",), low=0.5, high=2.0, log=True),
+        "gain": ModelTerm(("actuator_gainprm", "actuator_biasprm"), low=0.8, high=1.25, each=True),
+        "delay": ActionDelay(low=0, high=1),
+        "noise": ObservationNoise(low=-0.01, high=0.01),
+    })  # fmt: skip
     card = Card(
         sees={"": SEES},
         does=(Part("velocities of the arm's joints", len(ARM), "rad/s"),),

@@ -182,6 +182,9 @@ def _is_task(found: object) -> TypeIs[type[Task]]:
 
 
 def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
+    from kit.envs.randomize import OPTION, chosen
+
+    option, options = options.get(OPTION), {key: value for key, value in options.items() if key != OPTION}
     try:
         made: Task = task(**options)
     except TypeError as error:
@@ -190,6 +193,8 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
         raise UserError(f"env_options={dict(options)!r} do not suit env={name!r}: {error}.") from None
     if not hasattr(made, "name"):
         made.name = name
+    if option is not None:
+        made.randomized = chosen(name, made.random_terms, option)
     return made
 
 

@@ -12,6 +12,7 @@ import torch
 
 from kit.envs.card import Card
 from kit.envs.obs import Obs, tree_map
+from kit.envs.randomize import Term
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
 
@@ -58,6 +59,10 @@ class Task(ABC):
     """What people are told of it."""
     train_steps: int | None = None
     """To train for, so that something is learnt."""
+    random_terms: Mapping[str, Term] = MappingProxyType({})
+    """What may differ between envs, by name: see `kit.envs.randomize`."""
+    randomized: Mapping[str, Term] = MappingProxyType({})
+    """Those that do, as env_options `randomize` says; set before `build`."""
     keeps: tuple[str, ...] = ()
     """Names of the tensors (n, ...) that decide the future: attributes that are changed in place."""
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.frames import FrameStacks, stacked_space
 from kit.envs.obs import Obs, select, tree_map
+from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task, may_have
 
 
@@ -44,6 +45,10 @@ class TensorEnv(BatchEnv):
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._limit: torch.Tensor | None = None  # of the episodes that are cut at random
         self._generator = torch.Generator(self.device)
+        self._randomizer: Randomizer | None = None
+        if task.randomized:
+            sim = task.sim if isinstance(task, MujocoTask) else None
+            self._randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device)
         self.reset(seed)
 
     @property
@@ -57,7 +62,7 @@ class TensorEnv(BatchEnv):
         self._length = torch.zeros_like(self._length)
         self._limit = None
         self._begin(self._everywhere)
-        return self._stacks.begin(self._typed(self.task.observe()))
+        return self._stacks.begin(self._seen(self.task.observe()))
 
     def stagger(self) -> None:
         if self.task.staggered:
@@ -70,10 +75,12 @@ class TensorEnv(BatchEnv):
             action = action.to(self.device)
         else:
             action = torch.clamp(action.to(self.device, task.dtype), *self._bounds)
-        task.advance(action)
+        if self._randomizer is not None:
+            self._randomizer.pass_step(self._generator)
+        task.advance(action if self._randomizer is None else self._randomizer.act(action))
         task.measure()
 
-        obs = self._typed(task.observe())
+        obs = self._seen(task.observe())
         reward = task.reward(action)
         terminated = task.terminated()
         success = task.success()
@@ -103,17 +110,21 @@ class TensorEnv(BatchEnv):
         return obs, reward.to(self.dtype), terminated, truncated, info
 
     def _begin(self, worlds: torch.Tensor) -> None:
+        if self._randomizer is not None:
+            self._randomizer.begin(worlds, self._generator)
         self.task.reset(worlds, self._generator)
         self.task.measure()
 
     def _renew(self, done: torch.Tensor, obs: Obs) -> Obs:
         """`obs` with what the worlds of `done` (n,) bool, which have begun anew, see now."""
         if not self.frames:
-            return select(done, self._typed(self.task.observe()), obs)
+            return select(done, self._seen(self.task.observe()), obs)
         worlds = done.nonzero().flatten()  # a GPU is asked: pictures take longer than that
-        return self._stacks.renew(obs, worlds, self._typed(self.task.observe_first(worlds))) if len(worlds) else obs
+        return self._stacks.renew(obs, worlds, self._seen(self.task.observe_first(worlds))) if len(worlds) else obs
 
-    def _typed(self, obs: Obs) -> Obs:
+    def _seen(self, obs: Obs) -> Obs:
+        """`obs` of the task with its noise, real numbers as `dtype`."""
+        obs = obs if self._randomizer is None else self._randomizer.observe(obs, self._generator)
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def scripted(self) -> torch.Tensor | None:
@@ -124,13 +135,22 @@ class TensorEnv(BatchEnv):
         return {
             **self.task.snapshot(),
             **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},
+            **self._randomized(),
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
             "generator": self._generator.get_state(),
         }
 
+    def _randomized(self) -> dict[str, torch.Tensor]:
+        state = {} if self._randomizer is None else self._randomizer.state()
+        return {f"{OPTION}.{name}": value for name, value in state.items()}
+
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        if self._randomizer is not None:
+            start = f"{OPTION}."
+            drawn = {name.removeprefix(start): x for name, x in snapshot.items() if name.startswith(start)}
+            self._randomizer.load_state(drawn)
         self.task.restore(snapshot)
         self.task.measure()
         self._stacks.load_state({name[7:]: value for name, value in snapshot.items() if name.startswith("frames.")})

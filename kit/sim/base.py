@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from kit.sim.render import Renderer
 
 
+PARAMETERS = frozenset({
+    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "pair_friction", "geom_friction", "geom_size",
+    "geom_rgba", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
+    "jnt_stiffness",
+})  # fmt: skip
+"""Fields of MjModel that may differ between worlds."""
+
+
 class Simulator(ABC):
     """`n` worlds of one `mujoco.MjModel`, stepped together.
 
@@ -75,10 +83,24 @@ class Simulator(ABC):
         they are reset; None when it is known, without asking the device, that there is none."""
         return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
-    def parameter(self, name: str) -> torch.Tensor | None:
-        """The model's field `name` with a row per world (n, ...), to be written in place; None where all worlds share
-        one model, as they do in C."""
+    @abstractmethod
+    def parameter(self, name: str) -> torch.Tensor:
+        """The model's field `name` (one of `PARAMETERS`) with a row per world (n, ...), at first all alike: write it in
+        place, then call `derive`. It is part of snapshots. Raises `AttributeError`."""
+
+    def derive(self, mask: torch.Tensor) -> None:
+        """Compute what MuJoCo derives from a model's fields (inverse weights, subtree masses, the inertia of simple
+        bodies) for the worlds of `mask` (n,) bool, whose parameters were written. MuJoCo Warp leaves it as compiled."""
         return None
+
+    def _check_parameter(self, name: str) -> None:
+        if name not in PARAMETERS:
+            raise AttributeError(f"'{name}' is not a field of the model that worlds may have for themselves")
+
+    def _restore_parameters(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        for name, value in snapshot.items():
+            if name.startswith("model."):
+                self.parameter(name[6:]).copy_(value)
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:

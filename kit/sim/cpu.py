@@ -21,6 +21,8 @@ _ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized 
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
+DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
+"""What `mj_setConst` computes of masses, inertias and gains."""
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
@@ -44,6 +46,8 @@ class CpuSim(Simulator):
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
         """By substeps: a step's turns in order, and what each thread does, the caller first."""
         self._diverged: torch.Tensor | None = None
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._derived: dict[str, np.ndarray] = {}
         self._helpers = Helpers(self.threads - 1)
 
     def _register(self, name: str) -> torch.Tensor:
@@ -64,6 +68,30 @@ class CpuSim(Simulator):
             self._scratch[0].follow(world)
             row[...] = first  # no other field: those may lag behind the state
         return _tensor(name, batch)
+
+    def parameter(self, name: str) -> torch.Tensor:
+        if name not in self._parameters:
+            self._check_parameter(name)
+            for derived in () if self._parameters else DERIVED:
+                self._derived[derived] = self._own(derived)
+            self._parameters[name] = torch.from_numpy(self._own(name))
+        return self._parameters[name]
+
+    def _own(self, name: str) -> np.ndarray:
+        """The model's field `name`, a row per world, which every thread takes from now on."""
+        batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
+        for scratch in self._scratch:
+            scratch.own(name, [flat(row) for row in batch])
+        return batch
+
+    def derive(self, mask: torch.Tensor) -> None:
+        mine = self._scratch[0]
+        for world in mask.numpy().nonzero()[0].tolist():
+            mine.load(world)
+            mujoco.mj_setConst(mine.model, mine.data)
+            for name, rows in self._derived.items():
+                rows[world] = getattr(mine.model, name)
+        mine.model.stat.meaninertia = self.model.stat.meaninertia  # of no world: the solver's tolerance is one for all
 
     def _is_state(self, name: str) -> bool:
         data = self._scratch[0].data
@@ -129,11 +157,15 @@ class CpuSim(Simulator):
             self._scratch[0].load(world)
             mujoco.mj_getState(self.model, self._scratch[0].data, row, STATE)
         derived = {name: value.clone() for name, value in self._fields.items() if not self._is_state(name)}
-        return {"state": torch.from_numpy(state), **derived}
+        parameters = {f"model.{name}": value.clone() for name, value in self._parameters.items()}
+        return {"state": torch.from_numpy(state), **derived, **parameters}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
         self._compare(state.shape, (self.n, mujoco.mj_stateSize(self.model, STATE)), "numbers")
+        self._restore_parameters(snapshot)
+        if self._parameters:
+            self.derive(torch.ones(self.n, dtype=torch.bool))
         for world, row in enumerate(state):
             mujoco.mj_setState(self.model, self._scratch[0].data, row, STATE)
             self._scratch[0].store(world)
@@ -142,7 +174,7 @@ class CpuSim(Simulator):
                 self._scratch[0].follow(world)
                 self._scratch[0].show(world)
         for name, value in snapshot.items():
-            if name != "state":
+            if name != "state" and not name.startswith("model."):
                 self.field(name).copy_(value)
         self._diverged = None
 

@@ -93,14 +93,9 @@ class WarpSim(Simulator):
         return self._tensor(name)
 
     def parameter(self, name: str) -> torch.Tensor:
-        """MjModel's field `name` with a row per world, (n, ...), at first all alike: write it in place before `step`.
-
-        What MuJoCo derives from it (inverse weights, subtree masses) stays as compiled.
-        """
         if name not in self._parameters:
-            shared = getattr(self._model, name, None)
-            if not isinstance(shared, wp.array) or name not in _PER_WORLD:
-                raise AttributeError(f"'{name}' is not a field of the model that worlds may have for themselves")
+            self._check_parameter(name)
+            shared = getattr(self._model, name)
             with beside_torch(self.device):
                 own = wp.to_torch(shared)[:1].expand(self.n, *wp.to_torch(shared).shape[1:]).contiguous()
                 setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
@@ -143,9 +138,7 @@ class WarpSim(Simulator):
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         self._compare(snapshot["qpos"].shape, self._state["qpos"].shape, "coordinates")
-        for name, value in snapshot.items():
-            if name.startswith("model."):
-                self.parameter(name[6:]).copy_(value)
+        self._restore_parameters(snapshot)
         for name, value in self._state.items():
             value.copy_(snapshot[name])
         self._overflow.zero_()
@@ -250,13 +243,6 @@ class _Blocks:
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Blocks are kept."""
-
-
-_PER_WORLD = frozenset({
-    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "pair_friction", "geom_friction", "geom_size",
-    "geom_rgba", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
-    "jnt_stiffness",
-})  # fmt: skip
 
 
 def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

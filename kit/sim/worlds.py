@@ -8,6 +8,7 @@ without giving up Python's lock, as MuJoCo's mj_setState does, for which the thr
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 
 import mujoco
@@ -80,12 +81,25 @@ class Scratch:
 
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
+        self.model = worlds.model
         self.data = mujoco.MjData(worlds.model)
         self.front = _buffer(self.data)[: len(worlds.is_state)].data
         self.warnings = flat(self.data.warning.number)
         self.copies: list[list[tuple[memoryview, memoryview]]] = [[] for _ in worlds.fronts]
         """Per world, the fields that are no part of the state: where they belong, and where they are here."""
         self.after_constraints: list[np.ndarray] = []
+        self.parameters: list[list[tuple[memoryview, memoryview]]] = [[] for _ in worlds.fronts]
+        """Per world, its own fields of the model: where they are here, and what they should be."""
+
+    def own(self, name: str, batch: list[memoryview]) -> None:
+        """From now on the model's field `name` is that of the world at work, of which `batch` has a row per world."""
+        if self.model is self.worlds.model:
+            self.model = copy.copy(self.worlds.model)
+        here = flat(getattr(self.model, name))
+        if not len(here):  # such as of tendons, where there are none
+            return
+        for parameters, row in zip(self.parameters, batch, strict=True):
+            parameters.append((here, row))
 
     def register(self, name: str, batch: list[memoryview]) -> None:
         """Copy the field `name` to `batch` from now on, a row per world."""
@@ -98,9 +112,9 @@ class Scratch:
 
     def advance(self, leave: int = 0) -> None:
         """Step worlds from the queue until `leave` are left; every thread runs this. Which thread steps which world
-        does not matter: worlds share nothing but the read-only model."""
+        does not matter: worlds share nothing but the read-only model, or fill in their own fields of the thread's."""
         worlds, data, here = self.worlds, self.data, self.front
-        queue, model, fronts, times_s = worlds.queue, worlds.model, worlds.fronts, worlds.times_s
+        queue, model, fronts, times_s = worlds.queue, self.model, worlds.fronts, worlds.times_s
         while len(queue) > leave:
             try:
                 world, substeps, later = queue.popleft()
@@ -108,6 +122,8 @@ class Scratch:
                 return
             front = fronts[world]
             here[:] = front
+            for parameter, own in self.parameters[world]:
+                parameter[:] = own
             data.time = times_s[world]
             mujoco.mj_step(model, data, substeps)
             front[:] = here
@@ -125,6 +141,7 @@ class Scratch:
 
     def load(self, world: int) -> None:
         self.front[:] = self.worlds.fronts[world]
+        self._take_parameters(world)
         self.data.time = self.worlds.times_s[world]
 
     def store(self, world: int) -> None:
@@ -134,20 +151,21 @@ class Scratch:
     def follow(self, world: int) -> None:
         """Load `world`, and compute what follows from its state."""
         self.load(world)
-        mujoco.mj_forward(self.worlds.model, self.data)
+        mujoco.mj_forward(self.model, self.data)
         if self.after_constraints:
-            mujoco.mj_rnePostConstraint(self.worlds.model, self.data)
+            mujoco.mj_rnePostConstraint(self.model, self.data)
         self.warnings[:] = self.worlds.silent  # the next step gives them again
 
     def begin(self, world: int, fields: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Put `world` into the model's initial state but for `fields`: an array here, and what it should be in every
         world."""
         self.front[:], self.data.time = self.worlds.initial, 0.0
+        self._take_parameters(world)
         for here, values in fields:
             here[:] = values[world]
         for array in self.after_constraints:
             array.fill(0)
-        mujoco.mj_forward(self.worlds.model, self.data)
+        mujoco.mj_forward(self.model, self.data)
         self.store(world)
         self.show(world)
         self.warnings[:] = self.worlds.silent  # the next step gives them again
@@ -156,3 +174,7 @@ class Scratch:
         """Copy what follows from the state of `world`, which is here."""
         for field, computed in self.copies[world]:
             field[:] = computed
+
+    def _take_parameters(self, world: int) -> None:
+        for here, own in self.parameters[world]:
+            here[:] = own

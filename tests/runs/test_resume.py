@@ -17,6 +17,7 @@ VARIANTS = {
     "linear": {"overrides": {"learning_rate": "lin_0.001"}},
     "normalize": {"overrides": {"normalize": True}},
     "evaluated": {"eval_every": 400},
+    "randomized": {"env_options": {"randomize": True}},
 }
 
 
@@ -47,7 +48,7 @@ def killed_at_random(run, kills, seed, longest_s=0.4):
 
 
 CASES = [(algo, "evaluated") for algo in ("PPO", "A2C", "SAC", "RecurrentPPO")]
-CASES += [("PPO", "normalize"), ("A2C", "plain"), ("SAC", "linear"), ("SAC", "normalize")]
+CASES += [("PPO", "normalize"), ("A2C", "plain"), ("SAC", "linear"), ("SAC", "normalize"), ("PPO", "randomized")]
 
 
 @pytest.mark.parametrize(("algo", "variant"), CASES)

@@ -1,0 +1,102 @@
+"""What differs between envs: drawn from their generator, by hand on a mass on a rail, and exactly resumed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+import kit
+from kit.envs import make_vec
+from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
+from kit.errors import UserError
+from kit.sim.warp import WarpSim
+from tests.envs.slide import Slide
+
+PUSH = torch.ones(3, 1)
+
+
+class Varied(Slide):
+    random_terms = MappingProxyType({
+        "mass": ModelTerm(("body_mass",), low=1.0, high=4.0, log=True),
+        "drag": ModelTerm(("dof_damping",), low=0.1, high=0.2, how="set", every_s=2.0),
+        "delay": ActionDelay(low=1, high=1),
+        "noise": ObservationNoise(low=-0.5, high=0.5),
+    })  # fmt: skip
+
+
+ENV = f"{__name__}:Varied"
+
+
+def made(seed: int = 0, **randomize: Any) -> Any:
+    return make_vec(ENV, 3, seed=seed, env_options={"randomize": randomize})
+
+
+@pytest.fixture(params=["C", "Warp"])
+def simulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "Warp":
+        monkeypatch.setattr("kit.envs.task.make_sim", lambda model, n, *_: WarpSim(model, n, "cpu"))
+
+
+def test_each_env_has_its_own_mass(simulator: None) -> None:
+    """1 N for 1 s makes a mass of m kg 1/m m/s fast (semi-implicit Euler: 1/m m further, too)."""
+    env = made(mass=True)
+    mass = env.task.sim.parameter("body_mass")[:, 1].clone()
+    assert len(mass.unique()) == 3 and (mass >= 1).all() and (mass <= 4).all()
+    torch.testing.assert_close(env.step(PUSH)[0], (1 / mass).repeat(2, 1).T.float(), rtol=1e-5, atol=1e-5)
+    env.step(PUSH), env.step(PUSH), env.step(PUSH)  # episodes of four steps
+    assert not torch.isclose(env.task.sim.parameter("body_mass")[:, 1], mass).any(), "anew for every episode"
+    still = made(mass=[2, 2])
+    assert still.step(PUSH)[0][:, 1].tolist() == pytest.approx([0.5] * 3)
+
+
+def test_intervals_delay_and_noise() -> None:
+    env = made(drag=True)
+    drag = [env.task.sim.parameter("dof_damping")[:, 0].clone()]
+    for _ in range(3):
+        env.step(PUSH)
+        drag.append(env.task.sim.parameter("dof_damping")[:, 0].clone())
+    same = [bool(torch.equal(a, b)) for a, b in pairwise(drag)]
+    assert same == [True, False, True], "every two seconds, steps of one"
+
+    late = made(delay=True)
+    assert late.step(PUSH)[0].tolist() == [[0, 0]] * 3, "nothing has arrived yet"
+    assert late.step(0 * PUSH)[0].tolist() == [[1, 1]] * 3
+    noisy = made(noise=True)
+    seen = torch.stack([noisy.step(0 * PUSH)[0] for _ in range(3)])
+    assert len(seen.unique()) == seen.numel() and seen.abs().max() <= 0.5
+
+
+def test_a_snapshot_holds_what_was_drawn(simulator: None) -> None:
+    env, other = (make_vec("Ant", 3, seed=seed, env_options={"randomize": True}) for seed in (1, 2))
+    actions = torch.rand(12, 3, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for action in actions[:6]:
+        env.step(action)
+    other.restore(env.snapshot())
+    for action in actions[6:]:
+        one, two = env.step(action), other.step(action)
+        assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
+
+
+def test_without_a_word_nothing_differs() -> None:
+    plain, off = make_vec("Ant", 2, seed=3), make_vec("Ant", 2, seed=3, env_options={"randomize": False})
+    for _ in range(3):
+        assert torch.equal(plain.step(torch.ones(2, 8))[0], off.step(torch.ones(2, 8))[0])
+    assert plain.snapshot().keys() == off.snapshot().keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, noise"),
+        ({"mass": [0, 2]}, r"randomize mass=\[0, 2\] is no range; write \[1, 4\]"),
+        ({"delay": [0, 1.5]}, r"randomize delay=\[0, 1.5\] must be whole numbers of steps"),
+        ("mass", r"randomize='mass' is neither true, false, a list of names nor a mapping"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(option: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        kit.resolve(kit.RunConfig(env=ENV, env_options={"randomize": option}))
