@@ -18,7 +18,7 @@ _WHERE = {
     "notebooks": "kit.scale.notebooks",
     "runs": "kit.runs",
     "Run": "kit.runs.run",
-    "evaluate": "kit.runs.rollouts",
+    "evaluate": "kit.runs.evaluation",
     "export": "kit.runs.export",
     "push": "kit.runs.publish",
     "make_vec": "kit.envs",

@@ -20,9 +20,9 @@ from kit.envs.vec import TensorEnv
 from kit.errors import UserError, need
 from kit.format.files import write_atomic
 from kit.format.leftovers import temporary
+from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
-from kit.runs.rollouts import EVAL_SEED
 from kit.runs.run import Run, opened
 from kit.trainers import Trainer
 from kit.trainers.actor import Actor

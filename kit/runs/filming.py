@@ -14,9 +14,9 @@ import numpy as np
 
 from kit.errors import UserError, need
 from kit.format.leftovers import temporary
+from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
-from kit.runs.rollouts import EVAL_SEED
 from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:

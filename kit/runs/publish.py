@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import kit
 from kit.errors import UserError, need
 from kit.runs import usage
+from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.filming import record
-from kit.runs.rollouts import evaluate
 from kit.runs.run import Run, opened
 from kit.stores.card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes

@@ -63,8 +63,8 @@ class Training:
             raise
 
     def _build(self, config: RunConfig) -> None:
+        from kit.runs.evaluation import EVAL_SEED, Evaluator
         from kit.runs.opponents import make_worlds
-        from kit.runs.rollouts import EVAL_SEED, Evaluator
         from kit.trainers import make_trainer
 
         settings.apply(config.device)
@@ -215,7 +215,7 @@ class Training:
     def _test(self) -> None:
         """At the end of training: the best policy in episodes by which nothing was chosen, once. Raises `Interrupted`
         if a stop came first; the resumed session tests again."""
-        from kit.runs.rollouts import Evaluator, one_thread
+        from kit.runs.evaluation import Evaluator, one_thread
 
         best = self.run.best()
         if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):

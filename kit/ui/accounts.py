@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
-from kit.runs.rollouts import evaluate
+from kit.runs.evaluation import evaluate
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.learning import Curve, series

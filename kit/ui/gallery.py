@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
 from kit.measure.uncertainty import success_interval
+from kit.runs.evaluation import evaluate
 from kit.runs.filming import COLUMNS, View, failures_first
 from kit.runs.finding import local_runs
 from kit.runs.opponents import make_worlds
-from kit.runs.rollouts import evaluate
 from kit.runs.run import Run
 from kit.ui.films import EPISODES, Film, players
 from kit.ui.style import Page, percent

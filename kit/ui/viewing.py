@@ -16,9 +16,9 @@ import torch
 from kit.envs import MujocoTask, TensorEnv
 from kit.envs.joystick import Joystick
 from kit.errors import UserError, need
+from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
-from kit.runs.rollouts import EVAL_SEED
 from kit.runs.run import Run, opened
 
 HEIGHT = 640

@@ -16,7 +16,7 @@ import torch
 
 import kit
 from kit.envs.dishwashing import WIPER
-from kit.runs.rollouts import evaluate
+from kit.runs.evaluation import evaluate
 from kit.runs.run import Run
 
 SHIFTS = 100

@@ -31,7 +31,7 @@ from kit.envs.reach import PROGRESS_PER_M, START_NOISE_RAD, SUCCESS_BONUS, SUCCE
 from kit.envs.reach_model import ARM, FINGER_OPEN_M, GOAL, HAND, REST, build_model, goal_bank
 from kit.envs.reach_vision import EYES
 from kit.measure.auto import resolve
-from kit.runs.rollouts import Evaluator
+from kit.runs.evaluation import Evaluator
 from kit.runs.run import Run
 from kit.sim.render import POSES, Renderer
 from kit.trainers import make_trainer

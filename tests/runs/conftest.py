@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kit.runs import rollouts
+from kit.runs import evaluation
 
 
 @pytest.fixture(autouse=True)
 def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "EPISODES", 4)
+    monkeypatch.setattr(evaluation, "EPISODES", 4)
