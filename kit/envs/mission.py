@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any
 
 import gymnasium
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from kit.envs.card import Card, Part, numbers
 from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
-from kit.envs.obs import select
+from kit.envs.play import Memory, Player, restart
 from kit.envs.task import Task
 from kit.errors import UserError
 from kit.format.weights import fingerprint
@@ -36,22 +36,9 @@ SEES = {
 }
 """What each side is told, in this order."""
 UNITS = {"attackers": ATTACKERS, "defenders": DEFENDERS}
-Memory = tuple[torch.Tensor, ...]
-
-
-@runtime_checkable
-class Player(Protocol):
-    """A policy with a hidden state, (n, ...) each; without one it is empty."""
-
-    def memory(self, n: int) -> Memory:
-        """The hidden state as episodes start."""
-
-    def __call__(self, obs: torch.Tensor, memory: Memory, /) -> tuple[torch.Tensor, Memory]:
-        """Commands (n, units) for what a side sees, (n, 42) or (n, 40), and the hidden state afterwards."""
-
 
 Team = Player | Callable[[torch.Tensor], torch.Tensor]
-"""A policy, or a function from what a side sees to its commands."""
+"""A policy, or a function, from what a side sees, (n, 42) or (n, 40), to its commands (n, units)."""
 
 
 class Mission(Task):
@@ -155,8 +142,7 @@ class Mission(Task):
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         if self._play is not None:
-            starts = zip(self._play.memory(self.n), self.hidden_state, strict=True)
-            self.hidden_state = tuple(cast(torch.Tensor, select(mask, start, now)) for start, now in starts)
+            self.hidden_state = restart(self._play, self.hidden_state, mask)
         self._mask.copy_(mask)
         torch.randint(2**31, (self.n,), generator=generator, out=self._seeds)
         with self._beside(self.device):
@@ -232,8 +218,8 @@ class _Stateless:
     def memory(self, n: int) -> Memory:
         return ()
 
-    def __call__(self, obs: torch.Tensor, memory: Memory, /) -> tuple[torch.Tensor, Memory]:
-        return self._function(obs), memory
+    def __call__(self, obs: Any, hidden_state: Memory, /) -> tuple[torch.Tensor, Memory]:
+        return self._function(obs), hidden_state
 
 
 def identity(team: str | Team) -> torch.Tensor:

@@ -240,21 +240,13 @@ def rate_of(marks: list[tuple[float, int]]) -> float:
 
 def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
     """Seconds that one evaluation takes: a part of it is played, in worlds of its own."""
-    import torch
+    from kit.envs.play import play
 
-    n, actor = EVALUATION_WORLDS, trainer.as_actor()
-    env = _worlds(config, n)
-    seen = env.reset(config.seed), actor.memory(n), torch.ones(n, dtype=torch.bool, device=env.device)
-
-    def play() -> None:
-        nonlocal seen
-        action, memory = actor(*seen)
-        obs, _, terminated, truncated, _ = env.step(action)
-        seen = obs, memory, terminated | truncated
-
+    env = _worlds(config, EVALUATION_WORLDS)
+    steps = play(env, trainer.as_actor(), env.reset(config.seed))
     try:
-        play()  # the first step may compile
-        return float(env.episode_steps / rate(play, seconds))
+        next(steps)  # the first may compile
+        return float(env.episode_steps / rate(partial(next, steps), seconds))
     finally:
         env.close()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kit.envs.contract import BatchEnv
     from kit.envs.obs import Obs
-    from kit.trainers.actor import Actor, Memory
+    from kit.envs.play import Memory, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
 """Added to the run's seed, for episodes that training never sees. Evaluations while it trains play the first, the same
@@ -44,35 +44,27 @@ class Evaluator:
         worlds = -(-episodes // self.per_world)
         self.env = make_worlds(config, worlds, self.seed, int(config.threads))
 
-    def __call__(self, actor: Actor | Script, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Every world contributes the same number of episodes, so that short ones are not counted more often. Returns
-        what `evaluate` does, or None if `should_stop`."""
+    def __call__(self, actor: Player, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """What `evaluate` returns, or None if `should_stop`."""
         import torch
 
-        obs = self.env.reset(seed=self.seed)
-        n = self.env.num_envs
-        memory, begun = actor.memory(n), torch.ones(n, dtype=torch.bool, device=self.env.device)
-        finished = torch.zeros(n, dtype=torch.long, device=self.env.device)
+        from kit.envs.play import play
+
         figures: dict[str, list[torch.Tensor]] = {}  # of the episodes that are over
         totals: dict[str, torch.Tensor] = {}  # of those at play
-        while bool((finished < self.per_world).any()):
+        for step in play(self.env, actor, self.env.reset(seed=self.seed), self.per_world):
             if should_stop():
                 return None
-            actions, memory = actor(obs, memory, begun)
-            obs, _, terminated, truncated, info = self.env.step(actions)
-            done = terminated | truncated
-            counted = done & (finished < self.per_world)
-            over = bool(counted.any())
-            for name, value in info.items():
+            over = bool(step.ended.any())
+            for name, value in step.info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue
                 value = value.double()
                 if name.startswith(TERM) or name.endswith(RATE):
-                    value = totals[name] = value + torch.where(begun, 0.0, totals.get(name, torch.zeros_like(value)))
+                    before = totals.get(name, torch.zeros_like(value))
+                    value = totals[name] = value + torch.where(step.episode_starts, 0.0, before)
                 if over:
-                    figures.setdefault(name, []).append(value[counted])
-            begun = done
-            finished += counted
+                    figures.setdefault(name, []).append(value[step.ended])
         found = {name: torch.cat(values) for name, values in figures.items()}
         returned, length, success = found.pop("episode_return"), found.pop("episode_length"), found.pop("success", None)
         minutes = length.mean().item() * self.env.control_dt_s / 60
@@ -128,7 +120,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Script:
-    """A task's own plan, as an actor. Raises `UserError` if it has none."""
+    """A task's own plan, as a policy. Raises `UserError` if it has none."""
 
     def __init__(self, env: BatchEnv) -> None:
         self._env = env
@@ -136,10 +128,10 @@ class Script:
             raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
 
     def memory(self, n: int) -> Memory:
-        """None is needed."""
+        """It has none."""
         return ()
 
-    def __call__(self, obs: Obs, memory: Memory, begun: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+    def __call__(self, obs: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
         planned = self._env.scripted()
         assert planned is not None
-        return planned, memory
+        return planned, hidden_state

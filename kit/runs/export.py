@@ -6,6 +6,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from torch import nn
 
 import kit
 from kit.envs.contract import BatchEnv
-from kit.envs.obs import Obs, from_leaves, leaves, tree_map
+from kit.envs.obs import Obs, from_leaves, leaves
+from kit.envs.play import play
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError, need
 from kit.format.files import write_atomic
@@ -51,11 +53,15 @@ class Alone(nn.Module):
         self.actor, self.names, self.space = actor, tuple(names), action_space
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen, memory = given[: len(self.names)], given[len(self.names) :]
-        action, memory = self.actor(from_leaves("obs", dict(zip(self.names, seen, strict=True))), memory)
+        seen, hidden_state = given[: len(self.names)], given[len(self.names) :]
+        action, hidden_state = self.actor(from_leaves("obs", dict(zip(self.names, seen, strict=True))), hidden_state)
+        return self.inside(action), *hidden_state
+
+    def inside(self, action: torch.Tensor) -> torch.Tensor:
+        """`action`, clipped to the action space."""
         if isinstance(self.space, spaces.Box):
-            action = torch.maximum(torch.minimum(action, self.actor.high), self.actor.low)
-        return action, *memory
+            return torch.maximum(torch.minimum(action, self.actor.high), self.actor.low)
+        return action
 
 
 def export(
@@ -134,14 +140,13 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 
 @torch.no_grad()
 def _difference(alone: Alone, written: Function, env: BatchEnv, obs: Obs) -> float:
-    """Of actions, the largest on the policy's way, in batches of all worlds, with which it was traced, and of one."""
-    worst, memory = 0.0, alone.actor.memory(WORLDS)
-    for _ in range(STEPS):
-        given = [*(entry for _, entry in leaves("obs", tree_map(torch.clone, obs))), *memory]
-        action, *memory = alone(*given)
+    """The largest of any action as the policy plays, in batches of all envs, with which it was traced, and of one."""
+    worst = 0.0
+    for step in islice(play(env, alone.actor, obs), STEPS):
+        given = [*(entry for _, entry in leaves("obs", step.obs)), *step.hidden_state]
         for n in (WORLDS, 1):
-            worst = max(worst, float((action[:n] - written.run(*(each[:n] for each in given))[0]).abs().max()))
-        obs = env.step(action)[0]
+            told = written.run(*(each[:n] for each in given))[0]
+            worst = max(worst, float((alone.inside(step.action[:n]) - told).abs().max()))
     return worst
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,22 +174,20 @@ class _Player:
 
     def begin(self, episode: int) -> None:
         """The same one for every policy."""
+        from kit.envs.play import play
+
         self._obs = self.env.reset(seed=self._seed + episode)
-        self._memory = self._actor.memory(1)
+        self._steps = play(self.env, self._actor, self._obs, episodes=1)
         self.over, self._ended, self._colour = False, "", WHITE
         self._episode, self._step, self.returned, self.succeeded = episode + 1, 0, 0.0, False
 
     def advance(self, steps: int) -> None:
         """To the end of the episode at most."""
-        for _ in range(steps):
-            if self.over:
-                return
-            actions, self._memory = self._actor(self._obs, self._memory)
-            self._obs, reward, terminated, truncated, info = self.env.step(actions)
-            self._step, self.returned = self._step + 1, self.returned + float(reward[0])
-            self.over = bool(terminated[0] | truncated[0])
-            if self.over and "success" in info:
-                self.succeeded = bool(info["success"][0])
+        for step in islice(self._steps, steps):
+            self._obs, self.over = step.next_obs, bool(step.ended[0])
+            self._step, self.returned = self._step + 1, self.returned + float(step.reward[0])
+            if self.over and "success" in step.info:
+                self.succeeded = bool(step.info["success"][0])
                 self._ended, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
 
     def draw(self, size: int) -> list[np.ndarray]:

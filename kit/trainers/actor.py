@@ -1,5 +1,5 @@
-"""A policy as one module: observation, memory and begun in, action and memory out. It acts, evaluates, is filmed and is
-exported, always the same."""
+"""A policy as one module, (obs, hidden_state) -> (action, hidden_state), that `kit.envs.play` plays and `kit.export`
+writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
 from kit.envs.obs import Obs, PolicyView, tree_map
+from kit.envs.play import Memory
 from kit.trainers.normalize import Normalizer
-
-Memory = tuple[torch.Tensor, ...]
-"""What a policy remembers of each world, (n, ...) each; empty for policies that remember nothing."""
 
 
 class Actor(nn.Module):
@@ -45,20 +43,19 @@ class Actor(nn.Module):
         return self
 
     def memory(self, n: int) -> Memory:
-        """Of `n` worlds that have just begun."""
+        """The hidden state with which episodes of `n` envs start."""
         return ()
 
     @torch.no_grad()
-    def forward(self, obs: Obs, memory: Memory = (), begun: torch.Tensor | None = None) -> tuple[torch.Tensor, Memory]:
-        """Actions (n, ...) for raw `obs` (n, ...) and the memory afterwards. Worlds of `begun` (n,) bool are in their
-        first step: what was remembered of them no longer counts. Without `memory` all of them are."""
+    def forward(self, obs: Obs, hidden_state: Memory = ()) -> tuple[torch.Tensor, Memory]:
+        """Actions (n, ...) for raw `obs` (n, ...), and the hidden state afterwards; by default episodes start."""
         self.policy.set_training_mode(False)
         seen = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
-        actions, memory = self.choose(seen, memory, begun)
-        return self.to_env(actions), memory
+        actions, hidden_state = self.choose(seen, hidden_state)
+        return self.to_env(actions), hidden_state
 
-    def choose(self, seen: Obs, memory: Memory, begun: torch.Tensor | None) -> tuple[torch.Tensor, Memory]:
-        """What the policy says to `seen`, and its memory afterwards."""
+    def choose(self, seen: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+        """The policy's output for `seen`, and its hidden state afterwards."""
         return self.policy._predict(seen, self.deterministic), ()  # type: ignore[arg-type]
 
     def see(self, obs: Obs) -> Obs:

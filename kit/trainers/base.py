@@ -138,8 +138,8 @@ class TensorTrainer(BaseAlgorithm):
         return self._actors[deterministic]
 
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
-        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`. Whoever remembers takes them for
-        the first of an episode; `as_actor()` hands its memory on."""
+        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`. A recurrent policy takes
+        them for the first of an episode; `kit.envs.play` carries its hidden state on."""
         return self.as_actor(deterministic)(obs)[0]
 
     def predict(

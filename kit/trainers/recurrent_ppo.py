@@ -18,9 +18,10 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 
 from kit.envs.obs import Obs, leaves
+from kit.envs.play import Memory
 from kit.errors import UserError
 from kit.presets import Row
-from kit.trainers.actor import Actor, Memory
+from kit.trainers.actor import Actor
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.networks import Networks
 from kit.trainers.ppo import ProximalTrainer, divide
@@ -175,19 +176,17 @@ class RecurrentNetworks(Networks):
 
 
 class RecurrentActor(Actor):
-    """With the memory of the actor's LSTM alone."""
+    """Its hidden state is that of the actor's LSTM alone."""
 
     policy: RecurrentActorCriticPolicy
 
     def memory(self, n: int) -> Memory:
         return (blank(self.policy.lstm_actor, n),)
 
-    def choose(self, seen: Obs, memory: Memory, begun: torch.Tensor | None) -> tuple[torch.Tensor, Memory]:
+    def choose(self, seen: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
         policy = self.policy
         features = BasePolicy.extract_features(policy, seen, policy.pi_features_extractor)  # type: ignore[arg-type]
-        (before,) = memory or self.memory(len(features))
-        if begun is not None:
-            before = forget(before, begun.to(before.device))
+        (before,) = hidden_state or self.memory(len(features))
         latent, after = step(policy.lstm_actor, features, before)
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent))
         return distribution.get_actions(self.deterministic), (after,)

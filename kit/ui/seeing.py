@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,17 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
 
     from kit.encoders.saliency import saliency
     from kit.envs.obs import newest_picture
+    from kit.envs.play import play
 
     trainer: Any = load_policy(run.config, run.find_or_new(step))
     actor = trainer.as_actor()
+    if actor.memory(worlds):
+        raise UserError(f"algo={run.config.algo!r} remembers, so that its action hangs on more than what it sees now.")
     env = make_worlds(run.config.replace(device="cpu"), worlds, run.config.seed)
     obs = env.reset(seed=run.config.seed)
-    memory = actor.memory(worlds)
-    for _ in range(after):
-        action, memory = actor(obs, memory)
-        obs = env.step(action)[0]
+    for transition in islice(play(env, actor, obs), after):
+        obs = transition.next_obs
     seen = actor.see(obs)
-    if memory:
-        raise UserError(f"algo={run.config.algo!r} remembers, so that its action hangs on more than what it sees now.")
     glow = saliency(actor.policy, seen)
     env.close()
     pictures, titles = [], []

@@ -15,6 +15,7 @@ import torch
 
 from kit.envs import MujocoTask, TensorEnv
 from kit.envs.joystick import Joystick
+from kit.envs.play import play
 from kit.errors import UserError, need
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_worlds
@@ -136,17 +137,17 @@ class Viewer:
             if begin or self._anew:
                 episode, self._anew, step, returned = episode + 1, False, 0, 0.0
                 obs = self._env.reset(seed=self.run.config.seed + EVAL_SEED + episode)
-                memory, begin = actor.memory(1), False
+                steps, begin = play(self._env, actor, obs, episodes=1), False
                 self._said.content = f"episode {episode}, step 0"
                 self._show()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
             if isinstance(self._task, Joystick) and self._own.value:
                 self._task.steer(torch.tensor([slider.value for slider in self._joystick]))
             if not self._still.value:
-                actions, memory = actor(obs, memory)
-                obs, reward, terminated, truncated, info = self._env.step(actions)
-                step, returned, begin = step + 1, returned + float(reward[0]), bool(terminated[0] | truncated[0])
-                success = ("**success**" if info["success"][0] else "no success") if begin and "success" in info else ""
+                played = next(steps)
+                step, returned, begin = step + 1, returned + float(played.reward[0]), bool(played.ended[0])
+                said = played.info.get("success") if begin else None
+                success = "" if said is None else "**success**" if said[0] else "no success"
                 self._said.content = f"episode {episode}, step {step}, return {returned:.2f} {success}"
                 if not begin:
                     self._show()

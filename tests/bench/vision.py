@@ -159,15 +159,16 @@ class Blind:
     def __init__(self, actor: Any) -> None:
         self.actor, self.memory = actor, actor.memory
 
-    def __call__(self, obs: Any, *memory: Any) -> Any:
-        return self.actor({k: torch.zeros_like(v) if v.dtype == torch.uint8 else v for k, v in obs.items()}, *memory)
+    def __call__(self, obs: Any, hidden_state: Any) -> Any:
+        black = {k: torch.zeros_like(v) if v.dtype == torch.uint8 else v for k, v in obs.items()}
+        return self.actor(black, hidden_state)
 
 
 class Random(Blind):
     """Any action."""
 
-    def __call__(self, obs: Any, *memory: Any) -> Any:
-        return 2 * torch.rand(len(obs["joints"]), 7) - 1, ()
+    def __call__(self, obs: Any, hidden_state: Any) -> Any:
+        return 2 * torch.rand(len(obs["joints"]), 7) - 1, hidden_state
 
 
 def score(paths: list[str], episodes: int) -> None:

@@ -75,18 +75,19 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
     config = kit.RunConfig(env="Mission", env_options=options, device="cpu")
     env, actor = make_worlds(config, 2, 0), recurrent_guards.policy().as_actor()
     env.reset(seed=1)
-    memory, begun, differs = actor.memory(2), torch.ones(2, dtype=torch.bool), False
+    hidden_state, differs = actor.memory(2), False
     env._limit = torch.tensor([7, 11])  # episodes end at different times
     ends = 0
     for step in range(30):
         if step == 5:
-            saved, kept = env.snapshot(), (memory, begun)
-        expected, memory = actor(env.task.guard.clone(), memory, begun)
+            saved, kept = env.snapshot(), hidden_state
+        expected, hidden_state = actor(env.task.guard.clone(), hidden_state)
         differs |= not torch.equal(expected, actor(env.task.guard.clone())[0])
         _, _, terminated, truncated, _ = env.step(torch.zeros(2, 4, dtype=torch.int64))
         assert torch.equal(env.task._commands["defenders"], expected), f"in step {step}"
-        begun = terminated | truncated
-        ends += int(begun.sum())
+        done = terminated | truncated
+        hidden_state = tuple(kept.masked_fill(done.view(-1, 1, 1, 1), 0.0) for kept in hidden_state)
+        ends += int(done.sum())
     assert differs and ends == 2, "what it does hangs on its hidden state, which was reset twice"
 
     other = make_worlds(config, 2, 0)
@@ -96,7 +97,7 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
         steps = [it.step(torch.zeros(2, 4, dtype=torch.int64)) for it in (env, other)]
         assert torch.equal(*(it.task._commands["defenders"] for it in (env, other)))
         assert torch.equal(steps[0][0], steps[1][0])
-    assert torch.equal(saved["task.hidden_state.0"], kept[0][0])
+    assert torch.equal(saved["task.hidden_state.0"], kept[0])
 
 
 def test_a_run_against_a_recurrent_opponent_goes_on_exactly(recurrent_guards: Run, tmp_path: Path) -> None:

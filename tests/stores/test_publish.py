@@ -6,18 +6,19 @@ import io
 import json
 import re
 import zipfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-import torch
 import yaml
 
 import kit
 from kit.encoders.convolutions import Simple2DEncoder
 from kit.envs.obs import tree_map
+from kit.envs.play import play
 from kit.errors import UserError
 from kit.runs.opponents import make_worlds
 from kit.runs.run import Run
@@ -130,15 +131,12 @@ def test_a_cards_code_acts_as_the_policy_does(
     assert sorted(acts_by) == sorted(packages)
 
     actor, env = run.policy().as_actor(), make_worlds(run.config, 1, 7)
-    obs, memory, begins = env.reset(seed=7), actor.memory(1), torch.ones(1, dtype=torch.bool)
     spaces = [dict[str, Any]() for _ in blocks]
-    for step in range(4):
-        expected, memory = actor(obs, memory, begins)
+    for step, played in enumerate(islice(play(env, actor, env.reset(seed=7)), 4)):
         for code, space in zip(blocks, spaces, strict=True):
-            space["observation"] = tree_map(lambda x: x[0].numpy(), obs)
+            space["observation"] = tree_map(lambda x: x[0].numpy(), played.obs)
             exec(code.split(EACH_STEP)[1] if step else code, space)
-            np.testing.assert_allclose(space["action"], expected[0], atol=1e-5)
-        obs, begins = env.step(expected)[0], torch.zeros(1, dtype=torch.bool)
+            np.testing.assert_allclose(space["action"], played.action[0], atol=1e-5)
     session = spaces[acts_by.index("onnxruntime")]["policy"]
     assert [i.name for i in session.get_inputs()] == [i["name"] for i in about["inputs"] + about["memory"]]
 

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 
 from kit.config import RunConfig
+from kit.envs.play import restart
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import UserError
 from kit.measure.auto import resolve
@@ -152,15 +153,15 @@ def assert_same_update(ours: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 OBS = np.random.default_rng(0).normal(size=(12, 3, 3)).astype(np.float32)
-BEGUN = np.random.default_rng(1).random((12, 3)) < 0.2
+STARTS = np.random.default_rng(1).random((12, 3)) < 0.2
 PLAIN = """
 import sys
 sys.modules["kit"] = None  # importing any of this library fails
 import numpy as np, sb3_contrib
 model = sb3_contrib.RecurrentPPO.load("model", device="cpu")
-obs, begun = np.load("obs.npy"), np.load("begun.npy")
+obs, episode_starts = np.load("obs.npy"), np.load("episode_starts.npy")
 state, said = None, []
-for seen, starts in zip(obs, begun):
+for seen, starts in zip(obs, episode_starts):
     actions, state = model.predict(seen, state, starts, deterministic=True)
     said.append(actions)
 np.save("said", np.stack(said))
@@ -170,15 +171,17 @@ np.save("said", np.stack(said))
 def test_plain_sb3_contrib_loads_it_and_acts_as_the_actor_does(tmp_path: Path) -> None:
     model = trainer("RecurrentPPO", learning_rate="lin_0.01", normalize=True)
     model.learn(256)
-    actor, memory, said = model.as_actor(), (), []
-    for obs, begun in zip(OBS, BEGUN, strict=True):
-        actions, memory = actor(torch.from_numpy(obs), memory, torch.from_numpy(begun))
+    actor, said = model.as_actor(), []
+    hidden_state = actor.memory(OBS.shape[1])
+    for obs, starts in zip(OBS, STARTS, strict=True):
+        hidden_state = restart(actor, hidden_state, torch.from_numpy(starts))
+        actions, hidden_state = actor(torch.from_numpy(obs), hidden_state)
         said.append(actions.clamp(-1, 1).numpy())
     again = actor(torch.from_numpy(OBS[-1]))[0].clamp(-1, 1).numpy()
     assert np.abs(again - said[-1]).max() > 1e-4, "what came before counts"
     model.save(tmp_path / "model")
     np.save(tmp_path / "obs.npy", np.stack([model.normalizer.observe(torch.from_numpy(obs)).numpy() for obs in OBS]))
-    np.save(tmp_path / "begun.npy", BEGUN)
+    np.save(tmp_path / "episode_starts.npy", STARTS)
     subprocess.run([sys.executable, "-c", PLAIN], check=True, cwd=tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "said.npy"), np.stack(said), rtol=0, atol=1e-6)
 

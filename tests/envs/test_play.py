@@ -1,0 +1,42 @@
+"""The loop in which a policy acts: what it is given, and which episodes count."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+
+import torch
+
+from kit.envs.play import Memory, play
+from kit.envs.vec import TensorEnv
+from tests.envs.clock import Clock
+
+
+class Counts:
+    """Two hidden states of different ranks: steps seen, and twice as many, from 10 on."""
+
+    def memory(self, n: int) -> Memory:
+        return torch.zeros(n, 1), torch.full((n, 2, 3), 10.0)
+
+    def __call__(self, obs: object, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+        steps, twice = hidden_state
+        return steps + 1, (steps + 1, twice + 2)
+
+
+def test_a_hidden_state_starts_with_its_episode() -> None:
+    env = TensorEnv(Clock(), 3)
+    steps = [*islice(play(env, Counts(), env.reset(seed=0)), 20)]
+    for step in steps:
+        age, twice = step.hidden_state
+        assert torch.equal(step.action, age + 1) and torch.equal(step.info["episode_length"], 1 + age[:, 0].long())
+        assert torch.equal(twice, (10 + 2 * age).unsqueeze(2).expand(3, 2, 3))
+        assert torch.equal(step.episode_starts, age[:, 0] == 0)
+    assert all(torch.equal(a.ended, a.terminated | a.truncated) for a in steps), "without a number all count"
+    assert all(torch.equal(a.ended, b.episode_starts) and a.next_obs is b.obs for a, b in pairwise(steps))
+
+
+def test_of_every_env_the_same_number_of_episodes_counts() -> None:
+    env = TensorEnv(Clock(), 8)
+    steps = [*play(env, Counts(), env.reset(seed=0), episodes=3)]
+    ended, done = (torch.stack([getattr(step, name) for step in steps]).sum(0) for name in ("ended", "terminated"))
+    assert ended.tolist() == [3] * 8 and done.max() > 3, "some had time for more"
+    assert steps[-1].ended.any(), "nothing is played after the last"

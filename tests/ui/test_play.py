@@ -1,0 +1,87 @@
+"""Whatever plays a policy carries its hidden state through an episode, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import kit
+from kit.errors import UserError
+from kit.measure import speed
+from kit.runs.evaluation import Evaluator
+from kit.runs.filming import failures_first, record
+from kit.runs.policies import load_policy
+from kit.runs.run import Run
+from kit.ui.seeing import what_it_sees
+from tests.envs.clock import Clock
+from tests.runs.crash import SMALL, create
+from tests.ui.fabricate import wait_for
+
+CLOCK = {"env": "tests.envs.clock:Clock"}
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setitem(SMALL, "tests.envs.clock:COUNTING", SMALL["PPO"])
+    monkeypatch.setattr(Clock, "wrong", 0)
+    monkeypatch.setattr(Clock, "ends", 0)
+    return create(tmp_path, "run", algo="tests.envs.clock:COUNTING", **CLOCK)
+
+
+def evaluation(run: Run, request: pytest.FixtureRequest) -> None:
+    found = Evaluator(run.config, 100)(load_policy(run.config, None).as_actor())
+    assert found is not None and found["episodes"] >= 100
+
+
+def video(run: Run, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("mediapy")
+    record(run, 0, episodes=5, size=64)
+
+
+def failures(run: Run, request: pytest.FixtureRequest) -> None:
+    failures_first(run, 0, 5)
+
+
+def onnx(run: Run, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    kit.export(run, "onnx", 0)
+
+
+def torchscript(run: Run, request: pytest.FixtureRequest) -> None:
+    kit.export(run, "torchscript", 0)
+
+
+def probe(run: Run, request: pytest.FixtureRequest) -> None:
+    speed._evaluation(run.config, load_policy(run.config, None), 0.05)
+
+
+def viewer(run: Run, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("mjviser")
+    page, threads = request.getfixturevalue("page"), torch.get_num_threads()
+    shown = kit.ui.view(run, 0, port=8892)
+    try:
+        page.goto(shown.url)
+        wait_for(lambda: Clock.ends >= 5, 60)
+    finally:
+        shown.close()
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "use", [evaluation, video, failures, onnx, torchscript, probe, viewer], ids=lambda f: f.__name__
+)
+def test_the_policy_counts_the_steps_of_its_episode(
+    use: Callable[[Run, pytest.FixtureRequest], None], run: Run, request: pytest.FixtureRequest
+) -> None:
+    use(run, request)
+    assert Clock.ends >= 5 and Clock.wrong == 0
+
+
+def test_where_a_recurrent_policy_looks_is_not_shown(run: Run) -> None:
+    pytest.importorskip("mediapy")
+    with pytest.raises(UserError, match="remembers, so that its action hangs on more than what it sees now"):
+        what_it_sees(run, 0)
