@@ -182,7 +182,7 @@ def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
 
 
 PUPPY = """
-from kit.envs.joystick_robots import Go1Joystick
+from kit.tasks.joystick.robots import Go1Joystick
 
 class Puppy(Go1Joystick):
     episode_steps = 20  # so that films are short

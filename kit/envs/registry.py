@@ -27,16 +27,26 @@ if TYPE_CHECKING:
     from kit.envs.task import Task
 
 _TASKS = {
-    "Ant": "kit.envs.ant:Ant",
-    "Dishwashing": "kit.envs.dishwashing:Dishwashing",
-    "DishwashingVideo": "kit.envs.dishwashing_video:DishwashingVideo",
-    "G1Joystick": "kit.envs.joystick_robots:G1Joystick",
-    "Go1Joystick": "kit.envs.joystick_robots:Go1Joystick",
-    "Mission": "kit.envs.mission:Mission",
-    "Reach": "kit.envs.reach:Reach",
-    "ReachVision": "kit.envs.reach_vision:ReachVision",
+    "Ant": "kit.tasks.ant:Ant",
+    "Dishwashing": "kit.tasks.dishwashing.task:Dishwashing",
+    "DishwashingVideo": "kit.tasks.dishwashing.video:DishwashingVideo",
+    "G1Joystick": "kit.tasks.joystick.robots:G1Joystick",
+    "Go1Joystick": "kit.tasks.joystick.robots:Go1Joystick",
+    "Mission": "kit.tasks.mission.task:Mission",
+    "Reach": "kit.tasks.reach.task:Reach",
+    "ReachVision": "kit.tasks.reach.vision:ReachVision",
 }
 """Task name -> module:class; the module is imported when the task is made."""
+MOVED = {
+    "kit.envs.ant": "kit.tasks.ant",
+    "kit.envs.dishwashing": "kit.tasks.dishwashing.task",
+    "kit.envs.dishwashing_video": "kit.tasks.dishwashing.video",
+    "kit.envs.joystick_robots": "kit.tasks.joystick.robots",
+    "kit.envs.mission": "kit.tasks.mission.task",
+    "kit.envs.reach": "kit.tasks.reach.task",
+    "kit.envs.reach_vision": "kit.tasks.reach.vision",
+}
+"""Where tasks were until 0.2, as configs of older runs may name them."""
 CARRIED = "KIT_REGISTERED_ENV"
 """A variable of child processes: the Gymnasium spec, in JSON, of an env that their parent knows."""
 
@@ -136,6 +146,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         module, _, attribute = _TASKS[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     module, colon, attribute = env.partition(":")
+    module = MOVED.get(module, module)
     if colon and attribute.startswith("kit/"):
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from kit.envs import MujocoTask, TensorEnv
-from kit.envs.joystick import Joystick
 from kit.envs.play import play
 from kit.errors import UserError, need
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_worlds
 from kit.runs.policies import load_policy
 from kit.runs.run import Run, opened
+from kit.tasks.joystick.task import Joystick
 
 HEIGHT = 640
 """Of the view in a notebook, pixels."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import kit
-from kit.envs.dishwashing import WIPER
 from kit.runs.evaluation import evaluate
 from kit.runs.run import Run
+from kit.tasks.dishwashing.task import WIPER
 
 SHIFTS = 100
 PRESSES_N, SPEEDS_MPS = (20.0, 30.0, 40.0, 44.0, 48.0, 50.0), (0.2, 0.3, 0.4)

@@ -6,8 +6,8 @@
     python tests/bench/mission.py --only presets     # fast, heavy and beast, and their matrix products alone
     python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
 
-The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/envs/test_mission.py); SB3 steps it
-in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
+The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/tasks/test_mission.py); SB3 steps
+it in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
 """
 
 from __future__ import annotations

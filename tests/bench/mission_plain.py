@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from kit.envs.mission_rules import ARENA_M, ATTACKERS, COMMANDS, MOTION_HZ, UNIT_M, Rules
+from kit.tasks.mission.rules import ARENA_M, ATTACKERS, COMMANDS, MOTION_HZ, UNIT_M, Rules
 
 HALF, TICKS = ARENA_M / 2, 5
 WAYS = [(0.0, 0.0)] + [(math.cos(k * math.pi / 4), math.sin(k * math.pi / 4)) for k in range(8)]

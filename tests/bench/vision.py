@@ -27,13 +27,13 @@ from gymnasium import spaces
 
 from kit.config import RunConfig
 from kit.envs import make_vec
-from kit.envs.reach import PROGRESS_PER_M, START_NOISE_RAD, SUCCESS_BONUS, SUCCESS_M
-from kit.envs.reach_model import ARM, FINGER_OPEN_M, GOAL, HAND, REST, build_model, goal_bank
-from kit.envs.reach_vision import EYES
 from kit.measure.auto import resolve
 from kit.runs.evaluation import Evaluator
 from kit.runs.run import Run
 from kit.sim.render import POSES, Renderer
+from kit.tasks.reach.model import ARM, FINGER_OPEN_M, GOAL, HAND, REST, build_model, goal_bank
+from kit.tasks.reach.task import PROGRESS_PER_M, START_NOISE_RAD, SUCCESS_BONUS, SUCCESS_M
+from kit.tasks.reach.vision import EYES
 from kit.trainers import make_trainer
 from kit.trainers.replay import Replay
 

@@ -10,9 +10,9 @@ import torch
 
 import kit
 from kit.envs import make_task
-from kit.envs.joystick import ACTION_SCALE_RAD, CONTROL_DT_S, Joystick
 from kit.envs.vec import TensorEnv
 from kit.runs.evaluation import Evaluator
+from kit.tasks.joystick.task import ACTION_SCALE_RAD, CONTROL_DT_S, Joystick
 
 ROBOTS, STEPS = 64, 150
 NOISES = (0.0, 0.1, 0.2, 0.37, 0.6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -52,3 +53,11 @@ def test_names_can_be_looked_up_without_torch():
     code = f"import sys, kit.envs; kit.envs.find('Ant-v5'); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_tasks_place_of_before_names_it_still() -> None:
+    """Runs of 0.1 may have it in their config.yaml."""
+    from kit.envs.registry import MOVED, find
+
+    assert find("kit.envs.reach:Reach") is find("Reach") and find("kit.envs.mission:Mission") is find("Mission")
+    assert all(importlib.import_module(module) for module in MOVED.values())

@@ -30,7 +30,7 @@ SMALL = {
 }  # fmt: skip
 """Networks and batches so small that a run of a thousand steps takes a second."""
 
-PRELOADED = ("kit.envs.reach", "kit.runs.session", "kit.trainers.build", "torch.utils.tensorboard")
+PRELOADED = ("kit.tasks.reach.task", "kit.runs.session", "kit.trainers.build", "torch.utils.tensorboard")
 """Imported once in the parent, not in every child; the children run nothing that the parent has begun."""
 
 

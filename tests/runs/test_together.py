@@ -172,7 +172,8 @@ def test_who_is_killed_ends_the_other_and_any_number_goes_on(tmp_path: Path, lea
 def test_a_bug_in_one_is_the_run_s_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    module = "import sys\nfrom kit.envs.reach import Reach as Task\nassert 'following' not in sys.argv[0], 'a bug'\n"
+    module = "import sys\nfrom kit.tasks.reach.task import Reach as Task\n"
+    module += "assert 'following' not in sys.argv[0], 'a bug'\n"
     (tmp_path / "task_with_a_bug.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     now = kit.train(**{**FEW, "env": "task_with_a_bug:Task", "runs_dir": str(tmp_path)}).status()

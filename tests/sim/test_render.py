@@ -138,8 +138,8 @@ def test_some_worlds_are_drawn_as_all_are(ball):
 
 def test_the_arm_before_a_backdrop_is_the_arm_in_its_scene():
     """What stands still is drawn once; threads share the worlds: the same pictures as everything drawn by one."""
-    from kit.envs.reach import Reach
     from kit.envs.vec import TensorEnv
+    from kit.tasks.reach.task import Reach
 
     env = TensorEnv(Reach(), 3)
     cameras = ("front", "side", "top")

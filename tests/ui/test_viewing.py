@@ -10,9 +10,9 @@ import torch
 
 import kit
 from kit.envs import make_task
-from kit.envs.joystick import Joystick
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
+from kit.tasks.joystick.task import Joystick
 from kit.ui.viewing import Viewer
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from kit.envs import joystick_pictures as pictures
-from kit.envs import joystick_rewards as r
-from kit.envs.joystick import Joystick, Rewards, between
-from kit.envs.joystick_models import g1_model, go1_model
 from kit.sim import Simulator
+from kit.tasks.joystick import picture as pictures
+from kit.tasks.joystick import rewards as r
+from kit.tasks.joystick.model import g1_model, go1_model
+from kit.tasks.joystick.task import Joystick, Rewards, between
 
 
 class G1Joystick(Joystick):

@@ -11,8 +11,8 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from kit import RunConfig, make_vec
-from kit.envs.reach_vision import EYES
 from kit.errors import UserError
+from kit.tasks.reach.vision import EYES
 from kit.trainers import make_trainer
 
 pytestmark = pytest.mark.timeout(900)  # a first launch on a machine compiles kernels

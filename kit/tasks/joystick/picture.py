@@ -12,7 +12,7 @@ import mujoco
 import torch
 
 if TYPE_CHECKING:
-    from kit.envs.joystick import Joystick
+    from kit.tasks.joystick.task import Joystick
 
 CAMERAS = ("view", "side", "front")
 """Beside the robot: from a corner that stays the same, however it turns; from its right; from ahead."""

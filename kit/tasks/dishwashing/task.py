@@ -9,12 +9,12 @@ import gymnasium
 import numpy as np
 import torch
 
-from kit.envs import dirt, economy
-from kit.envs import dishwashing_model as scene
 from kit.envs.card import Card, Part, numbers
-from kit.envs.dishwashing_rules import Rules
 from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
+from kit.tasks.dishwashing import dirt, economy
+from kit.tasks.dishwashing import model as scene
+from kit.tasks.dishwashing.rules import Rules
 
 LOOKS = 5
 """A step's force and rubbing are looked at so often, every 20 ms."""
@@ -56,10 +56,10 @@ class Dishwashing(MujocoTask):
     second.
 
     The action (3,) in [-1, 1]: the sponge's velocity along x and y, of 0.4 m/s, and how hard it is pressed, from 10 N
-    upward (-1) to 50 N downward (1). Dirt goes where the sponge presses and slides (`kit.envs.dirt`). A plate is clean
+    upward (-1) to 50 N downward (1). Dirt goes where the sponge presses and slides (`dirt.py` here). A plate is clean
     when 3 % of its dirt is left; it breaks when the sponge presses harder than it stands: 50 to 100 N, which cannot be
     seen, and the sponge may press 51 N as it comes down. Then the tool is lifted by itself and a lift brings the next
-    plate. An episode is a shift; it has no end of its own. The reward is money (`kit.envs.economy`) in units of ten
+    plate. An episode is a shift; it has no end of its own. The reward is money (`economy.py` here) in units of ten
     cents. `Rules` has every constant.
 
     `SEES` says what is seen, places along x and y. "Dirt near it" is the mean of where dirt is, weighted by its

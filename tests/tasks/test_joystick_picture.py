@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from kit.envs import joystick_pictures as pictures
 from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
+from kit.tasks.joystick import picture as pictures
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kit.envs.mission_paint import INK, LEGEND, View, paint
-from kit.envs.mission_rules import ARENA_M, MOTION_HZ, Rules
 from kit.sim.kernels import beside_torch, compiling, wp
+from kit.tasks.mission.paint import INK, LEGEND, View, paint
+from kit.tasks.mission.rules import ARENA_M, MOTION_HZ, Rules
 
 BAR = 0.085
 """Of the picture's height: the legend below the map."""

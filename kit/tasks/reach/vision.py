@@ -10,9 +10,9 @@ from gymnasium import spaces
 
 from kit.envs.card import numbers
 from kit.envs.obs import Obs
-from kit.envs.reach import SEES, Reach
-from kit.envs.reach_model import FINGER_OPEN_M
 from kit.errors import UserError
+from kit.tasks.reach.model import FINGER_OPEN_M
+from kit.tasks.reach.task import SEES, Reach
 
 EYES = ("front", "side", "top")
 JOINTS = (*SEES[:2], SEES[-1])

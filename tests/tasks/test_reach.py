@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kit.envs import make_vec
-from kit.envs.reach import PRECISION_BONUS, PROGRESS_PER_M, SUCCESS_BONUS, SUCCESS_M
-from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, HAND, REST, TABLE_TOP_M, build_model, goal_bank
 from kit.sim import make_sim
+from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, HAND, REST, TABLE_TOP_M, build_model, goal_bank
+from kit.tasks.reach.task import PRECISION_BONUS, PROGRESS_PER_M, SUCCESS_BONUS, SUCCESS_M
 
 STILL = torch.zeros(1, 7)
 

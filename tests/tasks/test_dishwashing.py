@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import kit
-from kit.envs import TensorEnv, dirt, economy
-from kit.envs.dishwashing import Dishwashing
-from kit.envs.dishwashing_model import CELL_M, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, WELL_M, build_model
-from kit.envs.dishwashing_model import cells as middles
-from kit.envs.dishwashing_rules import Rules
+from kit.envs import TensorEnv
 from kit.errors import UserError
 from kit.sim.warp import WarpSim
+from kit.tasks.dishwashing import dirt, economy
+from kit.tasks.dishwashing.model import CELL_M, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, WELL_M, build_model
+from kit.tasks.dishwashing.model import cells as middles
+from kit.tasks.dishwashing.rules import Rules
+from kit.tasks.dishwashing.task import Dishwashing
 
 
 def sink(n: int = 1, name: str = "Dishwashing", **options: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kit.envs.economy import Economy
 from kit.envs.options import number
+from kit.tasks.dishwashing.economy import Economy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ A shape is known by its distance from the pixel's middle, so that edges are smoo
 
 from __future__ import annotations
 
-from kit.envs.mission_rules import ARENA_M, OBSTACLES
-from kit.envs.mission_worlds import Discs, hidden, place
 from kit.sim.kernels import wp
+from kit.tasks.mission.rules import ARENA_M, OBSTACLES
+from kit.tasks.mission.worlds import Discs, hidden, place
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES})
 

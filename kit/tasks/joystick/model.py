@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import mujoco
 
-from kit.envs.joystick_pictures import CAMERAS, add_arrow
 from kit.errors import UserError, need
 from kit.sim.studio import studio
+from kit.tasks.joystick.picture import CAMERAS, add_arrow
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
 """Names of sites on every robot."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kit.envs import make_task, make_vec
-from kit.envs.ant import RESET_NOISE, Ant
 from kit.envs.vec import TensorEnv
+from kit.tasks.ant import RESET_NOISE, Ant
 
 STEPS = 1000
 

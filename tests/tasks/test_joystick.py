@@ -10,13 +10,13 @@ import torch
 
 import kit
 from kit import Run
-from kit.envs import joystick_rewards as r
 from kit.envs import make_task, make_vec
-from kit.envs.joystick import CONTROL_DT_S, SUCCESS_MPS, Joystick
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.sim.capacity import touching_pairs
 from kit.sim.warp import WarpSim
+from kit.tasks.joystick import rewards as r
+from kit.tasks.joystick.task import CONTROL_DT_S, SUCCESS_MPS, Joystick
 
 ROBOTS = {"G1Joystick": (29, 103), "Go1Joystick": (12, 48)}
 

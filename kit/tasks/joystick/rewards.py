@@ -11,8 +11,8 @@ import torch
 from torch.linalg import vecdot
 
 if TYPE_CHECKING:
-    from kit.envs.joystick import Joystick
-    from kit.envs.joystick_robots import G1Joystick, Go1Joystick
+    from kit.tasks.joystick.robots import G1Joystick, Go1Joystick
+    from kit.tasks.joystick.task import Joystick
 
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward has fallen to 1/e, (m/s)² or (rad/s)²."""

@@ -11,9 +11,9 @@ from torch.linalg import vecdot
 
 from kit.envs.card import Card, Part, numbers
 from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
-from kit.envs.reach_model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 from kit.envs.task import MujocoTask
 from kit.sim import Simulator
+from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 
 SUCCESS_M = 0.15
 """Within this distance of the goal the gripper closes by itself, and the episode is a success."""

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from kit.envs.card import Card, Part, numbers
-from kit.envs.mission_rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 from kit.envs.play import Memory, Player, restart
 from kit.envs.task import Task
 from kit.errors import UserError
 from kit.format.weights import fingerprint
+from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
 STOCK = "stock"
 _ENDS = (Part("the zone in the arena", 2, "100 m"), Part("time held, time passed", 2))
@@ -99,9 +99,9 @@ class Mission(Task):
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
-        from kit.envs import mission_kernels as kernels  # here: Warp takes a second to load
-        from kit.envs import mission_worlds
         from kit.sim.kernels import beside_torch, compiling, numbered, wp
+        from kit.tasks.mission import kernels  # here: Warp takes a second to load
+        from kit.tasks.mission import worlds as mission_worlds
 
         super().build(n, numbered(device), threads)
         team = self._team
@@ -194,7 +194,7 @@ class Mission(Task):
             now.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        from kit.envs.mission_picture import Picture
+        from kit.tasks.mission.picture import Picture
 
         if (height, width) not in self._pictures:
             self._pictures[height, width] = Picture(self, height, width)

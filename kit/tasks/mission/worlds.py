@@ -16,8 +16,8 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from kit.envs.mission_rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, OBSTACLES, UNIT_M, Rules
 from kit.sim.kernels import wp
+from kit.tasks.mission.rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, OBSTACLES, UNIT_M, Rules
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES, "optimization_level": 3})
 

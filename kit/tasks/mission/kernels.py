@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kit.envs.mission_rules import OBSTACLES
-from kit.envs.mission_worlds import (
+from kit.sim.kernels import wp
+from kit.tasks.mission.rules import OBSTACLES
+from kit.tasks.mission.worlds import (
     BASE_Y,
     CELL_M,
     EPISODE,
@@ -25,7 +26,6 @@ from kit.envs.mission_worlds import (
     turned,
     within_reach,
 )
-from kit.sim.kernels import wp
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES, "optimization_level": 3})
 
@@ -37,7 +37,7 @@ def look(
     w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
     f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
-    """What the attackers know, in 42 numbers (`kit.envs.mission.Mission` says which)."""
+    """What the attackers know, in 42 numbers (`kit.tasks.mission.task.Mission` says which)."""
     zone = place(f)
     for i in range(4):
         a = attackers[i]

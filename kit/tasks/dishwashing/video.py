@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from kit.envs.dishwashing import Dishwashing
 from kit.errors import UserError
+from kit.tasks.dishwashing.task import Dishwashing
 
 EYE = "eye"
 FRAMES = 8

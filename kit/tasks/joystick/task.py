@@ -12,13 +12,13 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.envs import joystick_pictures as pictures
 from kit.envs.card import Card, Part, numbers
-from kit.envs.joystick_models import FEET, SITE_BASE
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, may_have
 from kit.errors import UserError
 from kit.sim import Simulator
+from kit.tasks.joystick import picture as pictures
+from kit.tasks.joystick.model import FEET, SITE_BASE
 
 CONTROL_DT_S = 0.02
 ACTION_SCALE_RAD = 0.5

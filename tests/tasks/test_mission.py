@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import kit
-from kit.envs.mission import Mission
 from kit.errors import UserError
+from kit.tasks.mission.task import Mission
 from kit.trainers import make_trainer
 from tests.bench.mission_plain import PlainMission
 

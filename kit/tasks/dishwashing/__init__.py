@@ -1,0 +1,1 @@
+"""Dishwashing: plates under an economy; seen by numbers, or as clips."""

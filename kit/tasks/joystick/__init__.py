@@ -1,0 +1,1 @@
+"""Joystick: legged robots follow the velocity that is asked for."""

@@ -1,0 +1,1 @@
+"""Mission: a game of four against three on a field of 200 m."""
