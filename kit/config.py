@@ -27,6 +27,7 @@ ALGOS = {
     "RecurrentPPO": "kit.trainers.recurrent_ppo",
     "A2C": "kit.trainers.a2c",
     "SAC": "kit.trainers.sac",
+    "TD3": "kit.trainers.td3",
 }
 """kit's own algorithms, and the module that holds each one's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")

@@ -1,5 +1,4 @@
-"""Trainers: Stable-Baselines3's PPO, A2C, SAC and RecurrentPPO with the inside replaced by tensors, resumable bit for
-bit."""
+"""Trainers: Stable-Baselines3's PPO, A2C, SAC, TD3 and RecurrentPPO with a tensor-native inside, exactly resumable."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ if TYPE_CHECKING:
     from kit.trainers.ppo import PPO as PPO
     from kit.trainers.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from kit.trainers.sac import SAC as SAC
+    from kit.trainers.td3 import TD3 as TD3
 
-__all__ = ["A2C", "PPO", "SAC", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
+__all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> Trainer:

@@ -10,9 +10,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric import AsymmetricActorCritic
 from kit.trainers.algorithm import Algorithm
+from kit.trainers.fast import derivatives
+from kit.trainers.fast.derivatives import closed_form
 from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
-from kit.trainers.recorded import Tensors
 from kit.trainers.rollout import Batch
 
 
@@ -32,24 +33,23 @@ class A2C(OnPolicyTrainer, sb3.A2C):
         batch = self.rollout_buffer.batch()
         if self.normalize_advantage:
             batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        (losses,) = self.networks.gradient(self._slopes, batch, self.ent_coef)
+        new = self.networks.gradient(self.loss, batch)
         self.networks.step(self.max_grad_norm)
         self._n_updates += 1
         if self._log_now:
-            self._log_update(losses)
+            self._log_update(new, batch)
 
-    def _slopes(self, found: Evaluated, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-        """∂ L / ∂ log π and ∂ L / ∂ V for each row, and policy, value and entropy loss (3,).
+    @closed_form(derivatives.a2c)
+    def loss(self, new: Evaluated, batch: Batch) -> torch.Tensor:
+        """L = -E[A log π] + c_v E[(R - V)²] - c_e H"""
+        policy_loss, value_loss = self._losses(new, batch)
+        return policy_loss + self.vf_coef * value_loss - self.ent_coef * new.entropy
 
-        L = -E[A log π] + c_v E[(R - V)²] - c_e H
-        """
-        error = found.values - batch.returns
-        policy_loss = -(batch.advantages * found.log_prob).mean()
-        losses = torch.stack([policy_loss, error.square().mean(), -found.entropy])
-        return batch.advantages / -len(batch), error * (2 * self.vf_coef / len(batch)), (losses,)
+    def _losses(self, new: Evaluated, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return -(batch.advantages * new.log_prob).mean(), (batch.returns - new.values).square().mean()
 
-    def _log_update(self, losses: torch.Tensor) -> None:
-        policy_loss, value_loss, entropy_loss = losses.tolist()
+    def _log_update(self, new: Evaluated, batch: Batch) -> None:
+        policy_loss, value_loss, entropy_loss = torch.stack([*self._losses(new, batch), -new.entropy]).tolist()
         record = self.logger.record
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         record("train/explained_variance", self._explained_variance())

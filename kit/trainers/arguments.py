@@ -64,24 +64,15 @@ def explained(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
     """Every hyperparameter: its default, None where SB3 finds one itself, and what it is, in the words of SB3's own
     documentation."""
     makers = (algorithm.policy, algorithm.stock, algorithm.trainer)
-    said = {
-        name: " ".join(text.split()) for made in makers for name, text in PARAMETER.findall(inspect.getdoc(made) or "")
-    }
-    given = {name: p.default for made in makers for name, p in inspect.signature(made).parameters.items()}
+    documented = [cls for made in makers for cls in reversed(made.__mro__)]
+    docs = [inspect.cleandoc(cls.__doc__ or "") for cls in documented]
+    said = {name: " ".join(text.split()) for doc in docs for name, text in PARAMETER.findall(doc)}
+    given = {name: p.default for cls in documented for name, p in inspect.signature(cls).parameters.items()}
     names = [name for name in _annotations(algorithm) if name != "policy_kwargs"]
     names += [name for name in OF_POLICY if name in inspect.signature(algorithm.policy).parameters]
-    own = {
-        "normalize": (
-            False,
-            f"running normalisation of what is seen and paid: true, false, or some of {', '.join(NORMALIZE)}",
-        ),
-        "random_shift": (
-            given.get("random_shift"),
-            "pixels by which pictures are moved at random before they are learnt from",
-        ),
-    }
     spelled = {name: value if isinstance(value := given[name], int | float | str) else None for name in names}
-    return {name: own.get(name, (spelled.get(name), said.get(name, ""))) for name in (*names, "normalize")}
+    normalize = f"running normalisation of observations and rewards: true, false, or some of {', '.join(NORMALIZE)}"
+    return {name: (spelled[name], said.get(name, "")) for name in names} | {"normalize": (False, normalize)}
 
 
 PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)

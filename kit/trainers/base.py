@@ -24,6 +24,9 @@ from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
 
+READ_EVERY = 4
+"""Iterations between two rows of metrics on a GPU, which stands still while its figures are read."""
+
 
 def spare_the_compiler() -> None:
     """torch loads its compiler with the first optimizer, over a second, only to mark these methods as not to be

@@ -1,5 +1,5 @@
-"""What a rollout and an update ask of an actor and a critic, by autograd. `kit.trainers.fast` has a quicker one for the
-networks that SB3 makes by default."""
+"""Actor-critic networks: actions and values in a rollout, the gradient of a loss in an update, by autograd.
+`kit.trainers.fast` has a quicker version of the networks that SB3 makes by default."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from kit.trainers.rollout import Batch, Rollout
 
 @dataclass
 class Evaluated:
-    """What the networks make of a minibatch: rows (B,), (B,) and a scalar."""
+    """A minibatch under the present weights."""
 
     log_prob: torch.Tensor
+    """log π(a|s), (B,)."""
     values: torch.Tensor
+    """V(s), (B,)."""
     entropy: torch.Tensor
+    """Mean entropy of π(.|s), a scalar."""
 
 
-Slopes = Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]]
-"""(evaluated, batch, *numbers) -> the loss's derivatives by each row's log-probability and value (B,), and whatever
-else is to be known. The loss also holds -`ent_coef` times the entropy. A function of tensors alone."""
+Loss = Callable[..., torch.Tensor]
+"""(evaluated, batch, *numbers) -> the scalar to minimise: a function of tensors that never waits for the device. Where
+an update is recorded as a CUDA graph, `numbers` are scalar tensors."""
 
 
 class Networks:
@@ -69,21 +72,16 @@ class Networks:
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
-    def gradient(self, slopes: Slopes, batch: Batch, ent_coef: float, *numbers: float) -> tuple[torch.Tensor, ...]:
-        """Put the gradient of a loss over `batch` where the optimizer looks for it; what `slopes` wanted to know."""
+    def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
+        """Put the gradient of `loss` over `batch` where the optimizer reads it; returns the loss's input, detached."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
         values, log_prob, entropy = self._evaluate(batch.assembled(), actions)
-        values, mean_entropy = values.flatten(), -log_prob.mean() if entropy is None else entropy.mean()
-        with torch.no_grad():
-            evaluated = Evaluated(log_prob.detach(), values.detach(), mean_entropy.detach())
-            by_log_prob, by_value, known = slopes(evaluated, batch, *numbers)
+        entropy = -log_prob.mean() if entropy is None else entropy.mean()
+        evaluated = Evaluated(log_prob, values.flatten(), entropy)
         self.optimizer.zero_grad()
-        outputs, grads = [log_prob, values], [by_log_prob, by_value]
-        if ent_coef:
-            outputs, grads = [*outputs, mean_entropy], [*grads, torch.full_like(mean_entropy, -ent_coef)]
-        torch.autograd.backward(outputs, grads)
-        return known
+        loss(evaluated, batch, *numbers).backward()
+        return Evaluated(*(output.detach() for output in vars(evaluated).values()))
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Values, log-probabilities of `actions` and, where it has a formula, entropy, of each row."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
@@ -11,15 +10,12 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from kit.envs.obs import tree_map
 from kit.trainers import fast
-from kit.trainers.base import TensorTrainer
+from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import stacks_of_pictures
+from kit.trainers.infos import LazyInfos
 from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
-
-READ_EVERY = 4
-"""Iterations between two rows of metrics on a GPU, which stands still while its figures are read."""
 
 
 class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
@@ -142,27 +138,3 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_log_now", "networks"]
-
-
-class LazyInfos(Sequence[dict[str, Any]]):
-    """SB3's list of per-world info dicts, built only for the callback that looks."""
-
-    def __init__(self, info: dict[str, torch.Tensor], done: torch.Tensor, truncated: torch.Tensor) -> None:
-        self._info, self._done, self._truncated = info, done, truncated
-
-    def __len__(self) -> int:
-        return len(self._done)
-
-    def __getitem__(self, world: Any) -> Any:
-        if isinstance(world, slice):
-            return [self[i] for i in range(*world.indices(len(self)))]
-        if not -len(self) <= world < len(self):
-            raise IndexError(world)
-        info: dict[str, Any] = {"TimeLimit.truncated": bool(self._truncated[world])}
-        if "success" in self._info:
-            info["is_success"] = bool(self._info["success"][world])
-        if self._done[world]:
-            info["terminal_observation"] = tree_map(lambda rows: rows[world].cpu().numpy(), self._info["final_obs"])
-            total, length = self._info["episode_return"][world].item(), self._info["episode_length"][world].item()
-            info["episode"] = {"r": total, "l": int(length), "t": 0.0}
-        return info

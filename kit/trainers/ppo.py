@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import stable_baselines3 as sb3
 import torch
@@ -16,24 +16,11 @@ from kit.encoders.asymmetric import AsymmetricActorCritic
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm, largest_batch
+from kit.trainers.fast import derivatives
+from kit.trainers.fast.derivatives import closed_form
 from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
-
-
-class Clip(NamedTuple):
-    """How far one update may move: ratios from 1, and values from what they were (None: freely)."""
-
-    ratio: Any  # a number, or a scalar tensor where the update is recorded
-    value: Any
-
-
-class Outcome(NamedTuple):
-    """What one minibatch's forward pass found: rows (B,), (B,) and a scalar."""
-
-    log_ratio: torch.Tensor
-    values: torch.Tensor
-    entropy: torch.Tensor
 
 
 class ProximalTrainer(OnPolicyTrainer):
@@ -52,84 +39,79 @@ class ProximalTrainer(OnPolicyTrainer):
         self._update_learning_rate(self.policy.optimizer)
         self.networks.attach()
         progress = self._current_progress_remaining
-        value_clip = None if self.clip_range_vf is None else self.clip_range_vf(progress)
-        clip = Clip(self.clip_range(progress), value_clip)
+        clip = [self.clip_range(progress)]
+        if self.clip_range_vf is not None:
+            clip.append(self.clip_range_vf(progress))
         rollout, figures, kl = self.rollout_buffer.batch(), [], None
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
                 shuffled = replace(shuffled, advantages=self._normalized(shuffled.advantages))
-            outcomes: list[Outcome] = []
+            seen: list[Evaluated] = []
             for batch in shuffled.split(self.batch_size):
                 self._poll()
-                outcomes.append(self._gradient(batch, clip))
+                seen.append(self._gradient(batch, *clip))
                 if self.target_kl is not None:
-                    kl = self._kl(outcomes[-1].log_ratio)
+                    kl = self._kl(seen[-1].log_prob - batch.log_probs)
                     if kl > 1.5 * self.target_kl:
                         break
                 self.networks.step(self.max_grad_norm)
             self._n_updates += 1
             if self._log_now:
-                figures.append(self._figures(shuffled, outcomes, clip))
+                figures.append(self._figures(shuffled, seen, *clip))
             if kl is not None and self.target_kl is not None and kl > 1.5 * self.target_kl:
                 break
         if self._log_now:
-            self._log_update(figures, clip)
+            self._log_update(figures, *clip)
+
+    @closed_form(derivatives.ppo)
+    def loss(self, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None) -> torch.Tensor:
+        """L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H,   r = π(a|s) / π_old(a|s)"""
+        ratio = (new.log_prob - batch.log_probs).exp()
+        clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+        policy_loss = -torch.min(ratio * batch.advantages, clipped * batch.advantages).mean()
+        values = clip_values(new.values, batch.values, clip_range_vf)
+        value_loss = (batch.returns - values).square().mean()
+        return policy_loss + self.vf_coef * value_loss - self.ent_coef * new.entropy
+
+    def _gradient(self, batch: Batch, *clip: float) -> Evaluated:
+        """Put the gradient of the loss over `batch` where the optimizer reads it."""
+        return self.networks.gradient(self.loss, batch, *clip)
 
     def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Those of an epoch (N,), each minibatch by itself."""
+        """Advantages (N,) of an epoch, each minibatch's normalised."""
         return normalize(advantages, self.batch_size)
 
     def _kl(self, log_ratio: torch.Tensor) -> float:
-        """How far a minibatch's policy has moved."""
+        """Mean KL divergence of a minibatch's policy from the rollout's."""
         return kl_divergence(log_ratio).mean().item()
-
-    def _gradient(self, batch: Batch, clip: Clip) -> Outcome:
-        """Put the gradient of the loss over `batch` where the optimizer looks for it.
-
-        L = -E[min(r A, clip(r, 1-ε, 1+ε) A)] + c_v E[(R - V)²] - c_e H,   r = π(a|s) / π_old(a|s)
-        """
-        numbers = [number for number in clip if number is not None]
-        return Outcome(*self.networks.gradient(self._slopes, batch, self.ent_coef, *numbers))
-
-    def _slopes(
-        self, found: Evaluated, batch: Batch, ratio_clip: Any, value_clip: Any = None
-    ) -> tuple[torch.Tensor, torch.Tensor, Outcome]:
-        """∂ L / ∂ log π and ∂ L / ∂ V for each row."""
-        clip = Clip(ratio_clip, value_clip)
-        log_ratio = found.log_prob - batch.log_probs
-        ratio = log_ratio.exp()
-        surrogate = batch.advantages * ratio
-        clipped = ratio.clamp_(1 - clip.ratio, 1 + clip.ratio).mul_(batch.advantages)
-        by_log_prob = surrogate.mul_(surrogate <= clipped).mul_(-1 / len(batch))  # ∂ r / ∂ log π = r
-        if clip.value is None:
-            by_value = (found.values - batch.returns).mul_(2 * self.vf_coef / len(batch))
-        else:
-            inside = (found.values - batch.values).abs() <= clip.value
-            error = _clip_values(found.values, batch.values, clip) - batch.returns
-            by_value = error.mul_(inside).mul_(2 * self.vf_coef / len(batch))
-        return by_log_prob, by_value, Outcome(log_ratio, found.values, found.entropy)
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
-    def _figures(self, epoch: Batch, outcomes: list[Outcome], clip: Clip) -> torch.Tensor:
+    def _figures(
+        self, epoch: Batch, seen: list[Evaluated], clip_range: float, clip_range_vf: float | None = None
+    ) -> torch.Tensor:
         """One row for each minibatch of an `epoch`, columns as in `FIGURES`, on the device."""
-        log_ratio = torch.cat([outcome.log_ratio for outcome in outcomes])
-        values = torch.cat([outcome.values for outcome in outcomes])
-        advantages, returns, old = (x[: len(values)] for x in (epoch.advantages, epoch.returns, epoch.values))
+        values = torch.cat([new.values for new in seen])
+        log_probs, advantages, returns, old = (
+            x[: len(values)] for x in (epoch.log_probs, epoch.advantages, epoch.returns, epoch.values)
+        )
+        log_ratio = torch.cat([new.log_prob for new in seen]) - log_probs
         ratio = log_ratio.exp()
-        surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1 - clip.ratio, 1 + clip.ratio))
+        surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
         by_row = torch.stack([
             -surrogate,
-            (returns - _clip_values(values, old, clip)).square(),
+            (returns - clip_values(values, old, clip_range_vf)).square(),
             kl_divergence(log_ratio),
-            ((ratio - 1).abs() > clip.ratio).float(),
+            ((ratio - 1).abs() > clip_range).float(),
         ])  # fmt: skip
         means = torch.stack([piece.mean(1) for piece in by_row.split(self.batch_size, 1)])
-        entropies = torch.stack([outcome.entropy for outcome in outcomes])
+        entropies = torch.stack([new.entropy for new in seen])
         return torch.cat([means, -entropies.unsqueeze(1)], 1)
 
-    def _log_update(self, figures: list[torch.Tensor], clip: Clip) -> None:
+    def _log_update(
+        self, figures: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None
+    ) -> None:
         """`figures`: one (minibatches, 5) for each epoch. Read from the device once."""
         rows = [torch.cat(figures).mean(0), figures[-1].mean(0), figures[-1][-1]]
         means, last_epoch, last = torch.stack(rows).tolist()
@@ -144,9 +126,9 @@ class ProximalTrainer(OnPolicyTrainer):
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        record("train/clip_range", clip.ratio)
-        if clip.value is not None:
-            record("train/clip_range_vf", clip.value)
+        record("train/clip_range", clip_range)
+        if clip_range_vf is not None:
+            record("train/clip_range_vf", clip_range_vf)
 
 
 class PPO(ProximalTrainer, sb3.PPO):
@@ -174,9 +156,9 @@ def kl_divergence(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.exp() - 1 - log_ratio
 
 
-def _clip_values(values: torch.Tensor, old: torch.Tensor, clip: Clip) -> torch.Tensor:
-    """`values` (B,), held near what they were when the rollout was collected."""
-    return values if clip.value is None else old + (values - old).clamp(-clip.value, clip.value)
+def clip_values(values: torch.Tensor, old: torch.Tensor, clip_range_vf: Any = None) -> torch.Tensor:
+    """`values` (B,), no further than `clip_range_vf` from the rollout's `old` ones."""
+    return values if clip_range_vf is None else old + (values - old).clamp(-clip_range_vf, clip_range_vf)
 
 
 def divide(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:

@@ -20,8 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kit.errors import Interrupted
 from kit.machine.group import Group
+from kit.trainers.networks import Evaluated
 from kit.trainers.normalize import RunningMoments
-from kit.trainers.ppo import PPO, Outcome, kl_divergence
+from kit.trainers.ppo import PPO, kl_divergence
 from kit.trainers.rollout import Rollout
 from kit.trainers.saving import State
 
@@ -130,10 +131,10 @@ class TogetherPPO(PPO):
             moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)  # rounding, where nothing varies
             self._agreed[name] = _sums(moments)  # as after a resume, to the last bit
 
-    def _gradient(self, *args: Any) -> Outcome:
-        outcome = super()._gradient(*args)
+    def _gradient(self, *args: Any) -> Evaluated:
+        evaluated = super()._gradient(*args)
         self.group.mean_(self.networks.optimizer.grad)
-        return outcome
+        return evaluated
 
     def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
         rows = advantages.view(-1, self.batch_size)

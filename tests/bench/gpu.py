@@ -43,7 +43,7 @@ from kit.measure.auto import resolve
 from kit.sim.kernels import wp
 from kit.sim.warp import WarpSim
 from kit.trainers import make_trainer
-from kit.trainers.on_policy import READ_EVERY
+from kit.trainers.base import READ_EVERY
 
 import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 

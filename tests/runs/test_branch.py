@@ -56,7 +56,7 @@ def test_policy_statistics_and_optimizer_come_along_and_counters_do_not(parents,
             {k: v for k, v in after["normalizer"].items() if k != "returns"},
         )
     else:
-        assert torch.equal(before["trainer"]["log_ent_coef"], after["trainer"]["log_ent_coef"])
+        assert torch.equal(before["temperature"]["log_ent_coef"], after["temperature"]["log_ent_coef"])
         assert after["trainer"]["replay_written"] == 0
 
 

@@ -14,7 +14,7 @@ from fake_env import FakeEnv, rows_of, trainer
 from kit.envs.sb3 import TensorVecEnv
 from kit.trainers import Interrupted
 
-TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160}
+TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160, "TD3": 160}
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -56,14 +56,14 @@ def run(algo: str, cuts: set[int], **overrides: Any) -> tuple[dict[str, Any], li
             boundary += 1
             if boundary in cuts:
                 state = model.state()
-                if algo == "SAC":
+                if algo in ("SAC", "TD3"):
                     start = max(0, model.replay_written - model.replay_capacity)
                     replay = (model.replay_rows(start, model.replay_written), start)
                 raise Interrupted
 
         model.on_boundary = at_boundary
         try:
-            model.learn(TOTAL[algo], log_interval=40 if algo == "SAC" else 1)
+            model.learn(TOTAL[algo], log_interval=40 if algo in ("SAC", "TD3") else 1)
         except Interrupted:
             rows += logged
             continue

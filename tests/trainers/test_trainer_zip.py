@@ -24,7 +24,7 @@ PLAIN = """
 import sys
 sys.modules["kit"] = None  # importing any of this library fails
 import numpy as np, stable_baselines3 as sb3
-for algo in ("PPO", "A2C", "SAC"):
+for algo in ("PPO", "A2C", "SAC", "TD3"):
     model = getattr(sb3, algo).load(algo, device="cpu")
     obs = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     np.save(algo, model.predict(obs, deterministic=True)[0])
@@ -32,7 +32,7 @@ for algo in ("PPO", "A2C", "SAC"):
 
 
 def test_plain_sb3_loads_it_where_this_library_is_not_installed(tmp_path: Path) -> None:
-    models = {algo: trainer(algo, learning_rate="lin_0.001") for algo in ("PPO", "A2C", "SAC")}
+    models = {algo: trainer(algo, learning_rate="lin_0.001") for algo in ("PPO", "A2C", "SAC", "TD3")}
     for algo, model in models.items():
         model.learn(140)
         model.save(tmp_path / algo)
@@ -41,7 +41,7 @@ def test_plain_sb3_loads_it_where_this_library_is_not_installed(tmp_path: Path) 
         np.testing.assert_array_equal(np.load(tmp_path / f"{algo}.npy"), model.predict(OBS, deterministic=True)[0])
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC", "TD3"])
 def test_saved_here_goes_on_in_sb3_and_here(algo: str) -> None:
     """Optimizer state too: one more update from equal data gives equal weights in all three."""
     model = trainer(algo)
@@ -58,7 +58,7 @@ def test_saved_here_goes_on_in_sb3_and_here(algo: str) -> None:
             assert torch.equal(one.policy.state_dict()[name], value)
     torch.manual_seed(0)
     for one in (model, *loaded):
-        groups = [one.policy.optimizer] if algo != "SAC" else [one.actor.optimizer, one.critic.optimizer]
+        groups = [one.policy.optimizer] if algo not in ("SAC", "TD3") else [one.actor.optimizer, one.critic.optimizer]
         for optimizer in groups:  # the same gradient everywhere, then the optimizer's own step
             for i, p in enumerate(optimizer.param_groups[0]["params"]):
                 p.grad = torch.full_like(p, 0.01 * (i + 1))
@@ -107,7 +107,7 @@ def test_sb3s_evaluation_takes_our_model() -> None:
     assert mean < 0
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC", "TD3"])
 def test_act_is_predict(algo: str) -> None:
     model = trainer(algo)
     expected = model.predict(OBS, deterministic=True)[0]

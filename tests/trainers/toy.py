@@ -19,14 +19,15 @@ class Reinforce(OnPolicyTrainer, sb3.A2C):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self.networks.attach()
-        self.networks.gradient(self._slopes, self.rollout_buffer.batch(), self.ent_coef)
+        self.networks.gradient(self.loss, self.rollout_buffer.batch())
         self.networks.step(self.max_grad_norm)
         self._n_updates += 1
         self.logger.record("train/n_updates", self._n_updates)
 
-    def _slopes(self, found: Evaluated, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        error = found.values - batch.returns
-        return error / len(batch), error / len(batch), ()  # -E[(R - V) log π] + ½ E[(R - V)²]
+    def loss(self, new: Evaluated, batch: Batch) -> torch.Tensor:
+        """L = -E[(R - V_old) log π] + ½ E[(R - V)²]"""
+        policy_loss = -((batch.returns - batch.values) * new.log_prob).mean()
+        return policy_loss + 0.5 * (batch.returns - new.values).square().mean()
 
 
 REINFORCE = Algorithm(

@@ -54,9 +54,9 @@ class Actions(ABC):
         """log π (B,) of `actions` for `out` (B, outputs), and the mean entropy, a scalar."""
 
     @abstractmethod
-    def backward(self, log_prob_grad: torch.Tensor, ent_coef: float, grad: torch.Tensor) -> None:
-        """Fill `grad` (B, outputs), and that of `parameters`, given the loss's by each row's log-probability (B,); the
-        loss also holds -`ent_coef` · mean entropy. May be called once after `evaluate`."""
+    def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
+        """Fill `grad` (B, outputs), and that of `parameters`, given the loss's gradients by each row's log-probability
+        (B,) and by the mean entropy. May be called once after `evaluate`."""
 
 
 class Gaussian(Actions):
@@ -102,12 +102,12 @@ class Gaussian(Actions):
         """Σ (log σ + ½ + ½ log 2π)."""
         return self.log_std.sum().add_(self._unit_entropy)
 
-    def backward(self, log_prob_grad: torch.Tensor, ent_coef: float, grad: torch.Tensor) -> None:
+    def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
         # ∂ log π / ∂ log σ = z² - 1, ∂ log π / ∂ mean = z / σ, ∂ H / ∂ log σ = 1
         torch.mv(self._zz.t(), log_prob_grad, out=self._log_std_grad)
         self._log_std_grad.sub_(log_prob_grad.sum())
-        if ent_coef:
-            self._log_std_grad.sub_(ent_coef)
+        if isinstance(entropy_grad, torch.Tensor) or entropy_grad:
+            self._log_std_grad.add_(entropy_grad)
         torch.mul(self._z.mul_(self._inverse_std), log_prob_grad.unsqueeze(1), out=grad)
 
 
@@ -146,14 +146,15 @@ class Categorical(Actions):
         entropy = torch.dot(self._p.flatten(), self._logs.flatten()).div_(-len(out))  # H = -Σ p log p
         return self._of(self._logs, self._actions), entropy
 
-    def backward(self, log_prob_grad: torch.Tensor, ent_coef: float, grad: torch.Tensor) -> None:
+    def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
         # ∂ log π / ∂ logit = [chosen] - p, ∂ H / ∂ logit = -p (log p + H)
         down = log_prob_grad.view(-1, 1, 1)
         found = self._p * -down
         found.scatter_add_(2, self._actions.unsqueeze(2), down.expand(-1, self._choices, 1))
-        if ent_coef:
+        if isinstance(entropy_grad, torch.Tensor) or entropy_grad:
             weighted = self._p * self._logs
-            found.add_(weighted.addcmul_(self._p, weighted.sum(2, keepdim=True), value=-1), alpha=ent_coef / len(grad))
+            weighted.addcmul_(self._p, weighted.sum(2, keepdim=True), value=-1)
+            found.sub_(weighted.mul_(entropy_grad / len(grad)))
         flat = found.flatten(1)
         grad.copy_(flat if self._columns is None else flat.index_select(1, self._columns))
 

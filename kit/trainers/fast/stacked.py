@@ -18,9 +18,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from kit.envs.obs import Obs
 from kit.trainers.fast.actions import KINDS
+from kit.trainers.fast.derivatives import differentiate
 from kit.trainers.fast.perceptrons import Perceptrons, activation, layout, linears, widths
 from kit.trainers.flat import FlatOptimizer, can_flatten
-from kit.trainers.networks import Evaluated, Networks, Slopes
+from kit.trainers.networks import Evaluated, Loss, Networks
 from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.rollout import Batch, Rollout
 
@@ -94,32 +95,32 @@ class StackedActorCritic(Networks):
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
-    def gradient(self, slopes: Slopes, batch: Batch, ent_coef: float, *numbers: float) -> Tensors:
+    def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
         width = len(fields(Batch))
 
-        def whole(*given: Any) -> Tensors:
-            return self._gradient(slopes, Batch(*given[:width]), ent_coef, *given[width:])
+        def whole(*inputs: Any) -> Tensors:
+            return self._gradient(loss, Batch(*inputs[:width]), *inputs[width:])
 
         with torch.no_grad():
-            return self._run((getattr(slopes, "__func__", slopes), ent_coef), whole, *vars(batch).values(), *numbers)
+            return Evaluated(*self._run(getattr(loss, "__func__", loss), whole, *vars(batch).values(), *numbers))
 
-    def _gradient(self, slopes: Slopes, batch: Batch, ent_coef: float, *numbers: Any) -> Tensors:
+    def _gradient(self, loss: Loss, batch: Batch, *numbers: Any) -> Tensors:
         out, inputs = self._nets.forward(cast(torch.Tensor, batch.obs).flatten(1))  # (2, B, outputs)
-        values = out[1, :, 0]
         log_prob, entropy = self._actions.evaluate(out[0], batch.actions)
-        by_log_prob, by_value, known = slopes(Evaluated(log_prob, values, entropy), batch, *numbers)
+        evaluated = Evaluated(log_prob, out[1, :, 0], entropy)
+        by = differentiate(loss, evaluated, batch, *numbers)
         rows = len(batch)
         if rows not in self._grads:
             grad = torch.zeros_like(out)
             self._grads[rows] = grad, grad[0], grad[1, :, 0]
-        grad, of_actor, of_value = self._grads[rows]
-        self._actions.backward(by_log_prob, ent_coef, of_actor)
-        of_value.copy_(by_value)
+        grad, actor_grad, value_grad = self._grads[rows]
+        self._actions.backward(by.log_prob, by.entropy, actor_grad)
+        value_grad.copy_(by.values)
         self._nets.backward(grad, inputs)
-        return known
+        return evaluated.log_prob, evaluated.values, evaluated.entropy
 
     def _run(self, name: Any, function: Any, *given: Any) -> Tensors:
-        """`function` of tensors, on a GPU as a recorded graph. What a gradient finds outlasts the next one."""
+        """`function` of tensors, on a GPU as a recorded graph. What `gradient` returns outlasts the next call."""
         if not self._graphs:
             return tuple(function(*given))
         if name not in self._recordings:

@@ -1,0 +1,87 @@
+"""Twin delayed deep deterministic policy gradient (TD3; Fujimoto et al., 2018), as in SB3."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import stable_baselines3 as sb3
+import torch
+from gymnasium import spaces
+from stable_baselines3.td3.policies import TD3Policy
+from torch.nn import functional as F
+
+from kit.envs.obs import Obs
+from kit.errors import UserError
+from kit.trainers.algorithm import Algorithm
+from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, smallest
+from kit.trainers.replay import Transitions
+
+
+class TD3(OffPolicyTrainer, sb3.TD3):
+    """SB3's TD3 on tensors.
+
+    :param exploration_noise: standard deviation of the Gaussian noise on actions in [-1, 1] while collecting
+    """
+
+    figures = ("actor_loss", "critic_loss")
+
+    def __init__(self, *args: Any, exploration_noise: float = 0.1, **kwargs: Any) -> None:
+        if exploration_noise < 0:
+            raise UserError(f"overrides exploration_noise={exploration_noise!r} must be a number of at least 0.")
+        self.exploration_noise = exploration_noise
+        super().__init__(*args, **kwargs)
+
+    def explore(self, obs: Obs) -> torch.Tensor:
+        """a = clip(μ(s) + σ ε, -1, 1),   ε ~ N(0, 1)"""
+        actions = self.actor(cast(torch.Tensor, obs))
+        return (actions + self.exploration_noise * torch.randn_like(actions)).clamp(-1.0, 1.0)
+
+    def critic_loss(self, batch: Transitions) -> torch.Tensor:
+        """L_Q = Σ_i E[(Q_i(s, a) - y)²],   y = r + γ (1 - d) min_i Q'_i(s', clip(μ'(s') + clip(σ' ε, -c, c), -1, 1))"""
+        obs, next_obs = cast(torch.Tensor, batch.obs), cast(torch.Tensor, batch.next_obs)
+        with torch.no_grad():
+            noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)
+            noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
+            next_actions = (self.actor_target(next_obs) + noise).clamp(-1.0, 1.0)
+            next_q = smallest(self.critic_target(next_obs, next_actions))
+            target = batch.rewards + self.gamma * (~batch.terminated) * next_q
+        return torch.stack([F.mse_loss(q.squeeze(1), target) for q in self.critic(obs, batch.actions)]).sum()
+
+    def actor_loss(self, batch: Transitions) -> torch.Tensor:
+        """L_μ = -E[Q_1(s, μ(s))]"""
+        obs = cast(torch.Tensor, batch.obs)
+        return -self.critic.q1_forward(obs, self.actor(obs)).mean()
+
+    def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
+        """Critics every time; the actor and all targets every `policy_delay` steps."""
+        critic_loss = descend(self.critic.optimizer, self.critic_loss(batch))
+        actor_loss = torch.zeros_like(critic_loss)
+        if (self._n_updates + step + 1) % self.policy_delay == 0:
+            # counted for each of the steps since the last, so that the mean over steps is the mean of the losses
+            actor_loss = self.policy_delay * descend(self.actor.optimizer, self.actor_loss(batch))
+            self._move_targets()
+        return torch.stack([actor_loss, critic_loss])
+
+    def _move_targets(self) -> None:
+        """θ' ← θ' + τ (θ - θ'); running statistics are copied."""
+        pairs = ((self.critic, self.critic_target), (self.actor, self.actor_target))
+        with torch.no_grad():
+            for network, target in pairs:
+                torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.tau)
+                for kept, source in zip(target.buffers(), network.buffers(), strict=True):
+                    kept.copy_(source)
+
+
+ALGORITHM = Algorithm(
+    "TD3", TD3, sb3.TD3, TD3Policy,
+    actions=(spaces.Box,),
+    row={"n_envs": 4, "gradient_steps": -1},  # SB3's ratio with one env: a gradient step for each env step
+    stock_row={"n_envs": 1},
+    columns=("batch_size", "net_arch"),
+    heads=("pi", "qf"),
+    rule=keep_ratio,
+    imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
+    fewer_worlds=False,
+    own={"random_shift": int, "exploration_noise": float},
+    memory_remedy="buffer_size, n_envs or network",
+)  # fmt: skip
