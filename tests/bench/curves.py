@@ -5,11 +5,11 @@
     python tests/bench/curves.py runs/curves --env Reach --algo SAC --seeds 0 1
     python tests/bench/curves.py runs/curves --plot           # table and .github/curves.png of what is there
 
-PPO, A2C, SAC and TD3, kit and stock SB3 with the same hyperparameters: on Reach those of the preset `auto` (TD3 is not
-tried there), on HalfCheetah-v5 SB3's defaults; TD3 explores with Gaussian noise of 0.1. Both learn in the same env: on Reach SB3 sees kit's through its `VecEnv` view,
-HalfCheetah-v5 is Gymnasium's own in `DummyVecEnv`. A run is a process of its own with one thread, and leaves a file
-with every training episode; an interrupted command goes on where it was. The curve is the mean over the latest episodes
-(Reach 100, HalfCheetah-v5 one of each world) of success or return.
+PPO, A2C, SAC and TD3, kit and stock SB3 with the same hyperparameters: on Reach those of the preset `auto` (not TD3),
+on HalfCheetah-v5 SB3's defaults; TD3 explores with Gaussian noise of 0.1. Both learn in the same env: on Reach SB3 sees
+kit's through its `VecEnv` view, HalfCheetah-v5 is Gymnasium's own in `DummyVecEnv`. A run is a process of its own with
+one thread, and leaves a file with every training episode; an interrupted command goes on where it was. The curve is the
+mean over the latest episodes (Reach 100, HalfCheetah-v5 one of each env) of success or return.
 
 What "inside SB3's spread" means was fixed before the first run. The five areas under kit's curves and the five under
 SB3's are compared by the exact two-sided rank-sum test; p ≤ 0.05 counts as outside. Two sets of five seeds of one

@@ -183,9 +183,8 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
     """Six gradient steps on the same batches with the same noise."""
     small: dict[str, Any] = {"seed": 3, "device": "cpu", "buffer_size": 1000, **kwargs}
     small["policy_kwargs"] = {"net_arch": [32, 32], **kwargs.get("policy_kwargs", {})}
-    ours, stock = (
-        family("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), **small) for family in (type(trainer(algo)), getattr(sb3, algo))
-    )
+    families = type(trainer(algo)), getattr(sb3, algo)
+    ours, stock = (family("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), **small) for family in families)
     for model in (ours, stock):
         model.set_logger(Logger(folder=None, output_formats=[]))
     if algo == "SAC":
