@@ -13,13 +13,6 @@ Row = dict[str, Any]
 OF_POLICY = ("net_arch", "activation_fn", "log_std_init")
 
 
-def nested(row: Row) -> Row:
-    """The row as SB3 takes it: what is said of the network stands in `policy_kwargs`."""
-    policy = {name: row[name] for name in OF_POLICY if name in row}
-    others = {name: value for name, value in row.items() if name not in OF_POLICY}
-    return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
-
-
 NAMED: dict[str, Row] = {
     "fast": {"n_envs": 16, "n_steps": 256, "batch_size": 2048, "n_epochs": 15, "net_arch": [512, 512]},
     "heavy": {"n_envs": 32, "n_steps": 256, "batch_size": 4096, "n_epochs": 20, "net_arch": [1024, 512, 256]},

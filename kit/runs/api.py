@@ -15,7 +15,7 @@ from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.runs import control, directory, provenance, status, tracking
 from kit.runs.beginning import first_checkpoint
-from kit.runs.finding import locate
+from kit.runs.finding import locate, locate_unfinished
 from kit.runs.request import Request, request
 from kit.runs.run import Run, opened
 from kit.trust import permit
@@ -38,14 +38,16 @@ def train(
     file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
     then.
     """
-    return _foreground(create(request(config, fields, start_from, trust)), on_progress)
+    run = create(request(config, fields, start_from, trust))
+    return _foreground(run, on_progress)
 
 
 def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    return _background(create(request(config, fields, start_from, trust, elsewhere=True)))
+    run = create(request(config, fields, start_from, trust, elsewhere=True))
+    return _background(run)
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
@@ -78,7 +80,10 @@ def resume(
     """
     from kit.stores.redact import HIDDEN
 
-    run, moved = locate(path_or_url, runs_dir, changes.get("store"), max_gb)
+    if path_or_url is None:
+        run, moved = locate_unfinished(runs_dir, changes.get("store"), max_gb)
+    else:
+        run, moved = locate(path_or_url, runs_dir, max_gb)
     changes = {**moved, **changes}
     opened(run, trust)
     if directory.is_locked(run.path):

@@ -91,22 +91,23 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
     raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
 
 
-def locate(
-    path_or_url: str | Path | None, runs_dir: str, store: str | None = None, max_gb: float = 8.0
-) -> tuple[Run, dict[str, Any]]:
+def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
     """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
-    if path_or_url is None:
-        try:
-            return latest_unfinished(runs_dir), {}
-        except UserError:
-            if store is None:
-                raise
-            path_or_url = store
     if _is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
     inside = Path(runs_dir).expanduser() / path_or_url
     return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
+
+
+def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
+    """As `locate`: the latest unfinished run in `runs_dir`, else the one in `store`."""
+    try:
+        return latest_unfinished(runs_dir), {}
+    except UserError:
+        if store is None:
+            raise
+    return locate(store, runs_dir, max_gb)
 
 
 def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:

@@ -33,7 +33,6 @@ from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.machine import limits
-from kit.presets import nested
 from kit.runs import directory
 from kit.scale.batch import Job, reachable, seen_by_all, slots
 from kit.scale.shelf import Shelf
@@ -91,6 +90,8 @@ class Plan:
 
     def config(self, chosen: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
         """The base with what was chosen: in this file, or else by a journal, which may come from a store."""
+        from kit.trainers.arguments import nested
+
         own = {name: value for name, value in chosen.items() if name in RunConfig().to_dict()}
         own = brought(own, self.folder / JOURNAL, of_run=True)
         overrides = {name: value for name, value in chosen.items() if name not in own}

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from kit.errors import UserError
-from kit.presets import OF_POLICY
+from kit.presets import OF_POLICY, Row
 from kit.trainers.algorithm import Algorithm
 
 NOT_OVERRIDES = {
@@ -37,6 +37,35 @@ RANGES = {
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, ANY)),
 }
 """The smallest and the largest value that means anything; a schedule falls from one of them."""
+
+
+COUNTS = {
+    **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
+    **{"learning_starts": 0, "gradient_steps": -1},
+}
+"""Hyperparameters that are whole numbers, and the least that each can be."""
+
+
+def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Row:
+    """The hyperparameters of a preset's `row` with the user's `overrides`, checked. A mapping for the policy is
+    completed, not replaced. Raises `UserError`."""
+    hyper = nested({name: value for name, value in row.items() if name != "n_envs"})
+    policy, requested = hyper.get("policy_kwargs", {}), overrides.get("policy_kwargs", {})
+    hyper = {**hyper, **overrides}
+    if policy and isinstance(requested, dict):
+        hyper["policy_kwargs"] = policy | requested
+    arguments(algorithm, hyper)
+    for name, least in COUNTS.items():
+        if name in hyper and (type(hyper[name]) is not int or hyper[name] < least):
+            raise UserError(f"overrides {name}={hyper[name]!r} must be a whole number of at least {least}.")
+    return hyper
+
+
+def nested(row: Row) -> Row:
+    """`row` as SB3 takes it: the network's settings (`OF_POLICY`) in `policy_kwargs`."""
+    policy = {name: row[name] for name in OF_POLICY if name in row}
+    others = {name: value for name, value in row.items() if name not in OF_POLICY}
+    return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
 
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:

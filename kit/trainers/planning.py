@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gymnasium import Space
 
@@ -23,10 +22,10 @@ from kit.config import RunConfig, default_name
 from kit.encoders import Encoder
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row, nested
+from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.arguments import arguments
+from kit.trainers.arguments import complete
 
 WORLDS_PER_CORE = 16
 """Of the fastest number an exhaustive search found on two cores, so many reached 0.98 with PPO on Reach and 0.91 to
@@ -36,11 +35,6 @@ GAMES_PER_CORE = 1024
 ROUNDS = 20
 """Rollouts that a run has at least, whatever the number of worlds. Reach, 100,000 steps: a return of 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
-COUNTS = {
-    **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
-    **{"learning_starts": 0, "gradient_steps": -1},
-}
-"""Hyperparameters that are whole numbers, and the least that each can be."""
 STRIDE = 64
 """Fewer envs than that are not measured on a GPU."""
 
@@ -74,25 +68,6 @@ class Plan:
         hyper = self.algorithm.rule(self.config.overrides, n_envs, {}, {})
         return replace(self, config=self.config.replace(n_envs=n_envs, overrides=hyper))
 
-    def part(self, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
-        """What the process `rank` of several does, with a seed of its own. Raises `UserError` if it cannot be shared
-        out."""
-        config, size = self.config, self.config.processes
-        if not self.algorithm.distributed:
-            raise UserError(f"processes={size}: algo={config.algo!r} is trained by one; PPO can be by more.")
-        if ":" in config.device:
-            raise UserError(f"processes={size} take a card each and device={config.device!r} is one; write cuda.")
-        n_envs, batch = int(config.n_envs), int(config.overrides["batch_size"])
-        for name, number in (("n_envs", n_envs), ("batch_size", batch)):
-            if number % size:
-                raise UserError(f"{name}={number} cannot be shared by {size} processes; choose a multiple of that.")
-        return config.replace(
-            n_envs=n_envs // size,
-            overrides={**config.overrides, "batch_size": batch // size},
-            threads=max(1, int(config.threads) // on_this_machine),
-            seed=config.seed + rank,
-        )
-
     @property
     def sentence(self) -> str:
         """Such as "auto: 16 worlds on 2 threads, 256 steps, batch 512"; "" for other presets."""
@@ -115,11 +90,7 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
     device = device_of(config, encoders.sees_pictures(env.observation_space))
     row = row_of(record, config, device)
-    hyper = _merge(row, config.overrides)
-    arguments(record, hyper)
-    for name, least in COUNTS.items():
-        if name in hyper and (type(hyper[name]) is not int or hyper[name] < least):
-            raise UserError(f"overrides {name}={hyper[name]!r} must be a whole number of at least {least}.")
+    hyper = complete(record, row, config.overrides)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(record, config, row, device, env.physics)
     resolved = config.replace(
         run_name=config.run_name or default_name(config),
@@ -191,12 +162,3 @@ def _worlds(record: Algorithm, config: RunConfig, row: Row, device: str, physics
     while 2 * worlds <= most:
         worlds *= 2
     return worlds
-
-
-def _merge(row: Row, overrides: dict[str, Any]) -> Row:
-    """The row with what the user says. A mapping for the policy is completed, not replaced."""
-    hyper = nested({name: value for name, value in row.items() if name != "n_envs"})
-    policy, asked = hyper.get("policy_kwargs", {}), overrides.get("policy_kwargs", {})
-    if policy and isinstance(asked, dict):
-        return hyper | overrides | {"policy_kwargs": policy | asked}
-    return hyper | overrides

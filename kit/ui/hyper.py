@@ -10,9 +10,9 @@ from typing import Any
 
 from kit.config import RunConfig, number, spelled
 from kit.measure.auto import resolve
-from kit.presets import OF_POLICY, nested
+from kit.presets import OF_POLICY
 from kit.trainers import algorithm
-from kit.trainers.arguments import explained
+from kit.trainers.arguments import explained, nested
 
 
 class Hyperparameters:

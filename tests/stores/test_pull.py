@@ -352,8 +352,8 @@ def test_how_much_is_fetched_can_be_said(there: Store, tmp_path: Path, store_url
 
     Copier(make_run(tmp_path / "a"), there, "me").run_pass()
     with pytest.raises(UserError, match=r"claims .* bytes, more than the 1,073 allowed.*--max-gb"):
-        locate(store_url, str(tmp_path / "b"), None, max_gb=1e-6)
+        locate(store_url, str(tmp_path / "b"), max_gb=1e-6)
     with pytest.raises(UserError, match="max_gb=nan must be"):
-        locate(store_url, str(tmp_path / "b"), None, max_gb=float("nan"))
-    run, _ = locate(store_url, str(tmp_path / "b"), None, max_gb=1)
+        locate(store_url, str(tmp_path / "b"), max_gb=float("nan"))
+    run, _ = locate(store_url, str(tmp_path / "b"), max_gb=1)
     assert [found.step for found in run.checkpoints()] == [200]

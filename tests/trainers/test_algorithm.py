@@ -18,7 +18,7 @@ from tests.trainers.anything import ACTIONS, OBSERVATIONS
 
 ANYTHING, TOY = "tests.trainers.anything:Anything", "tests.trainers.toy:REINFORCE"
 SMALL = {"PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 1}, "A2C": {}, "SAC": {"learning_starts": 8}}
-SMALL["RecurrentPPO"] = SMALL["PPO"]
+SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"]}
 
 
 def test_an_algorithm_of_ones_own_trains_is_saved_and_goes_on(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: st
 
 
 def test_pictures_stay_bytes_in_rollout_and_replay() -> None:
-    for algo in ("PPO", "SAC"):
+    for algo in ("PPO", "SAC", "TD3"):
         config = resolve(RunConfig(
             env=ANYTHING, env_options={"observation": "dict"}, algo=algo, n_envs=2, device="cpu", threads=1,
-            overrides=SMALL[algo] | ({"buffer_size": 100} if algo == "SAC" else {}),
+            overrides=SMALL[algo] | ({"buffer_size": 100} if algo in ("SAC", "TD3") else {}),
         ))  # fmt: skip
         trainer = make_trainer(config, kit.make_vec(config.env, 2, "cpu", 0, 1, config.env_options))
         trainer.learn(16)
