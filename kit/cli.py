@@ -61,7 +61,7 @@ COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each,
 
 
 def _train(options: argparse.Namespace) -> int:
-    if (code := _beside(options)) is not None:
+    if (code := _as_rank(options)) is not None:
         return code
     config = RunConfig.load(options.config) if options.config else None
     with _bar() as show:
@@ -70,26 +70,26 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    if (code := _beside(options)) is not None:
+    if (code := _as_rank(options)) is not None:
         return code
     with _bar() as show:
         run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, trust=options.trust, **_given(options))
     return _ending(run)
 
 
-def _beside(options: argparse.Namespace) -> int | None:
-    """Started by torchrun: there are as many processes as it says, and all but one train beside the one that leads."""
-    from kit.machine.group import joined
+def _as_rank(options: argparse.Namespace) -> int | None:
+    """The exit code of a rank above 0 that torchrun has started; None in any other process."""
+    from kit.trainers.distributed.group import from_torchrun
 
-    group = joined()
+    group = from_torchrun()
     if group is None:
         return None
-    if group.leads:
+    if group.rank == 0:
         options.field_processes = str(group.size)
         return None
-    from kit.runs.following import follow
+    from kit.runs.ranks import train_rank
 
-    return follow(group)
+    return train_rank(group)
 
 
 def _runs(options: argparse.Namespace) -> int:

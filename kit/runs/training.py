@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kit import envs
 from kit.config import RunConfig, byte_count, seconds
 from kit.errors import Interrupted, UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
-from kit.machine import group as groups
 from kit.machine import settings
 from kit.machine.gpu import OTHER, Monitor
 from kit.runs.control import Requests
@@ -70,12 +68,13 @@ class Training:
         settings.apply(config.device)
         group, part_of = None, config
         if config.processes > 1:
+            from kit.runs.ranks import start_group
             from kit.trainers import algorithm
             from kit.trainers.planning import part
 
             self.status.set(phase="starting the other processes")
-            group = _lead(config)
-            self._closing.append(group.leave)
+            group = start_group(config)
+            self._closing.append(group.close)
             part_of = part(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
         self.status.set(phase="building the worlds")
         env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
@@ -306,11 +305,3 @@ class Training:
             self._told_of_size = True
             taken = f"a checkpoint takes {size / 1e9:.3g} GB, more than disk_budget={self.config.disk_budget}"
             self._say(f"{taken}: only the newest is kept")
-
-
-def _lead(config: RunConfig) -> groups.Group:
-    """The group that torchrun has started, or one begun here (`kit.runs.following`). Raises `UserError`."""
-    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config)
-    group = groups.joined() or groups.begin(config.processes, config.device, "kit.runs.following", environment)
-    group.tell(config)
-    return group

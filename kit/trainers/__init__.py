@@ -10,9 +10,9 @@ from kit.errors import Interrupted
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
-    from kit.machine.group import Group
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
+    from kit.trainers.distributed.group import ProcessGroup
     from kit.trainers.ppo import PPO as PPO
     from kit.trainers.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from kit.trainers.sac import SAC as SAC
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
-def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> Trainer:
-    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`); in a `group`, one of its
-    processes' (`kit.trainers.together`)."""
+def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> Trainer:
+    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`); in a `group`, that of one
+    of its ranks (`kit.trainers.distributed`)."""
     from kit.trainers.build import make_trainer
 
     return make_trainer(config, env, group)

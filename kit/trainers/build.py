@@ -18,8 +18,8 @@ from kit.trainers.planning import Plan
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
-    from kit.machine.group import Group
     from kit.trainers.base import TensorTrainer
+    from kit.trainers.distributed.group import ProcessGroup
 
 WORTH_SHARING = 200_000
 """Numbers made by the largest layer for one minibatch, from which more threads pay. Two threads on two cores, quiet or
@@ -27,7 +27,7 @@ beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant
 262,000 (Mission's row) 1.7 and 0.3. Small networks are left to one thread, which takes its time but not others'."""
 
 
-def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -> TensorTrainer:
+def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
     plan = Plan.of(config, env.observation_space)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
@@ -45,9 +45,9 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: Group | None = None) -
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
         made: Callable[..., TensorTrainer] = plan.algorithm.trainer
         if group is not None:
-            from kit.trainers.together import TogetherPPO
+            from kit.trainers.distributed.ppo import DistributedPPO
 
-            made = partial(TogetherPPO, group=group)
+            made = partial(DistributedPPO, group=group)
         vec_env = TensorVecEnv(env, frozen)
         trainer = made(encoder.policy, vec_env, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:

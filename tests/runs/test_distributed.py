@@ -23,8 +23,8 @@ from kit.errors import UserError
 from kit.measure.auto import resolve
 from kit.runs.fingerprint import fingerprint
 from kit.trainers import make_trainer
+from kit.trainers.distributed.ppo import _sums
 from kit.trainers.normalize import Normalizer
-from kit.trainers.together import _sums
 
 PROCESSES, WORLDS, STEPS = 2, 8, 16
 SMALL: dict[str, Any] = {
@@ -173,7 +173,7 @@ def test_a_bug_in_one_is_the_run_s_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = "import sys\nfrom kit.tasks.reach.task import Reach as Task\n"
-    module += "assert 'following' not in sys.argv[0], 'a bug'\n"
+    module += "assert 'ranks' not in sys.argv[0], 'a bug'\n"
     (tmp_path / "task_with_a_bug.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     now = kit.train(**{**FEW, "env": "task_with_a_bug:Task", "runs_dir": str(tmp_path)}).status()

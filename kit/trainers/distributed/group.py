@@ -1,8 +1,8 @@
-"""Processes that train one run together: who they are, and what they tell each other. Whoever leads starts the others
-on its machine, or torchrun starts all of them, on several.
+"""The process group of a distributed run. Rank 0 starts the other ranks on its machine, or torchrun starts all, on
+several machines.
 
-Tensors go between cards by nccl and otherwise by gloo, words by gloo. Who is gone is missed by the others at their next
-exchange, which raises `Interrupted`.
+Tensors travel by nccl between GPUs and by gloo otherwise, objects by gloo. A rank that ends is noticed at the others'
+next exchange, which raises `Interrupted`.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE = timedelta(days=365)
-"""For who leads to evaluate, to save, or to stand still as long as somebody has paused the run, while the others wait.
-Whose process ends is missed at once, for its connections close."""
+"""Time-out of an exchange: rank 0 may evaluate, save, or be paused for days while the others wait. A process that ends
+is noticed at once, for its connections close."""
 TOKEN = "KIT_GROUP_TOKEN"
-"""The environment variable that lets a process join a group begun on its machine."""
+"""The environment variable that lets a process join a group started on its machine."""
 HERE = "127.0.0.1"
-LAST_WORDS_S = 5.0
+EXIT_CODE_S = 5.0
+"""How long to wait for the exit code of a rank whose connection is closed."""
 
 
 @cache
-def joined() -> Group | None:
-    """The group that torchrun made this process a member of, or None. Each process of a machine sees one card."""
+def from_torchrun() -> ProcessGroup | None:
+    """The group of this process if torchrun has started it, else None. Each process of a machine sees one GPU."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         return None
     local = int(os.environ["LOCAL_RANK"])
-    os.environ["CUDA_VISIBLE_DEVICES"] = _card(local)
-    return Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    os.environ["CUDA_VISIBLE_DEVICES"] = _gpu(local)
+    return ProcessGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
-def begin(size: int, device: str, program: str, environment: Mapping[str, str]) -> Group:
-    """A group that this process leads; the others, each on a card of its own, run `python -m program RANK SIZE PORT`
-    in `environment`. Raises `UserError` where there are too few cards."""
+def start(size: int, device: str, program: str, environment: Mapping[str, str]) -> ProcessGroup:
+    """A group of which this process is rank 0. The others, each on a GPU of its own, run `python -m program RANK SIZE
+    PORT` in `environment`. Raises `UserError` where there are too few GPUs."""
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
     if device != "cpu" and torch.cuda.device_count() < size:
         has = torch.cuda.device_count()
-        raise UserError(f"processes={size} need a card each, and this machine shows {has}; choose {has} or fewer.")
+        raise UserError(f"processes={size} need a GPU each, and this machine shows {has}; choose {has} or fewer.")
     token, listening = secrets.token_hex(), socket.create_server((HERE, 0))  # torch itself would listen to everybody
     port = listening.getsockname()[1]
     fd = listening.detach()
@@ -60,7 +61,7 @@ def begin(size: int, device: str, program: str, environment: Mapping[str, str]) 
     others = [
         subprocess.Popen(
             [sys.executable, "-m", program, str(rank), str(size), str(port)], stdin=subprocess.DEVNULL,
-            start_new_session=True, env={**environment, TOKEN: token, "CUDA_VISIBLE_DEVICES": _card(rank)},
+            start_new_session=True, env={**environment, TOKEN: token, "CUDA_VISIBLE_DEVICES": _gpu(rank)},
         )
         for rank in range(1, size)
     ]  # fmt: skip
@@ -68,27 +69,26 @@ def begin(size: int, device: str, program: str, environment: Mapping[str, str]) 
         if any(other.poll() is not None for other in others):
             raise RuntimeError("another process of this run could not start")
         time.sleep(0.05)
-    return Group(0, size, size, store, others)
+    return ProcessGroup(0, size, size, store, others)
 
 
-def follow(rank: int, size: int, port: int) -> Group:
-    """The group of whoever began it at `port` of this machine, and gave this process its token."""
+def connect(rank: int, size: int, port: int) -> ProcessGroup:
+    """The group that rank 0 started at `port` of this machine, and whose token is in this process's environment."""
     from torch.distributed import PrefixStore, TCPStore
 
     store = PrefixStore(os.environ[TOKEN], TCPStore(HERE, port, size, timeout=timedelta(seconds=30)))
     store.add(HERE, 1)
-    return Group(rank, size, size, store)
+    return ProcessGroup(rank, size, size, store)
 
 
-def _card(local: int) -> str:
-    """The one card, of those that can be seen, that is left to process `local` of this machine; "" for none."""
+def _gpu(local: int) -> str:
+    """The GPU of process `local` of this machine, among those visible; "" for none."""
     cards = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(local) if cards is None else (cards.split(",")[local:] or [""])[0]
 
 
-class Group:
-    """Of `size` processes, `on_this_machine` of them here. The first, of rank 0, leads: it alone has the run's
-    directory."""
+class ProcessGroup:
+    """Of `size` processes, `on_this_machine` of them here. Rank 0 alone has the run's directory."""
 
     def __init__(
         self,
@@ -109,13 +109,9 @@ class Group:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
 
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
-
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up `tensor` over the processes, in place."""
-        with self._nobody_gone():
+        with self._complete():
             self._all.all_reduce(tensor)
         return tensor
 
@@ -123,28 +119,28 @@ class Group:
         """The mean of `tensor` over the processes, in place."""
         return self.sum_(tensor).div_(self.size)
 
-    def give(self, tensor: torch.Tensor) -> None:
-        """The leader's `tensor` to all, in place."""
-        with self._nobody_gone():
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        """Rank 0's `tensor` to all, in place."""
+        with self._complete():
             self._all.broadcast(tensor, 0)
 
-    def tell(self, *words: Any) -> Any:
-        """What the leader says, to all of them. The others say nothing, and hear it."""
-        said = [words]
-        with self._nobody_gone():
-            self._all.broadcast_object_list(said, 0)
-        return said[0]
+    def broadcast(self, *objects: Any) -> Any:
+        """Rank 0's `objects`, in every process; the others pass none."""
+        message = [objects]
+        with self._complete():
+            self._all.broadcast_object_list(message, 0)
+        return message[0]
 
     def gather(self, part: Any = None) -> list[Any]:
-        """Each process's `part`, to the leader; the others get nothing."""
-        parts = [None] * self.size if self.leads else None
-        with self._nobody_gone():
+        """Each process's `part` in rank 0; the others get nothing."""
+        parts = [None] * self.size if self.rank == 0 else None
+        with self._complete():
             self._all.gather_object(part, parts)
         return parts or []
 
-    def leave(self) -> None:
-        """End those that this process began, and close what connects it to the others: a thread that waits there could
-        abort one that exits."""
+    def close(self) -> None:
+        """End the processes that this one has started, and close its connections: a thread that waits on one could
+        abort a process that exits."""
         for other in self._others:
             other.kill()
             other.wait()
@@ -152,12 +148,13 @@ class Group:
             self._all.destroy_process_group()
 
     @contextmanager
-    def _nobody_gone(self) -> Iterator[None]:
+    def _complete(self) -> Iterator[None]:
+        """An exchange between all ranks. Raises `Interrupted` if one is gone."""
         try:
             yield
         except RuntimeError as error:  # what gloo and nccl raise has no class of its own
             for rank, other in enumerate(self._others, 1):
                 with suppress(subprocess.TimeoutExpired):
-                    if other.wait(LAST_WORDS_S) == 1:
+                    if other.wait(EXIT_CODE_S) == 1:
                         raise RuntimeError(f"process {rank} of this run failed") from error
             raise Interrupted("another process of this run is gone") from error

@@ -1,12 +1,12 @@
-"""PPO in several processes, one for each card: the same program in all of them, on worlds of its own.
+"""Distributed PPO: the same program in every process, one for each GPU, on envs of its own.
 
-Each has its share of the worlds and of every minibatch. The gradient is the mean of theirs, advantages are normalised
-over the whole minibatch, and once in an iteration they agree on the statistics that observations are normalised with.
-So they hold the same weights as one process would that had all the worlds and met the same minibatches. What is logged
-of updates and episodes is the leader's.
+Each rank has its share of the envs and of every minibatch. The gradient is the mean over ranks, advantages are
+normalised over the whole minibatch, and once in an iteration the ranks agree on the statistics that observations are
+normalised with. So they hold the weights that one process would hold with all the envs and the same minibatches. Logged
+figures of updates and episodes are rank 0's.
 
-The leader is steered like any trainer. Between iterations the others do what it says: hand over their worlds for a
-checkpoint, take those of one, go on.
+Callers steer rank 0 like any trainer. Between iterations the other ranks follow its commands: send their state for a
+checkpoint, load one, go on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from kit.errors import Interrupted
-from kit.machine.group import Group
+from kit.trainers.distributed.group import ProcessGroup
 from kit.trainers.networks import Evaluated
 from kit.trainers.normalize import RunningMoments
 from kit.trainers.ppo import PPO, kl_divergence
@@ -27,18 +27,18 @@ from kit.trainers.rollout import Rollout
 from kit.trainers.saving import State
 
 OWN = "env", "normalizer", "rng", "trainer"
-"""Parts of the state that each process has for itself."""
+"""Components of the state that each rank has for itself."""
 STATE, LOAD, GO, END = "state", "load", "go", "end"
 
 
-class TogetherPPO(PPO):
-    """One of the processes', on its own worlds. It begins with the leader's weights."""
+class DistributedPPO(PPO):
+    """PPO of one rank, on its own envs. It starts from rank 0's weights."""
 
-    def __init__(self, *args: Any, group: Group, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, group: ProcessGroup, **kwargs: Any) -> None:
         self.group = group
         super().__init__(*args, **kwargs)
         for weights in self.policy.state_dict().values():
-            group.give(weights)
+            group.broadcast_(weights)
         if self.normalizer is not None:
             self._agreed = {
                 name: _sums(RunningMoments(tuple(moments.mean.shape), self.device))
@@ -49,47 +49,47 @@ class TogetherPPO(PPO):
     # -- between iterations ----------------------------------------------------------------------------------------
 
     def learn(self, *args: Any, **kwargs: Any) -> Self:
-        self._carry_on()
+        self._synchronize()
         return super().learn(*args, **kwargs)
 
     def _boundary(self) -> None:
         super()._boundary()
-        self._carry_on()
+        self._synchronize()
 
-    def _carry_on(self) -> None:
-        if self.group.leads:
-            self.group.tell(GO, None)
+    def _synchronize(self) -> None:
+        if self.group.rank == 0:
+            self.group.broadcast(GO, None)
         else:
-            self.obey()
+            self.follow()
 
-    def obey(self) -> None:
-        """Until the leader goes on. Raises `Interrupted` if it ends."""
+    def follow(self) -> None:
+        """Do what rank 0 commands until it goes on. Raises `Interrupted` if it ends."""
         while True:
-            order, state = self.group.tell()
-            if order == STATE:
+            command, state = self.group.broadcast()
+            if command == STATE:
                 own = super().state()
                 self.group.gather({f"{name}.{key}": value for name in OWN for key, value in own[name].items()})
-            elif order == LOAD:
+            elif command == LOAD:
                 self._take(state)
-            elif order == GO:
+            elif command == GO:
                 return
             else:
-                raise Interrupted("the leader ends")
+                raise Interrupted("rank 0 ends")
 
     def end(self) -> None:
-        """For the leader: the others end too."""
+        """In rank 0: the others end too."""
         with suppress(Interrupted):
-            self.group.tell(END, None)
+            self.group.broadcast(END, None)
 
     def state(self) -> State:
-        """For the leader: also what the others have for themselves."""
-        self.group.tell(STATE, None)
-        theirs = self.group.gather()[1:]
-        return {**super().state(), **{f"process{rank}": own for rank, own in enumerate(theirs, 1)}}
+        """In rank 0: with the others' own components."""
+        self.group.broadcast(STATE, None)
+        others = self.group.gather()[1:]
+        return {**super().state(), **{f"process{rank}": own for rank, own in enumerate(others, 1)}}
 
     def load_state(self, state: State) -> bool:
-        """For the leader: so do the others. Of another number of processes, the worlds begin anew."""
-        self.group.tell(LOAD, state)
+        """In rank 0: the others load theirs. The envs of another number of processes are reset."""
+        self.group.broadcast(LOAD, state)
         return self._take(state)
 
     def _take(self, state: State) -> bool:
@@ -102,14 +102,14 @@ class TogetherPPO(PPO):
                 name, _, rest = key.partition(".")
                 own[name][rest] = value
             state = {**state, **own}
-        same_worlds = super().load_state(state)
-        if not same_worlds and rank:
+        same_envs = super().load_state(state)
+        if not same_envs and rank:
             torch.manual_seed((self.seed or 0) + self.num_timesteps)
         if self.normalizer is not None:
             self._agreed = {name: _sums(moments) for name, moments in self.normalizer.moments().items()}
-        return same_worlds
+        return same_envs
 
-    # -- in one ----------------------------------------------------------------------------------------------------
+    # -- one update -------------------------------------------------------------------------------------------------
 
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
@@ -122,7 +122,7 @@ class TogetherPPO(PPO):
         return going_on
 
     def _agree(self) -> None:
-        """Put together what each has seen since the last time."""
+        """Merge the statistics that each rank has gathered since the last time."""
         assert self.normalizer is not None
         for name, moments in self.normalizer.moments().items():
             total = self._agreed[name] + self.group.sum_(_sums(moments) - self._agreed[name])
@@ -151,6 +151,6 @@ class TogetherPPO(PPO):
 
 
 def _sums(moments: RunningMoments) -> torch.Tensor:
-    """Count, sum and sum of squares of the rows that `moments` have seen, (3, ...)."""
+    """Count, sum and sum of squares of the rows in `moments`, (3, ...)."""
     mean = moments.mean
     return torch.stack([torch.ones_like(mean), mean, moments.var + mean.square()]) * moments.count

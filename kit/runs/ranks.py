@@ -1,0 +1,39 @@
+"""The processes of a distributed run (`kit.trainers.distributed`): rank 0 has the run directory, the others are
+`python -m kit.runs.ranks RANK SIZE PORT`."""
+
+from __future__ import annotations
+
+import sys
+
+from kit.config import RunConfig
+from kit.errors import Interrupted
+from kit.runs.opponents import make_worlds
+from kit.runs.status import DONE, INTERRUPTED
+from kit.trainers.distributed import group as groups
+from kit.trainers.distributed.follower import follow
+from kit.trainers.distributed.group import ProcessGroup
+
+
+def start_group(config: RunConfig) -> ProcessGroup:
+    """The process group of `config`, by torchrun or with processes started here. Raises `UserError`."""
+    from kit import envs
+    from kit.machine import settings
+
+    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config)
+    group = groups.from_torchrun() or groups.start(config.processes, config.device, "kit.runs.ranks", environment)
+    group.broadcast(config)
+    return group
+
+
+def train_rank(group: ProcessGroup) -> int:
+    """Train as a rank above 0; exit code 75 if rank 0 was stopped, or it or another process is gone."""
+    try:
+        follow(group, lambda config: make_worlds(config, int(config.n_envs), config.seed, int(config.threads)))
+    except Interrupted:
+        return INTERRUPTED
+    return DONE
+
+
+if __name__ == "__main__":
+    rank, size, port = map(int, sys.argv[1:])
+    sys.exit(train_rank(groups.connect(rank, size, port)))
