@@ -15,12 +15,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import NamespaceLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kit.errors import UserError
-
-if TYPE_CHECKING:
-    from kit.config import RunConfig
 
 NAMES = ("env", "algo")
 """Fields of RunConfig that may name a module, as module:NAME."""
@@ -29,6 +26,15 @@ CARRIED = "KIT_TRUSTED"
 """A variable of child processes: what their parent trusts, one a line."""
 
 _trusted = set(filter(None, os.environ.get(CARRIED, "").split("\n")))
+
+
+class Config(Protocol):
+    """The part of RunConfig that may name modules."""
+
+    @property
+    def env(self) -> str: ...
+    @property
+    def algo(self) -> str: ...
 
 
 class Brought(str):
@@ -59,7 +65,7 @@ def brought(fields: Mapping[str, Any], source: str | Path, of_run: bool = False)
     return marked
 
 
-def permit(config: RunConfig, trust: bool = False) -> None:
+def permit(config: Config, trust: bool = False) -> None:
     """Raise `UserError` unless what `config` names may be imported, now and later, or if the user says `trust`."""
     for field in NAMES:
         name: str = getattr(config, field)

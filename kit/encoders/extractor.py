@@ -86,7 +86,9 @@ class PictureExtractor(BaseFeaturesExtractor):
         if pictures.dtype != torch.uint8 and not pictures.is_floating_point():
             raise UserError(f"the clip {name!r} is {pictures.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
-        return eye(pictures.float().unflatten(0, (-1, 1)) if pictures.ndim == 4 else pictures.float()).flatten(1)
+        clip = (pictures.unflatten(0, (-1, 1)) if pictures.ndim == 4 else pictures).float()
+        # Convolutions round by the order in memory. It is the rollout's (T, B, H, W, C), wherever the images come from.
+        return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 
 def _seen(space: Space) -> dict[str, Space]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit.errors import UserError
-
-if TYPE_CHECKING:
-    from kit.trainers.base import TensorTrainer
 
 Values = dict[str, Any]
 """Name -> tensor, number, text, bool, None or list."""
@@ -119,10 +116,23 @@ class Optimizers:
                 settings["lr"] = state[f"{group}.learning_rate"]
 
 
+class Counting(Protocol):
+    """A trainer's counters, by SB3's names, and its window of latest episodes."""
+
+    num_timesteps: int
+    iteration: int
+    ep_info_buffer: deque[dict[str, Any]] | None
+    ep_success_buffer: deque[float] | None
+    _n_updates: int
+    _episode_num: int
+    _current_progress_remaining: float
+    _stats_window_size: int
+
+
 class Counters:
     """Where a trainer stands, and the latest episodes."""
 
-    def __init__(self, trainer: TensorTrainer) -> None:
+    def __init__(self, trainer: Counting) -> None:
         self.trainer = trainer
 
     def state(self) -> Values:

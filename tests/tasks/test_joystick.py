@@ -16,6 +16,7 @@ from kit.errors import UserError
 from kit.sim.capacity import touching_pairs
 from kit.sim.warp import WarpSim
 from kit.tasks.joystick import rewards as r
+from kit.tasks.joystick.robots import pose_kept
 from kit.tasks.joystick.task import CONTROL_DT_S, SUCCESS_MPS, Joystick
 
 ROBOTS = {"G1Joystick": (29, 103), "Go1Joystick": (12, 48)}
@@ -176,7 +177,7 @@ def test_costs_by_hand(go1):
     task.measure()
     assert torch.allclose(r.stand_still(task), torch.tensor([0, 1.2, 0, 0], dtype=torch.float64))
     assert torch.allclose(r.pose(task), torch.tensor([0, 0.12, 0, 0], dtype=torch.float64))
-    assert r.pose_kept(task)[1] == pytest.approx(math.exp(-(8 * 0.01 + 4 * 0.001)))
+    assert pose_kept(task)[1] == pytest.approx(math.exp(-(8 * 0.01 + 4 * 0.001)))
     task.action.fill_(0.5)
     task.previous_action.fill_(0.25)
     assert torch.allclose(r.action_rate(task), torch.full((4,), 12 / 16, dtype=torch.float64))

@@ -43,7 +43,7 @@ def test_cameras_and_arrow_go_with_the_robot(env):
     before, seen = env.snapshot(), env.render(("side",), 96, 96)
     assert all(torch.equal(value, before[name]) for name, value in env.snapshot().items() if name in before)
 
-    places = pictures.poses(task, task.scene)
+    places = pictures.poses(task.sim, task.scene, task.heading_w, task.command, task.moving)
     tip = places["geom_xpos"][:, task.model.geom(f"arrow{pictures.LINKS}").id]
     assert tip[0].tolist() == pytest.approx([0.2 + 0.3, 0.0, 0.48])
     assert tip[1].tolist() == pytest.approx([5.0, 1.5, 0.48]) and tip[2, 2] < -1, "no arrow where nothing is asked"

@@ -6,13 +6,12 @@ put in their places in the poses handed to the renderer, and in no state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import mujoco
 import torch
 
-if TYPE_CHECKING:
-    from kit.tasks.joystick.task import Joystick
+from kit.sim import Simulator
 
 CAMERAS = ("view", "side", "front")
 """Beside the robot: from a corner that stays the same, however it turns; from its right; from ahead."""
@@ -54,21 +53,24 @@ def add_arrow(spec: mujoco.MjSpec) -> None:
                                 conaffinity=0, **shape)  # fmt: skip
 
 
-def poses(task: Joystick, scene: Scene) -> dict[str, torch.Tensor]:
-    """Geoms and cameras as they are to be drawn: MjData's fields, each of leading size n."""
-    sim, model, n = task.sim, task.model, task.sim.n
+def poses(
+    sim: Simulator, scene: Scene, heading_w: torch.Tensor, command: torch.Tensor, moving: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Geoms and cameras as they are to be drawn: MjData's fields, each of leading size n. `heading_w` (n, 2) is
+    where the robot faces; the arrow shows its `command` (n, 3) where that says to be `moving` (n,)."""
+    model, n = sim.model, sim.n
     found = {name: sim.field(name).clone() for name in ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat")}
-    here, ahead = sim.qpos[:, :2], task.heading_w
+    here, ahead = sim.qpos[:, :2], heading_w
     left = torch.stack([-ahead[:, 1], ahead[:, 0]], 1)
 
     time = torch.linspace(0, scene.ahead_s, LINKS + 1, dtype=sim.dtype, device=sim.device).unsqueeze(1)
-    way = path(task.command, scene.begins, time)
+    way = path(command, scene.begins, time)
     points_w = here + way[..., :1] * ahead + way[..., 1:] * left  # (points, n, 2)
     steps = points_w.diff(dim=0)
     along = torch.where(steps.norm(dim=2, keepdim=True) > 1e-6, steps, ahead.expand_as(steps))
     angles = torch.atan2(along[..., 1], along[..., 0])  # (links, n)
     middles = torch.cat([(points_w[1:] + points_w[:-1]) / 2, points_w[-1:]])
-    height = torch.where(task.moving, scene.arrow, UNDERGROUND_M).expand(LINKS + 1, n)
+    height = torch.where(moving, scene.arrow, UNDERGROUND_M).expand(LINKS + 1, n)
     places = torch.cat([middles, height.unsqueeze(2)], 2)
     for i, angle in enumerate([*angles, angles[-1]]):
         geom = model.geom(f"arrow{i}").id

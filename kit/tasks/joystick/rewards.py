@@ -1,18 +1,15 @@
 """Reward terms of the joystick tasks, each (n,), as MuJoCo Playground documents them; their weights are the task's.
+Terms about parts that one robot alone has stand beside it, in robots.py.
 
 Suffixes: _w world frame, _b the base's own frame. SI units.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.linalg import vecdot
 
-if TYPE_CHECKING:
-    from kit.tasks.joystick.robots import G1Joystick, Go1Joystick
-    from kit.tasks.joystick.task import Joystick
+from kit.tasks.joystick.task import Joystick
 
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward has fallen to 1/e, (m/s)² or (rad/s)²."""
@@ -70,37 +67,9 @@ def pose(task: Joystick) -> torch.Tensor:
     return squared(task.joint_offset)
 
 
-def pose_kept(task: Go1Joystick) -> torch.Tensor:
-    """Joints as at home: 1 when they are; the quadruped's knees may bend more freely."""
-    return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
-
-
 def dof_pos_limits(task: Joystick) -> torch.Tensor:
     """Radians that joints are beyond their soft limits."""
     return (task.joints - task.joints.clamp(task.soft_low, task.soft_high)).abs().sum(1)
-
-
-def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
-    """Rolling the hips is free while the command asks for steps to the left."""
-    deviation = task.joint_offset.abs()
-    sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
-    return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
-
-
-def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
-    """Radians that the knees are away from home."""
-    return task.joint_offset[:, task.knee].abs().sum(1)
-
-
-def torques(task: Go1Joystick) -> torch.Tensor:
-    """Torques of the motors, N m: their norm and their sum."""
-    force = task.actuator_force
-    return force.norm(dim=1) + force.abs().sum(1)
-
-
-def energy(task: Go1Joystick) -> torch.Tensor:
-    """Power of the motors, W."""
-    return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
 
 
 def action_rate(task: Joystick) -> torch.Tensor:
@@ -151,11 +120,6 @@ def feet_phase(task: Joystick) -> torch.Tensor:
 def contact_force(task: Joystick) -> torch.Tensor:
     """Newtons by which the load on a foot exceeds what it should bear."""
     return (task.feet_force_w[..., 2].abs() - task.most_foot_force_n).clamp(min=0.0).sum(1)
-
-
-def collision(task: G1Joystick) -> torch.Tensor:
-    """A hand on a thigh."""
-    return task.hands_on_thighs().to(task.joints.dtype)
 
 
 def squared(vectors: torch.Tensor) -> torch.Tensor:

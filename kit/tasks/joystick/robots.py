@@ -6,12 +6,30 @@ import math
 from typing import ClassVar
 
 import torch
+from torch.linalg import vecdot
 
 from kit.sim import Simulator
 from kit.tasks.joystick import picture as pictures
 from kit.tasks.joystick import rewards as r
 from kit.tasks.joystick.model import g1_model, go1_model
 from kit.tasks.joystick.task import Joystick, Rewards, between
+
+
+def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
+    """Rolling the hips is free while the command asks for steps to the left."""
+    deviation = task.joint_offset.abs()
+    sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
+    return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
+
+
+def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
+    """Radians that the knees are away from home."""
+    return task.joint_offset[:, task.knee].abs().sum(1)
+
+
+def collision(task: G1Joystick) -> torch.Tensor:
+    """A hand on a thigh."""
+    return task.hands_on_thighs().to(task.joints.dtype)
 
 
 class G1Joystick(Joystick):
@@ -30,10 +48,10 @@ class G1Joystick(Joystick):
         "feet_phase": (1.0, r.feet_phase),
         "stand_still": (-1.0, r.stand_still),
         "termination": (-100.0, r.termination),
-        "collision": (-0.1, r.collision),
+        "collision": (-0.1, collision),
         "contact_force": (-0.01, r.contact_force),
-        "joint_deviation_knee": (-0.1, r.joint_deviation_knee),
-        "joint_deviation_hip": (-0.25, r.joint_deviation_hip),
+        "joint_deviation_knee": (-0.1, joint_deviation_knee),
+        "joint_deviation_hip": (-0.25, joint_deviation_hip),
         "dof_pos_limits": (-1.0, r.dof_pos_limits),
         "pose": (-0.1, r.pose),
     }
@@ -79,6 +97,22 @@ class G1Joystick(Joystick):
         return self.touching("touching0", "touching1")
 
 
+def pose_kept(task: Go1Joystick) -> torch.Tensor:
+    """Joints as at home: 1 when they are; the quadruped's knees may bend more freely."""
+    return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
+
+
+def torques(task: Go1Joystick) -> torch.Tensor:
+    """Torques of the motors, N m: their norm and their sum."""
+    force = task.actuator_force
+    return force.norm(dim=1) + force.abs().sum(1)
+
+
+def energy(task: Go1Joystick) -> torch.Tensor:
+    """Power of the motors, W."""
+    return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
+
+
 class Go1Joystick(Joystick):
     """A quadruped with 12 joints trots as the joystick says."""
 
@@ -93,12 +127,12 @@ class Go1Joystick(Joystick):
         "ang_vel_xy": (-0.05, r.ang_vel_xy),
         "orientation": (-5.0, r.orientation),
         "dof_pos_limits": (-1.0, r.dof_pos_limits),
-        "pose": (0.5, r.pose_kept),
+        "pose": (0.5, pose_kept),
         "termination": (-1.0, r.termination),
         "stand_still": (-1.0, r.stand_still),
-        "torques": (-0.0002, r.torques),
+        "torques": (-0.0002, torques),
         "action_rate": (-0.01, r.action_rate),
-        "energy": (-0.001, r.energy),
+        "energy": (-0.001, energy),
         "feet_clearance": (-2.0, r.feet_clearance),
         "feet_height": (-0.2, r.feet_height),
         "feet_slip": (-0.1, r.feet_slip),

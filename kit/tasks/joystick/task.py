@@ -319,7 +319,8 @@ class Joystick(MujocoTask):
             value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=self.shadows, poses=pictures.poses(self, self.scene))
+        poses = pictures.poses(self.sim, self.scene, self.heading_w, self.command, self.moving)
+        return self.sim.render(cameras, height, width, shadows=self.shadows, poses=poses)
 
     # What the rewards look at, all of leading size n.
 
