@@ -11,6 +11,7 @@ import gymnasium
 import mujoco
 import torch
 
+from kit.envs.groups import Groups
 from kit.envs.obs import Obs
 
 Info = dict[str, Any]
@@ -50,6 +51,9 @@ class BatchEnv(ABC):
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
+    obs_groups: Groups = MappingProxyType({})
+    """Who sees what: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty where everybody
+    sees everything."""
     frames: Mapping[str, int] = MappingProxyType({})
     """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
     newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""

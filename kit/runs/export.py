@@ -114,7 +114,7 @@ def export(
 
 def described(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
     """What goes in and comes out, in order: names, shapes, what each number is and what 1 stands for."""
-    card = env.task.card if isinstance(env, TensorEnv) else None
+    card = env.card if isinstance(env, TensorEnv) else None
     sees = {f"obs.{name}" if name else "obs": parts for name, parts in card.sees.items()} if card else {}
     action = _entry("action", env.action_space, card.does if card else ())
     if isinstance(env.action_space, spaces.Box):
