@@ -80,6 +80,8 @@ class PolicyView:
     names such as "hand/force"; of `names` alone, if given. Types stay, no number changes, and where nothing is to be
     done nothing is."""
 
+    _names: Collection[str] | None = None
+
     def __init__(self, space: Space, names: Collection[str] | None = None) -> None:
         self._names = names
         picked = pick_space(space, names)
@@ -95,6 +97,14 @@ class PolicyView:
         wanted = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
         seen: dict[str, Any] = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
         return seen if isinstance(obs, Mapping) else seen[""]
+
+
+    def frames(self, frames: Mapping[str, int]) -> Mapping[str, int]:
+        """An env's `frames` under the names that entries have here."""
+        if self._names is None or isinstance(self.space, spaces.Dict):
+            return frames
+        (name,) = self._names
+        return {"": frames[name]} if name in frames else {}
 
 
 def is_picture(space: Space) -> bool:
