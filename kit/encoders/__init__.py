@@ -24,6 +24,8 @@ from kit.errors import UserError
 if TYPE_CHECKING:
     from kit.encoders.extractor import PictureExtractor
 
+ASYMMETRIC = "AsymmetricPolicy"
+"""A policy whose actor and critic see different groups, `kit.encoders.asymmetric`."""
 OPTIONS = "features_extractor_kwargs"
 """Where SB3's policy_kwargs hold an encoder's own settings."""
 
@@ -125,21 +127,21 @@ def _asymmetric(
     entries = [_flat(space, names) for names in (actor, critic)]
     seen, known = (spaces.Dict({name: space[name] for name in names}) for names in entries)
     kwargs: dict[str, Any] = {"actor_entries": entries[0], "critic_entries": entries[1]}
+    if options.get("frozen"):
+        raise UserError(
+            f"{OPTIONS} frozen=True keeps features in place of observations, of which a critic with a group of its own "
+            "could read nothing; leave out frozen, or the critic's group from env_options obs_groups."
+        )
     made = _extractor(encoder, seen, options, own=True)
     if made is None and _pictures(known):
         raise UserError(
             f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
         )
     if made is not None:
-        if options.get("frozen"):
-            raise UserError(
-                f"{OPTIONS} frozen=True keeps features in place of observations, of which a critic with a group of its "
-                "own could read nothing; leave out frozen, or the critic's group from env_options obs_groups."
-            )
         if _pictures(known):
             made.check(known, **options)
         kwargs |= {"features_extractor_class": made, "normalize_images": False}
-    return Encoder("AsymmetricPolicy", kwargs, _narrowed(observation_space, used))
+    return Encoder(ASYMMETRIC, kwargs, _narrowed(observation_space, used))
 
 
 def _extractor(

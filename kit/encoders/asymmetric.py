@@ -23,9 +23,15 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtr
 from stable_baselines3.sac.policies import MultiInputPolicy as SACMultiInputPolicy
 from torch import nn
 
+from kit.encoders import ASYMMETRIC
 from kit.envs.obs import is_picture
 
-NAME = "AsymmetricPolicy"
+NAME = ASYMMETRIC
+CRITICS = (
+    *("vf_features_extractor.", "mlp_extractor.value_net.", "value_net.", "lstm_critic."),
+    *("critic.", "critic_target."),
+)
+"""With what the names of a critic's weights begin."""
 
 
 class CriticState(BaseFeaturesExtractor):
@@ -48,7 +54,7 @@ else:
     Policy = object
 
 
-class Groups(Policy):
+class GroupedPolicy(Policy):
     """Before an SB3 policy: features extractors for `actor_entries` and `critic_entries` of its Dict observation."""
 
     def __init__(self, *args: Any, actor_entries: Sequence[str], critic_entries: Sequence[str], **kwargs: Any) -> None:
@@ -80,7 +86,7 @@ class Groups(Policy):
         return {**super()._get_constructor_parameters(), **own}
 
 
-class ActorCriticGroups(Groups):
+class ActorCriticGroups(GroupedPolicy):
     """Before an `ActorCriticPolicy`."""
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
@@ -100,7 +106,7 @@ class AsymmetricActorCritic(ActorCriticGroups, MultiInputActorCriticPolicy):
             self.mlp_extractor.value_net, self.mlp_extractor.latent_dim_vf = critic.value_net, critic.latent_dim_vf
 
 
-class OffPolicyGroups(Groups):
+class OffPolicyGroups(GroupedPolicy):
     """Before a policy of SAC's or TD3's kind."""
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import encoders, envs
 from kit.config import RunConfig, default_name
-from kit.encoders import Encoder
+from kit.encoders import ASYMMETRIC, Encoder
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row, nested
@@ -69,6 +69,11 @@ class Plan:
             raise UserError(
                 f"algo={config.algo!r} has no {encoder.policy}, a critic that sees another group than the policy; use "
                 "PPO, A2C, SAC or RecurrentPPO, or leave the critic's group out."
+            )
+        if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
+            raise UserError(
+                "overrides policy_kwargs shared_lstm=true shows the critic what the actor sees, and here it has a "
+                "group of its own; leave it out."
             )
         return cls(config, record, encoder)
 
