@@ -9,19 +9,22 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gymnasium import Space, spaces
 
-from kit.envs.obs import PolicyView, is_picture
+from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_picture
 from kit.errors import UserError
 
 if TYPE_CHECKING:
     from kit.encoders.extractor import PictureExtractor
 
+ASYMMETRIC = "AsymmetricPolicy"
+"""A policy whose actor and critic see different groups, `kit.encoders.asymmetric`."""
 OPTIONS = "features_extractor_kwargs"
 """Where SB3's policy_kwargs hold an encoder's own settings."""
 
@@ -33,7 +36,8 @@ class Encoder(NamedTuple):
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Builds the view of observations, where that is an encoder's work already: one whose weights never change."""
+    """Builds the view of observations, where an encoder whose weights never change sees them in the policy's place, or
+    where they hold what neither actor nor critic sees."""
 
 
 class Card(NamedTuple):
@@ -87,41 +91,111 @@ CARDS = {
 }  # fmt: skip
 
 
-def choose(encoder: str, observation_space: Space, options: Mapping[str, Any] | None = None) -> Encoder:
-    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind. Nothing is built. Raises `UserError`
-    if it, or one of its `options`, does not fit."""
-    space = PolicyView(observation_space).space
+def choose(
+    encoder: str,
+    observation_space: Space,
+    options: Mapping[str, Any] | None = None,
+    obs_groups: Groups = MappingProxyType({}),
+) -> Encoder:
+    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind, of which `obs_groups` say what actor
+    and critic see. Nothing is built. Raises `UserError` if it, or one of its `options`, does not fit."""
+    options = options or {}
+    _check_prefix(observation_space, obs_groups)
+    actor = obs_groups.get(POLICY)
+    critic = obs_groups.get(CRITIC, actor)
+    if actor is not None and critic is not None and set(actor) != set(critic):
+        return _asymmetric(encoder, observation_space, options, actor, critic)
+    space = PolicyView(observation_space, actor).space
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if _pictures(space) else "MlpPolicy"
+    made = _extractor(encoder, space, options)
+    if made is None:
+        return Encoder(policy, {}, _narrowed(observation_space, actor))
+    if options.get("frozen"):
+        return Encoder("MlpPolicy", {}, partial(_frozen_view, made, observation_space, options, actor))
+    kwargs = {"features_extractor_class": made, "normalize_images": False}
+    return Encoder(policy, kwargs, _narrowed(observation_space, actor))
+
+
+def _asymmetric(
+    encoder: str, observation_space: Space, options: Mapping[str, Any], actor: Sequence[str], critic: Sequence[str]
+) -> Encoder:
+    """For an actor and a critic that see different entries."""
+    used = {*actor, *critic}
+    space = PolicyView(observation_space, used).space
+    assert isinstance(space, spaces.Dict)
+    entries = [_flat(space, names) for names in (actor, critic)]
+    seen, known = (spaces.Dict({name: space[name] for name in names}) for names in entries)
+    kwargs: dict[str, Any] = {"actor_entries": entries[0], "critic_entries": entries[1]}
+    if options.get("frozen"):
+        raise UserError(
+            f"{OPTIONS} frozen=True keeps features in place of observations, of which a critic with a group of its own "
+            "could read nothing; leave out frozen, or the critic's group from env_options obs_groups."
+        )
+    made = _extractor(encoder, seen, options, own=True)
+    if made is None and _pictures(known):
+        raise UserError(
+            f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
+        )
+    if made is not None:
+        if _pictures(known):
+            made.check(known, **options)
+        kwargs |= {"features_extractor_class": made, "normalize_images": False}
+    return Encoder(ASYMMETRIC, kwargs, _narrowed(observation_space, used))
+
+
+def _extractor(
+    encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
+) -> type[PictureExtractor] | None:
+    """The class for observations of `space`, as policies take them; None where SB3's will do, unless it must be one's
+    `own` for pictures."""
     pictures = _pictures(space)
     if encoder in CARDS and not pictures:
-        raise UserError(f"encoder={encoder!r} wants pictures and this env gives {observation_space}; use mlp or auto.")
+        raise UserError(f"encoder={encoder!r} wants pictures and this env gives {space}; use mlp or auto.")
     if encoder == "mlp" and pictures:
         raise UserError(f"encoder={encoder!r} wants numbers and this env gives pictures; use nature_cnn or auto.")
-    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if pictures else "MlpPolicy"
-    if isinstance(space, spaces.Dict) and any(name.startswith("critic_") for name in space.spaces):
-        policy = "AsymmetricPolicy"
-        if not pictures:
-            raise UserError(f"env gives {observation_space} with entries for a critic alone; that is for pictures.")
     stacks = any(len(picture.shape) == 4 for picture in pictures)
-    plain = not stacks and not options and policy != "AsymmetricPolicy" and encoder in ("auto", "nature_cnn")
+    plain = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
     if not pictures or plain:
         for picture in pictures:
             _enlarged(encoder, picture)
-        return Encoder(policy, {})
+        return None
     name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
     made = load(name)
-    _check(name, made, options or {})
-    made.check(space, **options or {})
-    if (options or {}).get("frozen"):
-        return Encoder("MlpPolicy", {}, partial(_frozen_view, made, observation_space, options or {}))
-    return Encoder(policy, {"features_extractor_class": made, "normalize_images": False})
+    _check(name, made, options)
+    made.check(space, **options)
+    return made
 
 
-def _frozen_view(made: type[PictureExtractor], observation_space: Space, options: Mapping[str, Any]) -> PolicyView:
+def _narrowed(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
+    """The view of those entries alone, where there are others; None where the whole observation is seen."""
+    others = names is not None and isinstance(space, spaces.Dict) and not set(space) <= set(names)
+    return partial(PolicyView, space, tuple(names)) if others and names is not None else None
+
+
+def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:
+    """The entries of a flattened `space` that belong to the top-level entries `names`."""
+    return tuple(flat for flat in space if any(flat == name or flat.startswith(f"{name}/") for name in names))
+
+
+def _check_prefix(space: Space, obs_groups: Groups) -> None:
+    """Until 0.2 a name hid an entry from the actor; an env that counts on it must not leak it silently."""
+    if isinstance(space, spaces.Dict) and not obs_groups:
+        hidden = [name for name in space if name.startswith("critic_")]
+        if hidden:
+            raise UserError(
+                f"the entry {hidden[0]!r} is no longer hidden from the actor by its name; declare who sees what: "
+                f"obs_groups = {{'policy': ..., 'critic': {tuple(hidden)!r}}}."
+            )
+
+
+def _frozen_view(
+    made: type[PictureExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
+) -> PolicyView:
     from kit.encoders.frozen import FrozenView
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same in every run and after every resume
-        return FrozenView(observation_space, made(PolicyView(observation_space).space, **options))
+        return FrozenView(observation_space, made(PolicyView(observation_space, names).space, **options), names)
 
 
 def load(encoder: str) -> type[PictureExtractor]:

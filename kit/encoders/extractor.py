@@ -15,9 +15,6 @@ from torch import nn
 from kit.envs.obs import COLOURS, is_picture
 from kit.errors import UserError
 
-CRITIC_ONLY = "critic_"
-"""Entries of such names are privileged: no eye for them here."""
-
 
 class PictureExtractor(BaseFeaturesExtractor):
     """An SB3 features extractor for pictures (C, H, W) or stacks of them (T, C, H, W), uint8 or the same numbers as
@@ -92,9 +89,8 @@ class PictureExtractor(BaseFeaturesExtractor):
 
 
 def _seen(space: Space) -> dict[str, Space]:
-    """Its entries that are not for a critic alone."""
-    entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    return {name: entry for name, entry in entries.items() if not name.startswith(CRITIC_ONLY)}
+    """Its entries by name."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
 def clip_shape(space: Space) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ class FrozenView(PolicyView):
     A part of checkpoints: the hash of the weights, so that rows of other weights are not taken for these.
     """
 
-    def __init__(self, space: Space, encoder: PictureExtractor) -> None:
-        self._before = PolicyView(space)
+    def __init__(self, space: Space, encoder: PictureExtractor, names: Collection[str] | None = None) -> None:
+        """`names`: which entries of `space` the encoder sees, by default all."""
+        self._before = PolicyView(space, names)
         self._encoder = encoder.eval().requires_grad_(False)
         seen = encoder.wide + encoder.features_dim - encoder.features
         self.space = spaces.Box(-np.inf, np.inf, (seen,), np.float32)

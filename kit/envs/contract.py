@@ -11,7 +11,7 @@ import gymnasium
 import mujoco
 import torch
 
-from kit.envs.obs import Obs
+from kit.envs.obs import Groups, Obs
 
 Info = dict[str, Any]
 Step = tuple[Obs, torch.Tensor, torch.Tensor, torch.Tensor, Info]
@@ -50,6 +50,9 @@ class BatchEnv(ABC):
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
+    obs_groups: Groups = MappingProxyType({})
+    """Who sees what: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty where everybody
+    sees everything."""
     frames: Mapping[str, int] = MappingProxyType({})
     """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
     newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""

@@ -17,7 +17,8 @@ from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit, Tr
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from kit.envs.contract import BatchEnv, Step
-from kit.envs.obs import Obs, entries, tree_map
+from kit.envs.groups import check
+from kit.envs.obs import Groups, Obs, entries, tree_map
 from kit.errors import UserError
 from kit.sim.worlds import is_fixed
 
@@ -30,7 +31,7 @@ class ForeignEnv(BatchEnv):
 
     Entries of nested Dicts get names such as "hand/force"; Tuples, texts and the like are flattened. By default the
     copies take turns in this process, which is faster than processes of their own unless a step takes milliseconds
-    (`processes=True`).
+    (`processes=True`). An attribute `obs_groups` of the env says who sees what of a Dict, as a `Task`'s does.
 
     Gymnasium's own MuJoCo envs are snapshotted exactly. Others begin new episodes on `restore`, as `snapshot_note`
     says.
@@ -56,6 +57,9 @@ class ForeignEnv(BatchEnv):
         self.vec_env: VecEnv = SubprocVecEnv(makers, "forkserver") if processes else DummyVecEnv(makers)
         self.observation_space = self.vec_env.observation_space
         self.action_space = self.vec_env.action_space
+        declared: Groups = self.vec_env.get_attr("obs_groups", 0)[0]
+        check(declared, self.observation_space)
+        self.obs_groups = {group: tuple(names) for group, names in declared.items()}
         self.snapshots = all(self.vec_env.get_attr("resumable"))
         self.snapshot_note = (
             f"{name} is saved exactly, as part of every checkpoint."
@@ -184,6 +188,7 @@ class _Saved(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         inner = env.unwrapped
+        self.obs_groups: Groups = getattr(inner, "obs_groups", {})
         self.resumable = isinstance(inner, MujocoEnv) and type(inner).__module__.startswith("gymnasium.envs.mujoco.")
         layers = [env]
         while isinstance(layers[-1], gymnasium.Wrapper):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,11 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 
 Obs: TypeAlias = "torch.Tensor | dict[str, Obs]"
 """(n, ...), or one such tensor for each key of a Dict space, which may hold further ones."""
+
+POLICY, CRITIC, TEACHER = "policy", "critic", "teacher"
+"""Observation groups (`kit.envs.groups`)."""
+Groups: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Group -> the entries that it sees, top-level keys of a Dict observation."""
 
 
 COLOURS = (1, 3, 4)
@@ -56,22 +61,55 @@ def entries(nested: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, 
             yield f"{inside}{key}", value
 
 
-class PolicyView:
-    """Observations in the shapes that SB3's policies take: pictures with their channels first, nested dicts flat with
-    names such as "hand/force". Types stay, no number changes, and where nothing is to be done nothing is."""
+def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
+    """The entries `names` of `obs` that are there; if `bare`, a single one by itself unless it is a dict. None picks
+    everything."""
+    if names is None or not isinstance(obs, Mapping):
+        return obs
+    picked = {name: value for name, value in obs.items() if name in names}
+    alone = bare and len(names) == 1 and not any(isinstance(value, Mapping) for value in picked.values())
+    return next(iter(picked.values())) if alone else picked
 
-    def __init__(self, space: Space) -> None:
-        self.space = _flat(space) if isinstance(space, spaces.Dict) else _channels_first(space)
+
+def pick_space(space: Space, names: Collection[str] | None, bare: bool = True) -> Space:
+    """The space of what `pick` gives."""
+    if names is None or not isinstance(space, spaces.Dict):
+        return space
+    picked = {name: inner for name, inner in space.spaces.items() if name in names}
+    alone = bare and len(picked) == 1 and not any(isinstance(inner, spaces.Dict) for inner in picked.values())
+    return next(iter(picked.values())) if alone else spaces.Dict(picked)
+
+
+class PolicyView:
+    """Observations in the shapes that SB3's policies take: images with their channels first, nested dicts flat with
+    names such as "hand/force"; of `names` alone, if given. Types stay, no number changes, and where nothing is to be
+    done nothing is."""
+
+    _names: Collection[str] | None = None
+
+    def __init__(self, space: Space, names: Collection[str] | None = None) -> None:
+        self._names = names
+        picked = pick_space(space, names)
+        self.space = _flat(picked) if isinstance(picked, spaces.Dict) else _channels_first(picked)
         self._same = self.space == space
 
     def __call__(self, obs: Obs) -> Obs:
         """`obs` (n, ...) of the env's space as one of `space`."""
         if self._same:
             return obs
+        obs = pick(obs, self._names)
         flat = dict(entries(obs)) if isinstance(obs, Mapping) else {"": obs}
         wanted = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
         seen: dict[str, Any] = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
         return seen if isinstance(obs, Mapping) else seen[""]
+
+
+    def frames(self, frames: Mapping[str, int]) -> Mapping[str, int]:
+        """An env's `frames` under the names that entries have here."""
+        if self._names is None or isinstance(self.space, spaces.Dict):
+            return frames
+        (name,) = self._names
+        return {"": frames[name]} if name in frames else {}
 
 
 def is_picture(space: Space) -> bool:

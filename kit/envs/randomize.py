@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import mujoco
@@ -174,8 +174,10 @@ class Randomizer:
         delay = self.drawn[self._delays[0]].long().view(-1, 1, *[1] * (action.ndim - 1))
         return self._late.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
-    def observe(self, obs: Obs, generator: torch.Generator) -> Obs:
-        """`obs` (n, ...) as it is seen."""
+    def observe(self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None) -> Obs:
+        """`obs` (n, ...) with noise, on its entries `names` alone if they are given."""
+        if self._noise and names is not None and isinstance(obs, Mapping):
+            return {**obs, **self.observe({name: x for name, x in obs.items() if name in names}, generator)}  # type: ignore[dict-item]
         for term in self._noise:
 
             def noisy(entry: torch.Tensor, term: Term = term) -> torch.Tensor:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
+    from kit.envs.obs import Groups
     from kit.envs.task import Task
 
 _TASKS = {
@@ -99,6 +101,8 @@ class Spaces(NamedTuple):
     """Whether it is a Task, whose worlds live on the training device."""
     physics: bool = True
     """Whether a step costs what physics does; a Task without MuJoCo wants thousands of worlds."""
+    obs_groups: Groups = MappingProxyType({})
+    """Who sees what of the observation; see `BatchEnv.obs_groups`."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -128,15 +132,15 @@ def _describe(env: str, options: str) -> Spaces:
     found = find(env)
     if _is_task(found):
         task = _construct(env, found, json.loads(options))
-        from kit.envs.frames import stacked_space
+        from kit.envs.groups import delivery
 
-        seen = stacked_space(task.observation_space, task.frames)
-        return Spaces(seen, task.action_space, True, hasattr(task, "model"))
+        given = delivery(task)
+        return Spaces(given.observation_space, task.action_space, True, hasattr(task, "model"), given.obs_groups)
     from kit.envs.foreign import ForeignEnv
 
     one = ForeignEnv(found, 1, **json.loads(options))
     one.close()
-    return Spaces(one.observation_space, one.action_space, False)
+    return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
 
 
 def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
@@ -193,9 +197,10 @@ def _is_task(found: object) -> TypeIs[type[Task]]:
 
 
 def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
-    from kit.envs.randomize import OPTION, chosen
+    from kit.envs import groups, randomize
 
-    option, options = options.get(OPTION), {key: value for key, value in options.items() if key != OPTION}
+    random, listed = options.get(randomize.OPTION), options.get(groups.OPTION)
+    options = {key: value for key, value in options.items() if key not in (randomize.OPTION, groups.OPTION)}
     try:
         made: Task = task(**options)
     except TypeError as error:
@@ -204,8 +209,10 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
         raise UserError(f"env_options={dict(options)!r} do not suit env={name!r}: {error}.") from None
     if not hasattr(made, "name"):
         made.name = name
-    if option is not None:
-        made.randomized = chosen(name, made.random_terms, option)
+    if random is not None:
+        made.randomized = randomize.chosen(name, made.random_terms, random)
+    if listed is not None:
+        made.groups = groups.requested(name, made, listed)
     return made
 
 

@@ -9,9 +9,10 @@ from types import MappingProxyType
 import gymnasium
 import mujoco
 import torch
+from gymnasium import spaces
 
 from kit.envs.card import Card
-from kit.envs.obs import Obs, tree_map
+from kit.envs.obs import CRITIC, POLICY, Groups, Obs, tree_map
 from kit.envs.randomize import Term
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
@@ -38,6 +39,14 @@ class Task(ABC):
     observation_space: gymnasium.Space
     """What `observe` gives, of one world, as are all spaces here. Boxes, discrete ones, and Dicts of these; pictures
     are uint8."""
+    obs_groups: Groups = MappingProxyType({})
+    """Who sees what: group ("policy", "critic", "teacher", ...) -> entries of the Dict observation. Without groups
+    everybody sees everything. See `kit.envs.groups`."""
+    groups: tuple[str, ...] = (POLICY, CRITIC)
+    """Groups that an env delivers unless env_options `obs_groups` lists others; the policy's always is. Set before
+    `build`."""
+    bare: bool = True
+    """Whether an env with groups that delivers a single entry gives it by itself; else as a Dict of one."""
     frames: Mapping[str, int] = MappingProxyType({})
     """Entries of the observation, "" where it is a single Box, of which a policy sees the latest so many frames:
     `observe` gives the newest (n, ...), the env a stack (n, T, ...) of them. See `kit.envs.frames`."""
@@ -91,7 +100,15 @@ class Task(ABC):
 
     @abstractmethod
     def observe(self) -> Obs:
-        """What the policy sees: (n, ...), or a dict of such."""
+        """What can be seen: (n, ...), or a dict of such, of which entries that are not `delivered` may be left out."""
+
+    @property
+    def delivered(self) -> tuple[str, ...]:
+        """Entries of a Dict observation that somebody sees, in their order."""
+        if not self.obs_groups:
+            return tuple(self.observation_space) if isinstance(self.observation_space, spaces.Dict) else ()
+        seen = {name for group in (POLICY, *self.groups) for name in self.obs_groups.get(group, ())}
+        return tuple(name for name in self.observation_space if name in seen)  # type: ignore[attr-defined]
 
     def observe_first(self, worlds: torch.Tensor) -> Obs:
         """What the worlds numbered `worlds` (k,) see as their episodes begin, (k, ...). A task that draws pictures

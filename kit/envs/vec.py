@@ -6,9 +6,11 @@ import mujoco
 import torch
 from gymnasium import spaces
 
+from kit.envs.card import Card
 from kit.envs.contract import BatchEnv, Step
-from kit.envs.frames import FrameStacks, stacked_space
-from kit.envs.obs import Obs, select, tree_map
+from kit.envs.frames import FrameStacks
+from kit.envs.groups import delivery
+from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task, may_have
 
@@ -27,15 +29,16 @@ class TensorEnv(BatchEnv):
         autoreset: bool = True,
     ) -> None:
         """`dtype`: of real observations and rewards. Without `autoreset` finished worlds stay as they are."""
+        given = delivery(task)
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
         self.cameras, self.episode_steps = task.cameras, task.episode_steps
         self.control_dt_s, self.film_speed = task.control_dt_s, task.film_speed
         self.score = task.score
-        self.observation_space = stacked_space(task.observation_space, task.frames)
+        self.observation_space, self.frames, self.obs_groups, self._entries = given
+        self._stacks = FrameStacks(self.frames)
         self.action_space = task.action_space
-        self.frames, self._stacks = task.frames, FrameStacks(task.frames)
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):
             low, high = torch.as_tensor(self.action_space.low), torch.as_tensor(self.action_space.high)
@@ -50,6 +53,13 @@ class TensorEnv(BatchEnv):
             sim = task.sim if isinstance(task, MujocoTask) else None
             self._randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device)
         self.reset(seed)
+
+    @property
+    def card(self) -> Card:
+        """The task's, with the entries of the observation as they are called here."""
+        card, one = self.task.card, self._entries or ()
+        bare = len(one) == 1 and not isinstance(self.observation_space, spaces.Dict)
+        return card._replace(sees={"": card.sees.get(one[0], ())}) if bare else card
 
     @property
     def physics(self) -> tuple[mujoco.MjModel, int] | None:  # type: ignore[override]
@@ -123,8 +133,10 @@ class TensorEnv(BatchEnv):
         return self._stacks.renew(obs, worlds, self._seen(self.task.observe_first(worlds))) if len(worlds) else obs
 
     def _seen(self, obs: Obs) -> Obs:
-        """`obs` of the task with its noise, real numbers as `dtype`."""
-        obs = obs if self._randomizer is None else self._randomizer.observe(obs, self._generator)
+        """The delivered entries of the task's `obs`, with noise on what the policy sees, real numbers as `dtype`."""
+        obs = pick(obs, self._entries, self.task.bare)
+        if self._randomizer is not None:
+            obs = self._randomizer.observe(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def scripted(self) -> torch.Tensor | None:

@@ -31,7 +31,8 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
     CPU, acting and learning (a pass forward; forward and backward). An encoder that cannot be made says why."""
     import pandas as pd
 
-    space = PolicyView(envs.describe(env, env_options).observation_space).space
+    described = envs.describe(env, env_options)
+    space = PolicyView(described.observation_space, described.obs_groups.get("policy")).space
     seen = _sample(space)
     lines: dict[str, list[str]] = {}
     for name, card in CARDS.items():

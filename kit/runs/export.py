@@ -15,8 +15,9 @@ from gymnasium import spaces
 from torch import nn
 
 import kit
+from kit.encoders.asymmetric import CRITICS, GroupedPolicy
 from kit.envs.contract import BatchEnv
-from kit.envs.obs import Obs, from_leaves, leaves
+from kit.envs.obs import POLICY, Obs, PolicyView, from_leaves, leaves, pick, pick_space
 from kit.envs.play import play
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError, need
@@ -36,7 +37,7 @@ class Function(NamedTuple):
 
     run: Callable[..., Sequence[torch.Tensor]]
     inputs: list[str]
-    """Names of those that it takes, in order: entries for a critic alone, for one, do not decide an action."""
+    """Names of those that it takes, in order; what does not decide an action may be left out."""
 
 
 WORLDS, STEPS = 50, 20
@@ -76,6 +77,7 @@ def export(
 
     "onnx" (needs the extra `deploy`) and "torchscript" are functions: a batch of each entry of the observation, and
     what an LSTM remembers (zeros as an episode begins), to actions inside the action space and the memory afterwards.
+    Whatever the format, only the policy's observation group goes in, and a critic with a group of its own stays out.
     They are compared with the policy on 1,000 observations of its env. "sb3" is Stable-Baselines3's zip, "safetensors"
     the policy's weights alone; for these the normaliser is in the JSON. `trust` as in `kit.resume`. Raises `UserError`;
     nothing is left then.
@@ -96,8 +98,9 @@ def export(
         stack.callback(env.close)
         building = stack.enter_context(temporary(path.parent)) / path.name
         obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
-        alone = Alone(actor, [name for name, _ in leaves("obs", obs)], env.action_space)
-        written = write(trainer, alone, (*(entry for _, entry in leaves("obs", obs)), *actor.memory(WORLDS)), building)
+        seen = dict(leaves("obs", _of_policy(env, obs)))
+        alone = Alone(actor, list(seen), env.action_space)
+        written = write(trainer, alone, (*seen.values(), *actor.memory(WORLDS)), building)
         about = {"kit": kit.__version__, "env": run.config.env, "env_options": run.config.env_options,
                  "algo": run.config.algo, "step": number, **described(trainer, env)}  # fmt: skip
         if written is not None:
@@ -112,23 +115,33 @@ def export(
     return path
 
 
+def _of_policy(env: BatchEnv, obs: Obs) -> Obs:
+    """The entries of `obs` that the policy's group sees; nothing else goes into an export."""
+    return pick(obs, env.obs_groups.get(POLICY), bare=False)
+
+
 def described(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
     """What goes in and comes out, in order: names, shapes, what each number is and what 1 stands for."""
-    card = env.task.card if isinstance(env, TensorEnv) else None
+    card = env.card if isinstance(env, TensorEnv) else None
     sees = {f"obs.{name}" if name else "obs": parts for name, parts in card.sees.items()} if card else {}
     action = _entry("action", env.action_space, card.does if card else ())
     if isinstance(env.action_space, spaces.Box):
         action |= {"low": env.action_space.low.tolist(), "high": env.action_space.high.tolist()}
-    memory = trainer.as_actor().memory(1)
+    actor = trainer.as_actor()
+    memory, seen = actor.memory(1), pick_space(env.observation_space, env.obs_groups.get(POLICY), bare=False)
+    inputs = dict(leaves("obs", seen))
     about = {
-        "inputs": [_entry(name, space, sees.get(name, ())) for name, space in leaves("obs", env.observation_space)],
+        "inputs": [_entry(name, space, sees.get(name, ())) for name, space in inputs.items()],
         "memory": [{"name": f"memory_{i}", "shape": list(kept.shape[1:])} for i, kept in enumerate(memory)],
         "outputs": [action], "control_dt_s": env.control_dt_s,
     }  # fmt: skip
     if (normalizer := trainer.normalizer) is not None and normalizer.norm_obs:
+        known = dict(leaves("obs", PolicyView(seen).space))
+        own = {"obs": next(iter(known))} if "obs" not in known else {}  # of a single entry, taken by itself
         about["normalizer"] = {"clip": normalizer.clip_obs, "epsilon": normalizer.epsilon} | {
-            name: {"mean": moments.mean.tolist(), "var": moments.var.tolist()}
+            own.get(name, name): {"mean": moments.mean.tolist(), "var": moments.var.tolist()}
             for name, moments in normalizer.obs_moments.items()
+            if own.get(name, name) in known
         }
     return about
 
@@ -143,7 +156,7 @@ def _difference(alone: Alone, written: Function, env: BatchEnv, obs: Obs) -> flo
     """The largest of any action as the policy plays, in batches of all envs, with which it was traced, and of one."""
     worst = 0.0
     for step in islice(play(env, alone.actor, obs), STEPS):
-        given = [*(entry for _, entry in leaves("obs", step.obs)), *step.hidden_state]
+        given = [*(entry for _, entry in leaves("obs", _of_policy(env, step.obs))), *step.hidden_state]
         for n in (WORLDS, 1):
             told = written.run(*(each[:n] for each in given))[0]
             worst = max(worst, float((alone.inside(step.action[:n]) - told).abs().max()))
@@ -190,7 +203,10 @@ def _sb3(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: 
 def _safetensors(trainer: Trainer, alone: Alone, given: tuple[torch.Tensor, ...], path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: value.contiguous().clone() for name, value in trainer.policy.state_dict().items()}, path)
+    kept = {name: value.contiguous().clone() for name, value in trainer.policy.state_dict().items()}
+    if isinstance(trainer.policy, GroupedPolicy):
+        kept = {name: value for name, value in kept.items() if not name.startswith(CRITICS)}
+    save_file(kept, path)
 
 
 Writer = Callable[[Trainer, Alone, tuple[torch.Tensor, ...], Path], Function | None]

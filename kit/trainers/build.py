@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kit import encoders
+from kit.encoders.frozen import FrozenView
 from kit.envs.contract import BatchEnv
 from kit.envs.sb3 import TensorVecEnv
 from kit.machine.memory import keep_freed
@@ -29,11 +30,11 @@ beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
     """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
-    plan = Plan.of(config, env.observation_space)
+    plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
-    frozen = encoder.make_view() if encoder.make_view else None
-    if frozen is not None:  # its options have had their say
+    view = encoder.make_view() if encoder.make_view else None
+    if isinstance(view, FrozenView):  # it was built with these
         requested.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
@@ -48,7 +49,7 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
             from kit.trainers.distributed.ppo import DistributedPPO
 
             made = partial(DistributedPPO, group=group)
-        vec_env = TensorVecEnv(env, frozen)
+        vec_env = TensorVecEnv(env, view)
         trainer = made(encoder.policy, vec_env, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)

@@ -26,7 +26,9 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        frames = stacks_of_pictures(self.observation_space, self.tensor_env.frames) if self.env is not None else None
+        frames = None
+        if self.env is not None:
+            frames = stacks_of_pictures(self.observation_space, self.as_actor().view.frames(self.tensor_env.frames))
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device, frames)
         self.networks = self._networks()
 

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-from gymnasium import Space
+from typing import TYPE_CHECKING
 
 from kit import encoders, envs
 from kit.config import RunConfig, default_name
-from kit.encoders import Encoder
+from kit.encoders import ASYMMETRIC, Encoder
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import complete
+
+if TYPE_CHECKING:
+    from kit.envs.contract import BatchEnv
+    from kit.envs.registry import Spaces
 
 WORLDS_PER_CORE = 16
 """Of the fastest number an exhaustive search found on two cores, so many reached 0.98 with PPO on Reach and 0.91 to
@@ -51,15 +54,21 @@ class Plan:
     encoder: Encoder
 
     @classmethod
-    def of(cls, config: RunConfig, observation_space: Space) -> Plan:
-        """Of a `config` without "auto", for an env that gives such observations. Raises `UserError` for an algorithm or
-        encoder that there is not, or that do not suit each other."""
+    def of(cls, config: RunConfig, env: Spaces | BatchEnv) -> Plan:
+        """Of a `config` without "auto", for `env`, or what `kit.envs.describe` says of it. Raises `UserError` for an
+        algorithm or encoder that there is not, or that do not suit each other."""
         record = algorithm.find(config.algo)
         options = config.overrides.get("policy_kwargs", {}).get(encoders.OPTIONS)
-        encoder = encoders.choose(config.encoder, observation_space, options)
+        encoder = encoders.choose(config.encoder, env.observation_space, options, env.obs_groups)
         if encoder.policy not in record.trainer.policy_aliases:
             raise UserError(
-                f"algo={config.algo!r} has no {encoder.policy}; use PPO, A2C or SAC for a critic that sees more."
+                f"algo={config.algo!r} has no {encoder.policy}, a critic that sees another group than the policy; use "
+                "PPO, A2C, SAC or RecurrentPPO, or leave the critic's group out."
+            )
+        if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
+            raise UserError(
+                "overrides policy_kwargs shared_lstm=true shows the critic what the actor sees, and here it has a "
+                "group of its own; leave it out."
             )
         return cls(config, record, encoder)
 
@@ -100,7 +109,7 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
         eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
         overrides=record.rule(hyper, n_envs, row, config.overrides),
     )
-    made = Plan.of(resolved, env.observation_space)
+    made = Plan.of(resolved, env)
     if fits and config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
         made = made.with_envs(min(n_envs, fits(made) * config.processes))
     if config.processes > 1:

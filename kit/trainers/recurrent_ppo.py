@@ -17,6 +17,8 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 
+from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.encoders.asymmetric_recurrent import AsymmetricRecurrent
 from kit.envs.obs import Obs, leaves
 from kit.envs.play import Memory
 from kit.errors import UserError
@@ -200,6 +202,7 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
     policy_aliases = {  # noqa: RUF012
         **sb3_contrib.RecurrentPPO.policy_aliases,
         **{name.replace("Lstm", ""): policy for name, policy in sb3_contrib.RecurrentPPO.policy_aliases.items()},
+        ASYMMETRIC: AsymmetricRecurrent,
     }
 
     def _setup_model(self) -> None:

@@ -28,7 +28,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
     made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
     try:
-        said: Card = getattr(getattr(made, "task", None), "card", Card())
+        said: Card = getattr(made, "card", Card())
         rows = [
             ("It sees", _parts(seen(made.observation_space, said))),
             ("It does", _parts(said.does or [_space("", made.action_space)])),

@@ -19,13 +19,13 @@ from kit.format.weights import fingerprint
 SMALL = [name for name in CARDS if name not in ("r3d18", "timesformer")]
 CLIP = spaces.Box(0, 255, (4, 3, 48, 48), np.uint8)
 ROBOT = spaces.Dict({
-    "left": CLIP, "right": CLIP, "joints": spaces.Box(-1, 1, (5,)), "critic_state": spaces.Box(-1, 1, (9,)),
+    "left": CLIP, "right": CLIP, "joints": spaces.Box(-1, 1, (5,)),
 })  # fmt: skip
 
 
 def seen(n: int = 2) -> dict[str, torch.Tensor]:
     bytes_ = {name: torch.randint(0, 256, (n, *CLIP.shape), dtype=torch.uint8) for name in ("left", "right")}
-    return bytes_ | {"joints": torch.rand(n, 5), "critic_state": torch.full((n, 9), torch.nan)}
+    return bytes_ | {"joints": torch.rand(n, 5), "state": torch.full((n, 9), torch.nan)}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -34,7 +34,7 @@ def test_features_of_cameras_and_numbers(name: str) -> None:
     obs = seen()
     features = encoder(obs)
     assert features.shape == (2, 16 + 5) and encoder.features_dim == 21
-    assert features.isfinite().all(), "and nothing that is for a critic alone"
+    assert features.isfinite().all(), "and nothing besides: the state is for a critic"
     assert torch.equal(features[:, 16:], obs["joints"])
     as_floats = encoder({key: value.float() for key, value in obs.items()})
     assert torch.equal(as_floats, features)
@@ -82,7 +82,10 @@ def test_wrong_options_are_refused(encoder: str, options: dict[str, Any], says: 
 def test_auto_takes_an_encoder_that_looks_at_each_frame_where_there_are_stacks() -> None:
     policy, kwargs, _ = choose("auto", CLIP)
     assert (policy, kwargs["features_extractor_class"]) == ("CnnPolicy", load("simple2dcnn"))
-    assert choose("auto", ROBOT).policy == "AsymmetricPolicy"
+    told = spaces.Dict({**ROBOT, "state": spaces.Box(-1, 1, (9,))})
+    made = choose("auto", told, obs_groups={"policy": tuple(ROBOT), "critic": ("state",)})
+    assert (made.policy, made.policy_kwargs["features_extractor_class"]) == ("AsymmetricPolicy", load("simple2dcnn"))
+    assert made.policy_kwargs["critic_entries"] == ("state",) and "state" not in made.policy_kwargs["actor_entries"]
     channels_last = spaces.Box(0, 255, (4, 48, 48, 3), np.uint8)
     assert choose("auto", channels_last, {"features": 8}).policy == "CnnPolicy"
     with pytest.raises(UserError, match="28×28 and this env gives 20×20"):

@@ -269,7 +269,7 @@ def test_clips_show_the_dirt_the_sponge_and_what_moved() -> None:
     brown = ((newest[:, 0] - newest[:, 2]) > 40).float().mean((1, 2))
     assert (china > 0.1).all() and (brown > 0.05).all() and (china + brown > 0.35).all(), "the plate fills the picture"
     env.task.dirt.zero_()
-    washed = env.task.observe().int()
+    washed = env.task.observe()["clip"].int()
     changed = (washed - newest).abs().sum(1) > 60
     assert (changed.float().mean((1, 2)) > 0.05).all()
     assert ((washed[:, 0] - washed[:, 2]) > 100).float().mean((1, 2)).amax() < 0.05, "what is left is the sponge"

@@ -47,7 +47,7 @@ def test_the_ball_is_where_the_pinhole_says() -> None:
     assert found >= 30, "of 36"
 
 
-def test_nothing_privileged_and_a_critic_that_sees_more_by_name() -> None:
+def test_nothing_privileged_and_a_critic_that_sees_more() -> None:
     plain: Any = make_vec("ReachVision", 2, env_options={"cameras": ["top"], "size": 32, "frames": 1})
     obs = plain.reset(0)
     assert set(obs) == {"top", "joints"} and obs["top"].shape == (2, 1, 3, 32, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from kit.envs.card import Card, Part, numbers
+from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.task import MujocoTask, may_have
 from kit.sim import Simulator
 from kit.tasks.dishwashing import dirt, economy
@@ -49,6 +51,17 @@ SEES = (
     Part("time with this plate, of the patience", 1),
 )
 """In this order."""
+PRIVILEGED = (
+    Part("contact force that this plate stands, of what the weakest does", 1),
+    Part("contact force, of what this plate stands", 1),
+    Part("the plate is broken", 1),
+    Part("time until a plate is there", 1, "s"),
+    Part("thickness of the dirt that the plate came with, mean of all cells", 1),
+    Part("paid in advance for this plate, of its price", 1),
+    Part("force of the sponge's motors", 3, f"{scene.MOST_PRESS_N} N"),
+    Part("drag of the plate on the sponge along x and y", 2, f"{scene.MOST_PRESS_N} N"),
+)
+"""What cannot be seen, in this order."""
 
 
 class Dishwashing(MujocoTask):
@@ -62,8 +75,9 @@ class Dishwashing(MujocoTask):
     plate. An episode is a shift; it has no end of its own. The reward is money (`economy.py` here) in units of ten
     cents. `Rules` has every constant.
 
-    `SEES` says what is seen, places along x and y. "Dirt near it" is the mean of where dirt is, weighted by its
-    thickness and by 1 / (r² + a²)², with r the distance from the sponge and a the sponge's radius.
+    `SEES` says what is seen, places along x and y; critics and teachers may know `PRIVILEGED` besides. "Dirt near it"
+    is the mean of where dirt is, weighted by its thickness and by 1 / (r² + a²)², with r the distance from the sponge
+    and a the sponge's radius.
     """
 
     name = "Dishwashing"
@@ -72,6 +86,10 @@ class Dishwashing(MujocoTask):
     cameras = scene.CAMERAS
     shadows = False
     train_steps = 700_000
+    obs_groups = MappingProxyType({
+        POLICY: ("state",), CRITIC: ("state", "privileged"), TEACHER: ("state", "privileged"),
+    })  # fmt: skip
+    groups = (POLICY,)
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:
@@ -80,10 +98,11 @@ class Dishwashing(MujocoTask):
         self.model = scene.build_model()
         self.episode_steps = round(self.rules.shift_s / self.control_dt_s)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.observation_space: gymnasium.Space = numbers(SEES)
+        entries: dict[str, gymnasium.Space] = {"state": numbers(SEES), "privileged": numbers(PRIVILEGED)}
+        self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(entries)
         ten_cents, price = economy.REWARD_PER_USD, self.rules.price_usd
         self.card = Card(
-            sees={"": SEES},
+            sees={"state": SEES, "privileged": PRIVILEGED},
             does=(
                 Part("velocity of the sponge along x and y", 2, f"{scene.MOST_SPEED_MPS} m/s"),
                 Part(f"how hard it is pressed, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
@@ -218,7 +237,35 @@ class Dishwashing(MujocoTask):
         self._to_cells = self._cells + (self._place - self._sponge[:, :2]).unsqueeze(1)  # (n, cells, 2), m
         self._there = self._waiting_s <= 0
 
-    def observe(self) -> torch.Tensor:
+    def observe(self) -> Obs:
+        return self._numbers()
+
+    def _numbers(self) -> dict[str, Obs]:
+        """Those of "state" and "privileged" that somebody sees."""
+        known = {"state": self._state, "privileged": self._privileged}
+        return {name: known[name]() for name in self.delivered if name in known}
+
+    def _privileged(self) -> torch.Tensor:
+        """`PRIVILEGED` (n, 11)."""
+        rules, price = self.rules, max(self.rules.price_usd, TINY)
+        return torch.cat(
+            [
+                torch.stack([
+                    self._stands_n / rules.force_limit_n,
+                    self._contact.abs() / self._stands_n,
+                    self._is_broken,
+                    self._waiting_s,
+                    self._first_dirt / len(self._cells),
+                    self._paid_usd / price,
+                ], 1),
+                self._motors / scene.MOST_PRESS_N,
+                self._drag_n / scene.MOST_PRESS_N,
+            ],
+            dim=1,
+        )  # fmt: skip
+
+    def _state(self) -> torch.Tensor:
+        """`SEES` (n, 69)."""
         rules = self.rules
         away = self._to_cells.square().sum(2)
         weight = self.dirt / (away + rules.sponge_m**2).square()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import gymnasium
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from kit.envs.card import Card, Part, numbers
+from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, may_have
 from kit.errors import UserError
@@ -21,6 +23,9 @@ from kit.tasks.joystick import picture as pictures
 from kit.tasks.joystick.model import FEET, SITE_BASE
 
 CONTROL_DT_S = 0.02
+GRAVITY_MPS2 = 9.81
+FORCE_NM = 20.0
+"""Unit in which the actuators' forces are seen."""
 ACTION_SCALE_RAD = 0.5
 """A joint's target is its home position plus this much times the action."""
 SOFT_LIMITS = 0.95
@@ -49,6 +54,9 @@ class Joystick(MujocoTask):
     follows them. The names and weights of the rewards, the noise and the ranges of what is randomised are those that
     MuJoCo Playground documents for its flat-terrain joystick tasks.
 
+    Critics and teachers may know "privileged" besides: what is observed without its noise, and what only the simulator
+    knows (contacts, forces, pushes, friction, mass).
+
     Start states, commands, noise and pushes (every body is given the same extra velocity within one control step)
     always vary. Friction, masses, joints and the delay of actions vary with env_options `randomize`, see `terms`.
 
@@ -63,6 +71,10 @@ class Joystick(MujocoTask):
     """
 
     episode_steps = 1000
+    obs_groups = MappingProxyType({
+        POLICY: ("state",), CRITIC: ("state", "privileged"), TEACHER: ("state", "privileged"),
+    })  # fmt: skip
+    groups = (POLICY,)
     score = "success_rate"
     cameras = pictures.CAMERAS
 
@@ -109,7 +121,7 @@ class Joystick(MujocoTask):
             for i in range(model.nsensor)
         }
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
-        sees = (
+        seen = (
             Part("velocity ahead, to the left, up", 3, "m/s"),
             Part("turning", 3, "rad/s"),
             Part("which way is down", 3),
@@ -119,10 +131,27 @@ class Joystick(MujocoTask):
             Part("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
             *([Part("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
         )
+        known = (
+            Part("velocity ahead, to the left, up, without noise", 3, "m/s"),
+            Part("turning, without noise", 3, "rad/s"),
+            Part("which way is down, without noise", 3),
+            Part("joint angles, from home, without noise", model.nu, "rad"),
+            Part("joint velocities, without noise", model.nu, "rad/s"),
+            Part("height of the base", 1, "m"),
+            Part("forces of the actuators", model.nu, f"{FORCE_NM:g} N m"),
+            Part("feet on the ground", self._feet),
+            Part("time since the foot was on the ground", self._feet, "s"),
+            Part("height of the feet", self._feet, "m"),
+            Part("velocity of each foot, world frame", 3 * self._feet, "m/s"),
+            Part("force between each foot and the ground, world frame, of the robot's weight", 3 * self._feet),
+            Part("velocity that a push gives in this step, world frame", 2, "m/s"),
+            Part("friction of the feet on the ground", 1),
+            Part("mass, of the model's", 1),
+        )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (model.nu,), np.float32)
-        self.observation_space = numbers(sees)
+        self.observation_space = gymnasium.spaces.Dict({"state": numbers(seen), "privileged": numbers(known)})
         self.card = Card(
-            sees={"": sees},
+            sees={"state": seen, "privileged": known},
             does=(Part("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
             pays=[(weight, _said(term)) for weight, term in self.rewards.values()],
             ends="the robot falls",
@@ -138,6 +167,7 @@ class Joystick(MujocoTask):
         self.feet_velocity_w = sim.sensordata[:, first : first + 3 * feet].unflatten(1, (feet, 3))  # m/s
         self._feet_contact = sim.sensordata[:, contact : contact + 4 * feet].unflatten(1, (feet, 4))  # count, force
         self._base_site = model.site(SITE_BASE).id
+        self._torso = _torso(model)[0]
         self._foot_sites = self.indices([model.site(FEET.format(foot)).id for foot in range(feet)])
         self._home_qpos = self.constant(model.key("home").qpos)
         self.home = self._home_qpos[7:]
@@ -147,8 +177,11 @@ class Joystick(MujocoTask):
         most_noise = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))
         self._least_noise, self._noise_width = -most_noise, 2 * most_noise
         self._most_speed = self.constant(self.most_speed)
-        own_mass = any(isinstance(t, ModelTerm) and "body_mass" in t.fields for t in self.randomized.values())
-        self._mass = sim.parameter("body_mass") if own_mass else self.constant(model.body_mass).unsqueeze(0)
+        self._mass = self._parameter("body_mass")
+        self._tell_all = "privileged" in self.delivered
+        if self._tell_all:
+            self.actuator_force = sim.actuator_force  # (n, joints), N m
+            self._friction, self._floor_pairs = self._parameter("pair_friction"), self.indices(_on_the_floor(model))
         self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
 
         self._widths = {
@@ -163,6 +196,11 @@ class Joystick(MujocoTask):
         self.phase = memory["phase"]  # rad in [-π, π)
         self._errors = memory["errors"]  # sums over an episode's steps: velocity, m/s; turning, rad/s; 1
         self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
+
+    def _parameter(self, field: str) -> torch.Tensor:
+        """The model's `field` (n, ...) where it is randomised, else (1, ...), one for all."""
+        own = any(isinstance(term, ModelTerm) and field in term.fields for term in self.randomized.values())
+        return self.sim.parameter(field) if own else self.constant(getattr(self.model, field)).unsqueeze(0)
 
     def _named(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """The columns of `memory` by name."""
@@ -279,7 +317,7 @@ class Joystick(MujocoTask):
         """(n,) bool."""
         return self.sensor("torso_up_w")[:, 2] < 0.0
 
-    def observe(self) -> torch.Tensor:
+    def observe(self) -> Obs:
         measured = torch.cat([
             self.sensor("linvel_b"),
             self.sensor("gyro_b"),
@@ -287,11 +325,30 @@ class Joystick(MujocoTask):
             self.joint_offset,
             self.sim.qvel[:, 6:],
         ], dim=1)  # fmt: skip
-        return torch.cat([
+        state = torch.cat([
             measured + self._memory["noise"],
             self.action,
             self.command,
             *([torch.cos(self.phase), torch.sin(self.phase)] if self.clocked else []),
+        ], dim=1)  # fmt: skip
+        return {"state": state, "privileged": self._privileged(measured)} if self._tell_all else {"state": state}
+
+    def _privileged(self, measured: torch.Tensor) -> torch.Tensor:
+        """What only the simulator knows (n, privileged), after `measured` without noise (n, 9 + 2 joints)."""
+        mass_kg = self._mass.sum(1, keepdim=True)  # (n or 1, 1)
+        pushed_mps = self.sim.xfrc_applied[:, self._torso, :2] * CONTROL_DT_S / self._mass[:, self._torso, None]
+        return torch.cat([
+            measured,
+            self.sim.site_xpos[:, self._base_site, 2:],
+            self.actuator_force / FORCE_NM,
+            self.contact,
+            self.air_time,
+            self.feet_z_w,
+            self.feet_velocity_w.flatten(1),
+            self.feet_force_w.flatten(1) / (mass_kg * GRAVITY_MPS2),
+            pushed_mps,
+            self._friction[..., 0].index_select(1, self._floor_pairs).mean(1, keepdim=True).expand(self.n, 1),
+            (mass_kg / float(self.model.body_mass.sum())).expand(self.n, 1),
         ], dim=1)  # fmt: skip
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:

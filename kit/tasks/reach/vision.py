@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from kit.envs.card import numbers
-from kit.envs.obs import Obs
+from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.errors import UserError
 from kit.tasks.reach.model import FINGER_OPEN_M
 from kit.tasks.reach.task import SEES, Reach
@@ -24,13 +24,16 @@ class ReachVision(Reach):
     An observation has an entry for each camera, uint8 (frames, 3, size, size), and with `joints` the arm's angles
     (rad), velocities (rad/s) and gripper (1 open, 0 closed), (15,). Where the ball or the hand is stands nowhere.
 
-    `critic_state` adds "critic_state", all that Reach sees (24,): privileged, for a critic alone while it trains
-    (asymmetric actor-critic, Pinto et al., 2017). An actor never reads an entry of a name that begins with "critic_".
+    The groups "critic" and "teacher" see "state", all that Reach sees (24,), and nothing else: a critic that is told
+    the state while it trains (asymmetric actor-critic, Pinto et al., 2017) costs no convolutions, and a policy of Reach
+    can teach one of images. `critic_state` is an older name for `obs_groups=["critic"]`; the entry is called
+    "critic_state" then.
     """
 
     name = "ReachVision"
     train_steps = 300_000
     goal_radius_m = 0.06  # 4 of 64 pixels
+    bare = False
 
     def __init__(
         self,
@@ -45,15 +48,17 @@ class ReachVision(Reach):
             raise UserError(f"env_options cameras={cameras!r} must be a list of some of {', '.join(self.cameras)}.")
         if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 512:
             raise UserError(f"env_options size={size!r} must be a whole number of pixels from 8 to 512.")
-        self.eyes, self.size, self.joints, self.critic_state = tuple(cameras), size, joints, critic_state
+        self.eyes, self.size, self.joints = tuple(cameras), size, joints
+        self.state_entry = "critic_state" if critic_state else "state"
         self.frames = dict.fromkeys(self.eyes, frames)
         entries: dict[str, spaces.Space] = dict.fromkeys(self.eyes, spaces.Box(0, 255, (3, size, size), np.uint8))
         if joints:
             entries["joints"] = numbers(JOINTS)
-        if critic_state:
-            entries["critic_state"] = numbers(SEES)
-        self.observation_space = spaces.Dict(entries)
-        self.card = Reach.card._replace(sees={"joints": JOINTS, "critic_state": SEES})
+        state = (self.state_entry,)
+        self.obs_groups = {POLICY: tuple(entries), CRITIC: state, TEACHER: state}
+        self.groups = (POLICY, CRITIC) if critic_state else (POLICY,)
+        self.observation_space = spaces.Dict({**entries, self.state_entry: numbers(SEES)})
+        self.card = Reach.card._replace(sees={"joints": JOINTS, self.state_entry: SEES})
 
     def observe(self) -> Obs:  # type: ignore[override]
         return self._see(None)
@@ -68,8 +73,8 @@ class ReachVision(Reach):
         if self.joints:
             gripper = (self._finger_m / FINGER_OPEN_M).unsqueeze(1)
             obs["joints"] = _rows(torch.cat([self._angles, self._velocities, gripper], dim=1), worlds)
-        if self.critic_state:
-            obs["critic_state"] = _rows(super().observe(), worlds)
+        if self.state_entry in self.delivered:
+            obs[self.state_entry] = _rows(super().observe(), worlds)
         return obs
 
 

@@ -1,0 +1,27 @@
+"""Observation groups for recurrent policies: an LSTM of the actor's group, and one of the critic's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sb3_contrib.common.recurrent.policies import RecurrentMultiInputActorCriticPolicy
+from torch import nn
+
+from kit.encoders.asymmetric import ActorCriticGroups
+
+
+class AsymmetricRecurrent(ActorCriticGroups, RecurrentMultiInputActorCriticPolicy):
+    """For RecurrentPPO."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        width = self.vf_features_extractor.features_dim
+        if width == self.features_dim:
+            return
+        if self.lstm_critic is not None:  # sb3-contrib makes both as wide as the actor's features
+            hidden, layers = self.lstm_critic.hidden_size, self.lstm_critic.num_layers
+            self.lstm_critic = nn.LSTM(width, hidden, num_layers=layers, **self.lstm_kwargs)
+        else:
+            self.critic = nn.Linear(width, self.lstm_output_dim)
+        rate = self.optimizer.defaults["lr"]
+        self.optimizer = self.optimizer_class(self.parameters(), lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
