@@ -4,10 +4,7 @@ A critic may know what only the simulator knows, for it is needed in training al
 and nothing else, and so does what is exported. Of numbers each has features of its own width. Where the actor sees
 images and the critic numbers, these become as many features as the actor's, without convolutions.
 
-A policy of another algorithm is two lines:
-
-    class AsymmetricTD3(OffPolicyGroups, stable_baselines3.td3.policies.MultiInputPolicy):
-        '''For TD3.'''
+A policy of another algorithm is two lines, as `AsymmetricTD3` here.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.sac.policies import MultiInputPolicy as SACMultiInputPolicy
+from stable_baselines3.td3.policies import MultiInputPolicy as TD3MultiInputPolicy
 from torch import nn
 
 from kit.encoders import ASYMMETRIC
@@ -115,3 +113,7 @@ class OffPolicyGroups(GroupedPolicy):
 
 class AsymmetricSAC(OffPolicyGroups, SACMultiInputPolicy):
     """For SAC."""
+
+
+class AsymmetricTD3(OffPolicyGroups, TD3MultiInputPolicy):
+    """For TD3."""

@@ -63,7 +63,7 @@ class Plan:
         if encoder.policy not in record.trainer.policy_aliases:
             raise UserError(
                 f"algo={config.algo!r} has no {encoder.policy}, a critic that sees another group than the policy; use "
-                "PPO, A2C, SAC or RecurrentPPO, or leave the critic's group out."
+                "PPO, A2C, SAC, TD3 or RecurrentPPO, or leave the critic's group out."
             )
         if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
             raise UserError(

@@ -10,6 +10,8 @@ from gymnasium import spaces
 from stable_baselines3.td3.policies import TD3Policy
 from torch.nn import functional as F
 
+from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.encoders.asymmetric import AsymmetricTD3
 from kit.envs.obs import Obs
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
@@ -23,6 +25,7 @@ class TD3(OffPolicyTrainer, sb3.TD3):
     :param exploration_noise: standard deviation of the Gaussian noise on actions in [-1, 1] while collecting
     """
 
+    policy_aliases = {**sb3.TD3.policy_aliases, ASYMMETRIC: AsymmetricTD3}  # noqa: RUF012
     figures = ("actor_loss", "critic_loss")
 
     def __init__(self, *args: Any, exploration_noise: float = 0.1, **kwargs: Any) -> None:

@@ -30,6 +30,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 2},
     "A2C": {},
     "SAC": {"learning_starts": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+    "TD3": {"learning_starts": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     "RecurrentPPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 2},
 }
 KINDS: dict[str, dict[str, Any]] = {"numbers": {}, "images": {"eye": True}, "nested": {"nested": True}}
@@ -70,10 +71,10 @@ def test_a_critic_reads_its_group_and_an_actor_the_policys(algo: str, kind: str)
         dark = {**obs, "eye": 255 - obs["eye"]}
         assert torch.equal(values(model, dark), value) and not torch.equal(model.act(dark), action)
     else:
-        critic = model.critic if algo == "SAC" else model.policy
-        extractor = critic.features_extractor if algo == "SAC" else critic.vf_features_extractor
+        critic = model.critic if algo in ("SAC", "TD3") else model.policy
+        extractor = critic.features_extractor if algo in ("SAC", "TD3") else critic.vf_features_extractor
         assert extractor.features_dim == 5
-        assert (model.actor if algo == "SAC" else model.policy).features_extractor.features_dim == 2, "no bottleneck"
+        assert (model.actor if algo in ("SAC", "TD3") else model.policy).features_extractor.features_dim == 2, "no bottleneck"
 
 
 @pytest.mark.parametrize("kind", ["numbers", "images"])
@@ -97,7 +98,7 @@ def test_cut_and_resumed_it_is_the_same_run(algo: str, kind: str) -> None:
     torch.manual_seed(99)
     second = trainer(algo, seed=0, **options)
     second.load_state(state)
-    if algo == "SAC":
+    if algo in ("SAC", "TD3"):
         second.load_replay(first.replay_rows(0, first.replay_written), 0)
     second.learn(64)
     assert equal(second.state(), whole.state())
