@@ -69,7 +69,8 @@ def make_vec(
     """A vector env of `n_envs` worlds.
 
     `env` is one of kit's tasks ("Reach"; "kit/Reach-v0" is the same), a class of one's own ("my_tasks:Corridor", a
-    `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` go to its constructor.
+    `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` go to its constructor; of a
+    task's, `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`) are known to all.
     `threads` is how many CPU threads share the physics, by default one per usable core.
     """
     if not isinstance(n_envs, int) or n_envs < 1:

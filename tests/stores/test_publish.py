@@ -101,6 +101,9 @@ CARDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "a critic that sees more": (
         {"env": "ReachVision", "encoder": "simple2dcnn", "env_options": ASYMMETRIC}, {"onnxruntime"},
     ),
+    "a critic that knows more numbers, scaled": (
+        {"env": "tests.envs.secret:Secret", "overrides": {"normalize": True}}, {"onnxruntime"},
+    ),
     "a frozen encoder": (
         {"env": FLIPBOOK, "encoder": "simple2dcnn", "overrides": FROZEN}, {"onnxruntime"},
     ),

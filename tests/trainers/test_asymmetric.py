@@ -162,6 +162,8 @@ def test_an_export_is_of_the_policys_group(
     assert set(about["normalizer"]) - {"clip", "epsilon"} == {name for name in inputs if "eye" not in name}
     described = {entry["name"]: entry for entry in about["inputs"]}[inputs[-1]]
     assert [part["what"] for part in described["parts"]] == ["steps of the episode", "the latest action"]
+    if to == "torchscript":
+        assert len(list(torch.jit.load(path).graph.inputs())) == 1 + len(inputs), "itself, and these"
     if to == "onnx":
         import onnxruntime
 
