@@ -51,7 +51,8 @@ class RunConfig:
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "settings of the task itself"})
     algo: str = field(default="PPO", metadata={"help": f"the algorithm: {', '.join(ALGOS)}, or module:NAME"})
     encoder: str = field(
-        default="auto", metadata={"help": "how observations become features: auto, or one that `kit encoders` lists"}
+        default="auto",
+        metadata={"help": "how observations become features: auto, one that `kit encoders` lists, or module:Class"},
     )
     preset: str = field(
         default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}
@@ -242,7 +243,7 @@ def default_name(config: RunConfig) -> str:
 def _choice(name: str, value: str, valid: Sequence[str]) -> str:
     """`value` as it is spelled in `valid`; an algorithm or encoder of the user's own is module:NAME."""
     known = {word.lower(): word for word in valid}
-    if value.lower() not in known and not (name == "algo" and re.fullmatch(r"[\w.]+:\w+", value)):
+    if value.lower() not in known and not (name in ("algo", "encoder") and re.fullmatch(r"[\w.]+:\w+", value)):
         raise UserError(f"{name}={value!r} is unknown; {_suggest(value, valid)}.")
     return known.get(value.lower(), value)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from kit.errors import UserError
 
-NAMES = ("env", "algo")
+NAMES = ("env", "algo", "encoder")
 """Fields of RunConfig that may name a module, as module:NAME."""
 OWN = ("kit", "gymnasium")
 CARRIED = "KIT_TRUSTED"
@@ -35,6 +35,8 @@ class Config(Protocol):
     def env(self) -> str: ...
     @property
     def algo(self) -> str: ...
+    @property
+    def encoder(self) -> str: ...
 
 
 class Brought(str):

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gymnasium import Space, spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
+from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_picture
 from kit.errors import UserError
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from kit.encoders.extractor import PictureExtractor
 
 ASYMMETRIC = "AsymmetricPolicy"
@@ -97,8 +101,8 @@ def choose(
     options: Mapping[str, Any] | None = None,
     obs_groups: Groups = MappingProxyType({}),
 ) -> Encoder:
-    """The `encoder` (auto, mlp, or one of `CARDS`) for observations of this kind, of which `obs_groups` say what actor
-    and critic see. Nothing is built. Raises `UserError` if it, or one of its `options`, does not fit."""
+    """The `encoder` (auto, mlp, one of `CARDS`, or module:Class) for observations of this kind, of which `obs_groups`
+    say what actor and critic see. Nothing is built. Raises `UserError` if it, or one of its `options`, does not fit."""
     options = options or {}
     _check_prefix(observation_space, obs_groups)
     actor = obs_groups.get(POLICY)
@@ -110,9 +114,9 @@ def choose(
     made = _extractor(encoder, space, options)
     if made is None:
         return Encoder(policy, {}, _narrowed(observation_space, actor))
-    if options.get("frozen"):
+    if _is_ours(made) and options.get("frozen"):
         return Encoder("MlpPolicy", {}, partial(_frozen_view, made, observation_space, options, actor))
-    kwargs = {"features_extractor_class": made, "normalize_images": False}
+    kwargs = {"features_extractor_class": made, "normalize_images": not _is_ours(made)}
     return Encoder(policy, kwargs, _narrowed(observation_space, actor))
 
 
@@ -137,17 +141,23 @@ def _asymmetric(
             f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
         )
     if made is not None:
-        if _pictures(known):
+        if _pictures(known) and _is_ours(made):
             made.check(known, **options)
-        kwargs |= {"features_extractor_class": made, "normalize_images": False}
+        kwargs |= {"features_extractor_class": made, "normalize_images": not _is_ours(made)}
     return Encoder(ASYMMETRIC, kwargs, _narrowed(observation_space, used))
 
 
 def _extractor(
     encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
-) -> type[PictureExtractor] | None:
+) -> type[BaseFeaturesExtractor] | None:
     """The class for observations of `space`, as policies take them; None where SB3's will do, unless it must be one's
     `own` for pictures."""
+    if ":" in encoder:
+        anybodys = load(encoder)
+        _check(encoder, anybodys, options)
+        if _is_ours(anybodys):
+            anybodys.check(space, **options)
+        return anybodys
     pictures = _pictures(space)
     if encoder in CARDS and not pictures:
         raise UserError(f"encoder={encoder!r} wants pictures and this env gives {space}; use mlp or auto.")
@@ -161,6 +171,7 @@ def _extractor(
         return None
     name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
     made = load(name)
+    assert _is_ours(made)
     _check(name, made, options)
     made.check(space, **options)
     return made
@@ -198,10 +209,27 @@ def _frozen_view(
         return FrozenView(observation_space, made(PolicyView(observation_space, names).space, **options), names)
 
 
-def load(encoder: str) -> type[PictureExtractor]:
-    """The class of one of `CARDS`."""
-    module, _, name = CARDS[encoder].where.partition(":")
-    return getattr(importlib.import_module(module), name)
+def load(encoder: str) -> type[BaseFeaturesExtractor]:
+    """The class of one of `CARDS`, or module:Class of the user's own. Raises `UserError`."""
+    module, _, name = (CARDS[encoder].where if encoder in CARDS else encoder).partition(":")
+    trust.check(encoder, module)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
+    if not isinstance(found, type) or not issubclass(found, BaseFeaturesExtractor):
+        raise UserError(
+            f"encoder={encoder!r} is no features extractor; derive it from kit.encoders.extractor.PictureExtractor, or "
+            "from stable_baselines3's BaseFeaturesExtractor."
+        )
+    return found
+
+
+def _is_ours(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[PictureExtractor]]:
+    """Whether it takes images as kit's encoders do: uint8, or 0 to 255, in any order of frames and channels."""
+    from kit.encoders.extractor import PictureExtractor
+
+    return issubclass(extractor, PictureExtractor)
 
 
 def sees_pictures(observation_space: Space) -> bool:

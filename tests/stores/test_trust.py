@@ -25,6 +25,7 @@ TRAP = """import pathlib
 pathlib.Path({marker!r}).touch()
 from tests.envs.corridor import Corridor as E, Walk
 from tests.trainers.toy import REINFORCE as TOY
+from tests.encoders.own import Scaled as Edges
 import gymnasium
 gymnasium.register("Trap-v0", Walk)
 """
@@ -32,6 +33,7 @@ NAMES = {
     "a task": {"env": "runs.good.trap:E"},
     "a Gymnasium id": {"env": "runs.good.trap:Trap-v0"},
     "an algorithm": {"algo": "runs.good.trap:TOY"},
+    "an encoder": {"encoder": "runs.good.trap:Edges"},
     "a module beside the notebook": {"env": "trap:E"},
 }
 FEW = {"total_steps": 64, "n_envs": 2, "eval_every": 0, "overrides": {"n_steps": 16, "batch_size": 32, "n_epochs": 1}}

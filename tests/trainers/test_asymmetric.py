@@ -74,7 +74,8 @@ def test_a_critic_reads_its_group_and_an_actor_the_policys(algo: str, kind: str)
         critic = model.critic if algo in ("SAC", "TD3") else model.policy
         extractor = critic.features_extractor if algo in ("SAC", "TD3") else critic.vf_features_extractor
         assert extractor.features_dim == 5
-        assert (model.actor if algo in ("SAC", "TD3") else model.policy).features_extractor.features_dim == 2, "no bottleneck"
+        actor = model.actor if algo in ("SAC", "TD3") else model.policy
+        assert actor.features_extractor.features_dim == 2, "no bottleneck"
 
 
 @pytest.mark.parametrize("kind", ["numbers", "images"])

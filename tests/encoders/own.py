@@ -1,0 +1,34 @@
+"""Encoders of one's own: one for images on top of kit's, one for numbers on SB3's alone."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+
+from kit.encoders.extractor import PictureExtractor
+
+
+class Edges(PictureExtractor):
+    """Each frame's changes from pixel to pixel, averaged over a grid of 4×4."""
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        return Grid()
+
+
+class Grid(nn.Module):
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        edges = (clips[..., 1:, 1:] - clips[..., :-1, :-1]).abs() / 255.0
+        return nn.functional.adaptive_avg_pool2d(edges.flatten(1, 2), 4)
+
+
+class Scaled(BaseFeaturesExtractor):
+    """Numbers, times `factor`."""
+
+    def __init__(self, observation_space: spaces.Box, factor: float = 2.0) -> None:
+        super().__init__(observation_space, observation_space.shape[0])
+        self.factor = factor
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.factor * observations
