@@ -50,11 +50,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _encoders(options: argparse.Namespace) -> int:
-    from kit.encoders import CARDS
+    from kit.encoders import ENCODERS
 
-    cards = {name: {"does": card.does, "costs": card.costs, "use_when": card.use_when} for name, card in CARDS.items()}
-    lines = [f"{n:<14}{c['does']}\n{'':14}costs {c['costs']}; use it when {c['use_when']}" for n, c in cards.items()]
-    return _print(options, cards, "\n".join([*lines, "", COSTS]))
+    rows = {n: {"does": info.does, "costs": info.costs, "use_when": info.use_when} for n, info in ENCODERS.items()}
+    lines = [f"{n:<14}{r['does']}\n{'':14}costs {r['costs']}; use it when {r['use_when']}" for n, r in rows.items()]
+    return _print(options, rows, "\n".join([*lines, "", COSTS]))
 
 
 COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each, and parameters"
@@ -125,8 +125,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _video(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from kit.runs.filming import failures_first, record
     from kit.runs.run import opened
+    from kit.runs.video import failures_first, record
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     run, which = opened(options.run, options.trust), options.episodes

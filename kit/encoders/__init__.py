@@ -19,13 +19,13 @@ from gymnasium import Space, spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
-from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_picture
+from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image
 from kit.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from kit.encoders.extractor import PictureExtractor
+    from kit.encoders.extractor import ImageExtractor
 
 ASYMMETRIC = "AsymmetricPolicy"
 """A policy whose actor and critic see different groups, `kit.encoders.asymmetric`."""
@@ -44,7 +44,7 @@ class Encoder(NamedTuple):
     where they hold what neither actor nor critic sees."""
 
 
-class Card(NamedTuple):
+class EncoderInfo(NamedTuple):
     """What to know of an encoder before choosing it."""
 
     where: str
@@ -55,38 +55,38 @@ class Card(NamedTuple):
     use_when: str
 
 
-CARDS = {
-    "nature_cnn": Card(
+ENCODERS = {
+    "nature_cnn": EncoderInfo(
         "kit.encoders.convolutions:NatureEncoder",
         "three convolutions (32, 64, 64) of all frames at once, an eye for each camera",
         "22 M, 0.7 M",
         "pictures are simple and how things move matters; what Atari agents use",
     ),
-    "multi_camera": Card(
+    "multi_camera": EncoderInfo(
         "kit.encoders.convolutions:MultiCameraEncoder",
         "the same at half the width (16, 32, 32); shared=True gives all cameras one eye",
         "10 M, 0.3 M",
         "there are several cameras and few cores",
     ),
-    "simple2dcnn": Card(
+    "simple2dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple2DEncoder",
         "each frame by itself in patches of 4×4 (16, 32, 32); the newest, and how it differs from the mean",
         "6 M, 0.3 M",
         "in doubt, with stacks: where things are is read from one frame, little from the others",
     ),
-    "simple3dcnn": Card(
+    "simple3dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple3DEncoder",
         "convolutions of time and space (16, 32, 32)",
         "15 M, 0.3 M",
         "the task is about motion, in clips of 8 frames and more",
     ),
-    "r3d18": Card(
+    "r3d18": EncoderInfo(
         "kit.encoders.r3d18:R3D18Encoder",
         "a residual network in time and space; options weights (kinetics, or a file) and frozen",
         "10,600 M, 33 M",
         "clips of 8 frames or more look like what people film; frozen on a CPU, fine-tuned on a GPU",
     ),
-    "timesformer": Card(
+    "timesformer": EncoderInfo(
         "kit.encoders.timesformer:TimesformerEncoder",
         "attention over time and space; options weights (a checkpoint's name or folder) and frozen",
         "112 M, 0.6 M (random ones; the published are 121 M)",
@@ -101,7 +101,7 @@ def choose(
     options: Mapping[str, Any] | None = None,
     obs_groups: Groups = MappingProxyType({}),
 ) -> Encoder:
-    """The `encoder` (auto, mlp, one of `CARDS`, or module:Class) for observations of this kind, of which `obs_groups`
+    """The `encoder` (auto, mlp, one of `ENCODERS` or module:Class) for observations of this kind, of which `obs_groups`
     say what actor and critic see. Nothing is built. Raises `UserError` if it, or one of its `options`, does not fit."""
     options = options or {}
     _check_prefix(observation_space, obs_groups)
@@ -159,7 +159,7 @@ def _extractor(
             anybodys.check(space, **options)
         return anybodys
     pictures = _pictures(space)
-    if encoder in CARDS and not pictures:
+    if encoder in ENCODERS and not pictures:
         raise UserError(f"encoder={encoder!r} wants pictures and this env gives {space}; use mlp or auto.")
     if encoder == "mlp" and pictures:
         raise UserError(f"encoder={encoder!r} wants numbers and this env gives pictures; use nature_cnn or auto.")
@@ -169,7 +169,7 @@ def _extractor(
         for picture in pictures:
             _enlarged(encoder, picture)
         return None
-    name = encoder if encoder in CARDS else "simple2dcnn" if stacks else "nature_cnn"
+    name = encoder if encoder in ENCODERS else "simple2dcnn" if stacks else "nature_cnn"
     made = load(name)
     assert _is_ours(made)
     _check(name, made, options)
@@ -200,7 +200,7 @@ def _check_prefix(space: Space, obs_groups: Groups) -> None:
 
 
 def _frozen_view(
-    made: type[PictureExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
+    made: type[ImageExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
 ) -> PolicyView:
     from kit.encoders.frozen import FrozenView
 
@@ -210,8 +210,8 @@ def _frozen_view(
 
 
 def load(encoder: str) -> type[BaseFeaturesExtractor]:
-    """The class of one of `CARDS`, or module:Class of the user's own. Raises `UserError`."""
-    module, _, name = (CARDS[encoder].where if encoder in CARDS else encoder).partition(":")
+    """The class of one of `ENCODERS`, or module:Class of the user's own. Raises `UserError`."""
+    module, _, name = (ENCODERS[encoder].where if encoder in ENCODERS else encoder).partition(":")
     trust.check(encoder, module)
     try:
         found = getattr(importlib.import_module(module), name)
@@ -219,20 +219,20 @@ def load(encoder: str) -> type[BaseFeaturesExtractor]:
         raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
     if not isinstance(found, type) or not issubclass(found, BaseFeaturesExtractor):
         raise UserError(
-            f"encoder={encoder!r} is no features extractor; derive it from kit.encoders.extractor.PictureExtractor, or "
+            f"encoder={encoder!r} is no features extractor; derive it from kit.encoders.extractor.ImageExtractor, or "
             "from stable_baselines3's BaseFeaturesExtractor."
         )
     return found
 
 
-def _is_ours(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[PictureExtractor]]:
+def _is_ours(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[ImageExtractor]]:
     """Whether it takes images as kit's encoders do: uint8, or 0 to 255, in any order of frames and channels."""
-    from kit.encoders.extractor import PictureExtractor
+    from kit.encoders.extractor import ImageExtractor
 
-    return issubclass(extractor, PictureExtractor)
+    return issubclass(extractor, ImageExtractor)
 
 
-def sees_pictures(observation_space: Space) -> bool:
+def sees_images(observation_space: Space) -> bool:
     return bool(_pictures(PolicyView(observation_space).space))
 
 
@@ -255,4 +255,4 @@ def _enlarged(encoder: str, picture: spaces.Box) -> None:
 
 def _pictures(space: Space) -> list[spaces.Box]:
     entries = space.values() if isinstance(space, spaces.Dict) else [space]
-    return [entry for entry in entries if isinstance(entry, spaces.Box) and is_picture(entry)]
+    return [entry for entry in entries if isinstance(entry, spaces.Box) and is_image(entry)]

@@ -22,7 +22,7 @@ from stable_baselines3.td3.policies import MultiInputPolicy as TD3MultiInputPoli
 from torch import nn
 
 from kit.encoders import ASYMMETRIC
-from kit.envs.obs import is_picture
+from kit.envs.obs import is_image
 
 NAME = ASYMMETRIC
 CRITICS = (
@@ -65,7 +65,7 @@ class GroupedPolicy(Policy):
 
     def make_critic_extractor(self, actor: BaseFeaturesExtractor) -> BaseFeaturesExtractor:
         """The critic's, beside the actor's."""
-        sees_images = [any(map(is_picture, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
+        sees_images = [any(map(is_image, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
         if sees_images == [True, False]:
             return CriticState(self._space(self.critic_entries), actor.features_dim)
         return self._extractor(self.critic_entries)

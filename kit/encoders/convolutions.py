@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kit.encoders.extractor import PictureExtractor, at_least
+from kit.encoders.extractor import ImageExtractor, at_least
 
 Layers = tuple[tuple[int, int, int], ...]
 """Channels, side of the kernel and stride of each."""
@@ -85,7 +85,7 @@ class _ThroughTime(nn.Module):
         return seen.mean(2)
 
 
-class NatureEncoder(PictureExtractor):
+class NatureEncoder(ImageExtractor):
     """Mnih et al.'s three convolutions of all frames of a camera at once."""
 
     @classmethod
@@ -96,7 +96,7 @@ class NatureEncoder(PictureExtractor):
         return _Stacked(shape[0] * shape[1], NATURE)
 
 
-class MultiCameraEncoder(PictureExtractor):
+class MultiCameraEncoder(ImageExtractor):
     """The same at half the width, so that several cameras cost what one does there."""
 
     @classmethod
@@ -107,7 +107,7 @@ class MultiCameraEncoder(PictureExtractor):
         return _Stacked(shape[0] * shape[1], SMALL)
 
 
-class Simple2DEncoder(PictureExtractor):
+class Simple2DEncoder(ImageExtractor):
     """Each frame by itself, pooled over time."""
 
     @classmethod
@@ -118,7 +118,7 @@ class Simple2DEncoder(PictureExtractor):
         return _PerFrame(shape[1], PATCHES)
 
 
-class Simple3DEncoder(PictureExtractor):
+class Simple3DEncoder(ImageExtractor):
     """Convolutions of time and space."""
 
     @classmethod

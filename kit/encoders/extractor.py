@@ -12,11 +12,11 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from kit.envs.obs import COLOURS, is_picture
+from kit.envs.obs import COLOURS, is_image
 from kit.errors import UserError
 
 
-class PictureExtractor(BaseFeaturesExtractor):
+class ImageExtractor(BaseFeaturesExtractor):
     """An SB3 features extractor for pictures (C, H, W) or stacks of them (T, C, H, W), uint8 or the same numbers as
     float, 0 to 255, alone or in a Dict with numbers.
 
@@ -26,7 +26,7 @@ class PictureExtractor(BaseFeaturesExtractor):
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:
         seen = _seen(observation_space)
-        numbers = [name for name, space in seen.items() if not is_picture(space)]
+        numbers = [name for name, space in seen.items() if not is_image(space)]
         clips = {name: clip_shape(space) for name, space in seen.items() if name not in numbers}
         self.check_space(observation_space, features, shared)
         super().__init__(observation_space, features + sum(get_flattened_obs_dim(seen[name]) for name in numbers))
@@ -50,7 +50,7 @@ class PictureExtractor(BaseFeaturesExtractor):
         """The part of `check` that all encoders share."""
         if isinstance(features, bool) or not isinstance(features, int) or features < 1:
             raise UserError(f"features={features!r} must be a whole number of at least 1.")
-        shapes = {clip_shape(space) for space in _seen(observation_space).values() if is_picture(space)}
+        shapes = {clip_shape(space) for space in _seen(observation_space).values() if is_image(space)}
         for shape in shapes:
             cls.check_shape(shape)
         if shared and len(shapes) > 1:
@@ -86,6 +86,10 @@ class PictureExtractor(BaseFeaturesExtractor):
         clip = (pictures.unflatten(0, (-1, 1)) if pictures.ndim == 4 else pictures).float()
         # Convolutions round by the order in memory. It is the rollout's (T, B, H, W, C), wherever the images come from.
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
+
+
+PictureExtractor = ImageExtractor
+"""The name until 0.2, kept for a release."""
 
 
 def _seen(space: Space) -> dict[str, Space]:

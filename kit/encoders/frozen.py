@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from kit.encoders.extractor import PictureExtractor
+from kit.encoders.extractor import ImageExtractor
 from kit.envs.obs import PolicyView
 from kit.errors import UserError
 from kit.format.weights import fingerprint
@@ -22,7 +22,7 @@ class FrozenView(PolicyView):
     A part of checkpoints: the hash of the weights, so that rows of other weights are not taken for these.
     """
 
-    def __init__(self, space: Space, encoder: PictureExtractor, names: Collection[str] | None = None) -> None:
+    def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:
         """`names`: which entries of `space` the encoder sees, by default all."""
         self._before = PolicyView(space, names)
         self._encoder = encoder.eval().requires_grad_(False)

@@ -10,7 +10,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from kit.encoders.extractor import PictureExtractor, at_least, in_colour
+from kit.encoders.extractor import ImageExtractor, at_least, in_colour
 from kit.encoders.weights import Pretrained, load_weights
 from kit.errors import UserError
 
@@ -19,7 +19,7 @@ MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 """With which torchvision's Kinetics-400 weights were trained."""
 
 
-class R3D18Encoder(PictureExtractor):
+class R3D18Encoder(ImageExtractor):
     """512 numbers from each camera's clip, by one network (33 M weights) for all cameras.
 
     `weights`: "kinetics" for torchvision's, downloaded once; a file with such; or none, random ones. `frozen` ones

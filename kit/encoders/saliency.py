@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from torch.nn.functional import avg_pool2d
 
-from kit.envs.obs import is_picture
+from kit.envs.obs import is_image
 from kit.errors import UserError
 
 SPOTS = 16
@@ -26,7 +26,7 @@ def saliency(policy: BasePolicy, seen: Any) -> dict[str, torch.Tensor]:
     entries = dict(seen) if isinstance(seen, dict) else {"": seen}
     space = policy.observation_space
     kinds = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    pictures = [name for name in entries if is_picture(kinds[name])]
+    pictures = [name for name in entries if is_image(kinds[name])]
     if not pictures:
         raise UserError("this policy sees no pictures, so there is nothing to mark in them; train one with an encoder.")
     policy.set_training_mode(False)

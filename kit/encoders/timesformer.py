@@ -10,7 +10,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from kit.encoders.extractor import PictureExtractor, in_colour
+from kit.encoders.extractor import ImageExtractor, in_colour
 from kit.encoders.r3d18 import torchvision
 from kit.encoders.weights import Pretrained
 from kit.errors import UserError
@@ -21,7 +21,7 @@ PATCH = 16
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
 
 
-class TimesformerEncoder(PictureExtractor):
+class TimesformerEncoder(ImageExtractor):
     """The class token of each camera's clip, by one network for all cameras.
 
     `weights`: the name of a checkpoint on the Hub or the folder of one (config.json and model.safetensors), made for

@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING, Any
 from kit.envs.registry import alone, carry, describe, find, make_task, make_vec, names, opponents, plays
 
 if TYPE_CHECKING:
-    from kit.envs.card import Card as Card
-    from kit.envs.card import Part as Part
-    from kit.envs.card import numbers as numbers
     from kit.envs.contract import BatchEnv as BatchEnv
     from kit.envs.task import MujocoTask as MujocoTask
     from kit.envs.task import Task as Task
+    from kit.envs.task_info import Field as Field
+    from kit.envs.task_info import TaskInfo as TaskInfo
+    from kit.envs.task_info import numbers as numbers
     from kit.envs.vec import TensorEnv as TensorEnv
 
 __all__ = [
-    "BatchEnv", "Card", "MujocoTask", "Part", "Task", "TensorEnv",
+    "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
     "alone", "carry", "describe", "find", "make_task", "make_vec", "names", "numbers", "opponents", "plays",
 ]  # fmt: skip
+OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
+"""Kept for a release."""
 
 
 def __getattr__(name: str) -> Any:
     """What tasks are written with, loaded on first use."""
-    where = {"Card": "card", "Part": "card", "numbers": "card", "BatchEnv": "contract", "TensorEnv": "vec"}
-    where |= {"MujocoTask": "task", "Task": "task"}
+    where = {"TaskInfo": "task_info", "Field": "task_info", "numbers": "task_info"}
+    where |= {"MujocoTask": "task", "Task": "task", "BatchEnv": "contract", "TensorEnv": "vec"}
+    name = OLD_NAMES.get(name, name)
     if name not in where:
         raise AttributeError(f"module 'kit.envs' has no attribute {name!r}")
     return getattr(importlib.import_module(f"kit.envs.{where[name]}"), name)

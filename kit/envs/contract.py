@@ -46,7 +46,7 @@ class BatchEnv(ABC):
     """After which an episode is cut."""
     control_dt_s: float
     """Seconds per step."""
-    film_speed: float = 1.0
+    video_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""

@@ -112,12 +112,12 @@ class PolicyView:
         return {"": frames[name]} if name in frames else {}
 
 
-def is_picture(space: Space) -> bool:
+def is_image(space: Space) -> bool:
     """Whether `space` is of pictures, uint8 of three dimensions, or of stacks of them, four."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
-def newest_picture(pictures: torch.Tensor) -> np.ndarray:
+def newest_image(pictures: torch.Tensor) -> np.ndarray:
     """RGB, uint8 (H, W, 3), of the pictures that a policy sees of one world, (C, H, W), or the last of (T, C, H, W)."""
     picture = pictures[-1] if pictures.ndim == 4 else pictures
     colours = picture.movedim(0, -1)[..., -3:] if len(picture) >= 3 else picture[-1:].movedim(0, -1)
@@ -135,7 +135,7 @@ def _flat(space: spaces.Dict) -> spaces.Dict:
 
 
 def _channels_first(space: Space) -> Space:
-    if not isinstance(space, spaces.Box) or not is_picture(space):
+    if not isinstance(space, spaces.Box) or not is_image(space):
         return space
     if len(space.shape) == 4:
         moved = space.shape[-1] in COLOURS and space.shape[1] not in COLOURS

@@ -11,7 +11,7 @@ import torch
 from kit.envs.contract import BatchEnv, Info
 from kit.envs.obs import Obs, select
 
-Memory = tuple[torch.Tensor, ...]
+HiddenState = tuple[torch.Tensor, ...]
 """A hidden state: tensors (n, ...) with the envs in front, none if the policy is not recurrent."""
 
 
@@ -19,10 +19,10 @@ Memory = tuple[torch.Tensor, ...]
 class Player(Protocol):
     """A policy without noise or with it, recurrent or not."""
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         """The hidden state with which episodes of `n` envs start."""
 
-    def __call__(self, obs: Obs, hidden_state: Memory, /) -> tuple[torch.Tensor, Memory]:
+    def __call__(self, obs: Obs, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
         """Actions (n, ...) for `obs` (n, ...), and the hidden state afterwards."""
 
 
@@ -31,7 +31,7 @@ class Transition(NamedTuple):
 
     obs: Obs
     """(n, ...); with `hidden_state` what the player was given."""
-    hidden_state: Memory
+    hidden_state: HiddenState
     """That of envs in `episode_starts` is new."""
     episode_starts: torch.Tensor
     """(n,) bool: the first step of an episode."""
@@ -50,7 +50,7 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
     """Step `env` with the actions of `player`, from `obs`, which `env.reset` gave. Ends when every env has finished
     `episodes`: these count, the same number of each, so that short ones do not count more often."""
     n = env.num_envs
-    hidden_state, episode_starts = player.memory(n), torch.ones(n, dtype=torch.bool, device=env.device)
+    hidden_state, episode_starts = player.initial_state(n), torch.ones(n, dtype=torch.bool, device=env.device)
     finished = torch.zeros(n, dtype=torch.long, device=env.device)
     while bool((finished < episodes).any()):
         hidden_state = restart(player, hidden_state, episode_starts)
@@ -65,7 +65,7 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
         finished += ended
 
 
-def restart(player: Player, hidden_state: Memory, episode_starts: torch.Tensor) -> Memory:
+def restart(player: Player, hidden_state: HiddenState, episode_starts: torch.Tensor) -> HiddenState:
     """`hidden_state` with that of the envs in `episode_starts` (n,) bool as new."""
-    states = zip(player.memory(len(episode_starts)), hidden_state, strict=True)
+    states = zip(player.initial_state(len(episode_starts)), hidden_state, strict=True)
     return tuple(cast(torch.Tensor, select(episode_starts.to(now.device), new, now)) for new, now in states)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TASKS = {
     "Ant": "kit.tasks.ant:Ant",
     "Dishwashing": "kit.tasks.dishwashing.task:Dishwashing",
-    "DishwashingVideo": "kit.tasks.dishwashing.video:DishwashingVideo",
+    "DishwashingVideo": "kit.tasks.dishwashing.vision:DishwashingVideo",
     "G1Joystick": "kit.tasks.joystick.robots:G1Joystick",
     "Go1Joystick": "kit.tasks.joystick.robots:Go1Joystick",
     "Mission": "kit.tasks.mission.task:Mission",
@@ -42,7 +42,7 @@ _TASKS = {
 MOVED = {
     "kit.envs.ant": "kit.tasks.ant",
     "kit.envs.dishwashing": "kit.tasks.dishwashing.task",
-    "kit.envs.dishwashing_video": "kit.tasks.dishwashing.video",
+    "kit.envs.dishwashing_video": "kit.tasks.dishwashing.vision",
     "kit.envs.joystick_robots": "kit.tasks.joystick.robots",
     "kit.envs.mission": "kit.tasks.mission.task",
     "kit.envs.reach": "kit.tasks.reach.task",
@@ -80,9 +80,9 @@ def make_vec(
         from kit.envs.vec import TensorEnv
 
         return TensorEnv(make_task(env, **env_options or {}), n_envs, device, seed, threads)
-    from kit.envs.foreign import ForeignEnv
+    from kit.envs.gymnasium_env import GymnasiumEnv
 
-    return ForeignEnv(found, n_envs, device, seed, **env_options or {})
+    return GymnasiumEnv(found, n_envs, device, seed, **env_options or {})
 
 
 def make_task(name: str, **options: object) -> Task:
@@ -137,9 +137,9 @@ def _describe(env: str, options: str) -> Spaces:
 
         given = delivery(task)
         return Spaces(given.observation_space, task.action_space, True, hasattr(task, "model"), given.obs_groups)
-    from kit.envs.foreign import ForeignEnv
+    from kit.envs.gymnasium_env import GymnasiumEnv
 
-    one = ForeignEnv(found, 1, **json.loads(options))
+    one = GymnasiumEnv(found, 1, **json.loads(options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
 

@@ -11,9 +11,9 @@ import mujoco
 import torch
 from gymnasium import spaces
 
-from kit.envs.card import Card
 from kit.envs.obs import CRITIC, POLICY, Groups, Obs, tree_map
 from kit.envs.randomize import Term
+from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
 
@@ -58,13 +58,13 @@ class Task(ABC):
     staggered: bool = False
     """Training begins with episodes cut at random: right where they are much longer than a rollout and worlds many, for
     else all would be in the same phase of their episodes, and a policy learn now one phase, now the other."""
-    film_speed: float = 1.0
+    video_speed: float = 1.0
     """Seconds of an episode in one of its film."""
     score: str = "mean_return"
     """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of `info`."""
     cameras: tuple[str, ...] = ()
     """Views that `render` knows; the first is the default."""
-    card: Card = Card()
+    task_info: TaskInfo = TaskInfo()
     """What people are told of it."""
     train_steps: int | None = None
     """To train for, so that something is learnt."""

@@ -6,13 +6,13 @@ import mujoco
 import torch
 from gymnasium import spaces
 
-from kit.envs.card import Card
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivery
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task, may_have
+from kit.envs.task_info import TaskInfo
 
 
 class TensorEnv(BatchEnv):
@@ -34,7 +34,7 @@ class TensorEnv(BatchEnv):
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
         self.cameras, self.episode_steps = task.cameras, task.episode_steps
-        self.control_dt_s, self.film_speed = task.control_dt_s, task.film_speed
+        self.control_dt_s, self.video_speed = task.control_dt_s, task.video_speed
         self.score = task.score
         self.observation_space, self.frames, self.obs_groups, self._entries = given
         self._stacks = FrameStacks(self.frames)
@@ -55,9 +55,9 @@ class TensorEnv(BatchEnv):
         self.reset(seed)
 
     @property
-    def card(self) -> Card:
+    def task_info(self) -> TaskInfo:
         """The task's, with the entries of the observation as they are called here."""
-        card, one = self.task.card, self._entries or ()
+        card, one = self.task.task_info, self._entries or ()
         bare = len(one) == 1 and not isinstance(self.observation_space, spaces.Dict)
         return card._replace(sees={"": card.sees.get(one[0], ())}) if bare else card
 

@@ -99,7 +99,7 @@ def check_torch(machine: Machine) -> Iterator[Check]:
 def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
     """Whether there is one that this PyTorch can compute with."""
     if not machine.gpus:
-        if gpu.card_without_driver():
+        if gpu.gpu_without_driver():
             return (
                 "fail",
                 "an NVIDIA card is plugged in, but no driver answers.",

@@ -50,7 +50,7 @@ def gpus(shell: Callable[[list[str]], str] = _run) -> tuple[Gpu, ...]:
     return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in found)
 
 
-def card_without_driver(root: Path = Path("/")) -> bool:
+def gpu_without_driver(root: Path = Path("/")) -> bool:
     """Whether an NVIDIA graphics card is plugged in that no driver answers for."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         try:

@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space, spaces
 
 from kit import envs
-from kit.encoders import CARDS, load
+from kit.encoders import ENCODERS, load
 from kit.envs.obs import PolicyView
 from kit.errors import UserError
 
@@ -35,7 +35,7 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
     space = PolicyView(described.observation_space, described.obs_groups.get("policy")).space
     seen = _sample(space)
     lines: dict[str, list[str]] = {}
-    for name, card in CARDS.items():
+    for name, card in ENCODERS.items():
         try:
             network = load(name)(space)
         except UserError as error:

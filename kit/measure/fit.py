@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.trainers.algorithm import with_worlds
+from kit.trainers.algorithm import with_n_envs
 from kit.trainers.planning import STRIDE, Plan
 
 PROBES = (64, 256)
@@ -64,7 +64,7 @@ def room(plan: Plan, share: int = 1) -> int:
 
 def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     """Train one iteration with `n_envs` worlds in a process of its own, and read the memory."""
-    config = with_worlds(config, n_envs)  # the real run's minibatches, as far as the smaller rollout has enough
+    config = with_n_envs(config, n_envs)  # the real run's minibatches, as far as the smaller rollout has enough
     if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
     command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.carry(config)}

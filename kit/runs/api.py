@@ -14,10 +14,10 @@ from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.runs import control, directory, provenance, status, tracking
-from kit.runs.beginning import first_checkpoint
 from kit.runs.finding import locate, locate_unfinished
 from kit.runs.request import Request, request
 from kit.runs.run import Run, opened
+from kit.runs.warm_start import first_checkpoint
 from kit.trust import permit
 
 Progress = Callable[[dict[str, Any]], None]
@@ -33,7 +33,7 @@ def train(
 ) -> Run:
     """Train in the foreground until done, stopped or failed; `fields` are RunConfig's. Look at the run's `status()`.
 
-    `start_from` names the policy that the run begins with: of another run, as RUN or RUN@STEP (`branch` says what comes
+    `start_from` names the policy that the run starts with: of another run, as RUN or RUN@STEP (`branch` says what comes
     along), or a Stable-Baselines3 MODEL.zip. To open a zip, or what names a module and came with a run or beside a
     file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
     then.
@@ -51,7 +51,7 @@ def launch(
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
-    """Launch a new run that begins with the policy of another's `step` (a number, "best", "latest"; default: the best)
+    """Launch a new run that starts with the policy of another's `step` (a number, "best", "latest"; default: the best)
     and with its config, but for `changes`: env_options={"level": "hard"}, overrides={"learning_rate": 1e-4}, ...
 
     What the normaliser knows comes along and, from a whole checkpoint of the same algorithm, the optimizer; counters,
@@ -142,14 +142,14 @@ def remove(run: Run, sure: bool = False) -> None:
 
 
 def create(new: Request) -> Run:
-    """The directory of a new run, with its first checkpoint if it begins with a policy that there is."""
-    config, begins = new.plan.config, new.begins
+    """The directory of a new run, with its first checkpoint if it starts with a pretrained policy."""
+    config, warm = new.plan.config, new.warm_start
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=new.plan.sentence)
-        if begins is not None:
-            provenance.write(path, parent=begins.parent)
-            first_checkpoint(Run(path), begins)
+        if warm is not None:
+            provenance.write(path, parent=warm.parent)
+            first_checkpoint(Run(path), warm)
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, OSError):

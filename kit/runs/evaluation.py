@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kit.envs.contract import BatchEnv
     from kit.envs.obs import Obs
-    from kit.envs.play import Memory, Player
+    from kit.envs.play import HiddenState, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
 """Added to the run's seed, for episodes that training never sees. Evaluations while it trains play the first, the same
@@ -42,7 +42,7 @@ class Evaluator:
         episodes = episodes or (EPISODES if physics else GAMES)
         self.per_world = -(-episodes // most)
         worlds = -(-episodes // self.per_world)
-        self.env = make_worlds(config, worlds, self.seed, int(config.threads))
+        self.env = make_env(config, worlds, self.seed, int(config.threads))
 
     def __call__(self, actor: Player, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """What `evaluate` returns, or None if `should_stop`."""
@@ -127,11 +127,11 @@ class Script:
         if env.scripted() is None:
             raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         """It has none."""
         return ()
 
-    def __call__(self, obs: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         planned = self._env.scripted()
         assert planned is not None
         return planned, hidden_state

@@ -24,7 +24,7 @@ from kit.errors import UserError, need
 from kit.format.files import write_atomic
 from kit.format.leftovers import temporary
 from kit.runs.evaluation import EVAL_SEED
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.policies import load_policy
 from kit.runs.run import Run, opened
 from kit.trainers import Trainer
@@ -92,7 +92,7 @@ def export(
     if path.suffix != suffix:
         raise UserError(f"path={str(path)!r} must end in {suffix}, as what is exported to {to} does.")
     trainer = load_policy(run.config, found)
-    env = make_worlds(run.config.replace(device="cpu"), WORLDS, run.config.seed + EVAL_SEED)
+    env = make_env(run.config.replace(device="cpu"), WORLDS, run.config.seed + EVAL_SEED)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
@@ -100,7 +100,7 @@ def export(
         obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
         seen = dict(leaves("obs", _of_policy(env, obs)))
         alone = Alone(actor, list(seen), env.action_space)
-        written = write(trainer, alone, (*seen.values(), *actor.memory(WORLDS)), building)
+        written = write(trainer, alone, (*seen.values(), *actor.initial_state(WORLDS)), building)
         about = {"kit": kit.__version__, "env": run.config.env, "env_options": run.config.env_options,
                  "algo": run.config.algo, "step": number, **described(trainer, env)}  # fmt: skip
         if written is not None:
@@ -122,13 +122,13 @@ def _of_policy(env: BatchEnv, obs: Obs) -> Obs:
 
 def described(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
     """What goes in and comes out, in order: names, shapes, what each number is and what 1 stands for."""
-    card = env.card if isinstance(env, TensorEnv) else None
-    sees = {f"obs.{name}" if name else "obs": parts for name, parts in card.sees.items()} if card else {}
-    action = _entry("action", env.action_space, card.does if card else ())
+    info = env.task_info if isinstance(env, TensorEnv) else None
+    sees = {f"obs.{name}" if name else "obs": parts for name, parts in info.sees.items()} if info else {}
+    action = _entry("action", env.action_space, info.does if info else ())
     if isinstance(env.action_space, spaces.Box):
         action |= {"low": env.action_space.low.tolist(), "high": env.action_space.high.tolist()}
     actor = trainer.as_actor()
-    memory, seen = actor.memory(1), pick_space(env.observation_space, env.obs_groups.get(POLICY), bare=False)
+    memory, seen = actor.initial_state(1), pick_space(env.observation_space, env.obs_groups.get(POLICY), bare=False)
     inputs = dict(leaves("obs", seen))
     about = {
         "inputs": [_entry(name, space, sees.get(name, ())) for name, space in inputs.items()],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kit.trainers.actor import Actor
 
 
-def make_worlds(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
+def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
     """`n_envs` worlds on the config's device. Raises `UserError` for an opponent that cannot play."""
     from kit import envs
 

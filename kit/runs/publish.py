@@ -15,8 +15,8 @@ from kit.errors import UserError, need
 from kit.runs import usage
 from kit.runs.evaluation import evaluate
 from kit.runs.export import export
-from kit.runs.filming import record
 from kit.runs.run import Run, opened
+from kit.runs.video import record
 from kit.stores.card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
 

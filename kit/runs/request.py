@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kit.config import RunConfig
 from kit.errors import need
 from kit.runs import opponents
-from kit.runs.beginning import Beginning, beginning
+from kit.runs.warm_start import WarmStart, warm_start
 from kit.trust import permit
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ class Request(NamedTuple):
     """What a run is to be."""
 
     plan: Plan
-    begins: Beginning | None
-    """The policy that it begins with."""
+    warm_start: WarmStart | None
+    """The pretrained policy that it starts with."""
 
 
 def request(
@@ -38,11 +38,11 @@ def request(
     from kit.measure.fit import room
     from kit.trainers.planning import plan
 
-    given, begins = config, None
+    given, warm = config, None
     config = (given or RunConfig()).replace(**changes)
     if start_from is not None:
-        begins = beginning(start_from, trust, config.runs_dir, config.algo)
-        config = begins.complete(given, changes)
+        warm = warm_start(start_from, trust, config.runs_dir, config.algo)
+        config = warm.complete(given, changes)
     permit(config, trust)
     if elsewhere or config.processes > 1:
         envs.carry(config)  # an env that no other process can make is refused
@@ -54,4 +54,4 @@ def request(
         from kit.stores import open_store
 
         open_store(planned.config.store, write=True)  # what cannot be written is said now, not after an hour
-    return Request(planned, begins)
+    return Request(planned, warm)

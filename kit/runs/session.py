@@ -141,12 +141,12 @@ class Session:
 
         config, worlds = self.run.config, int(self.run.config.n_envs) // 2
         found = algorithm.find(config.algo)
-        if not found.fewer_worlds or worlds < LEAST_WORLDS:
+        if not found.fewer_envs or worlds < LEAST_WORLDS:
             remedy = found.memory_remedy
             raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {remedy}.")
         self.status.set(state="starting", phase="out of memory, making room", steps_per_s=None, eta_s=None)
         memory.give_back()
-        write_atomic(self.run.path / "config.yaml", algorithm.with_worlds(config, worlds).to_yaml())
+        write_atomic(self.run.path / "config.yaml", algorithm.with_n_envs(config, worlds).to_yaml())
         self.run = Run(self.run.path)
         shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
         self._say(shrunk)
@@ -201,7 +201,7 @@ class Session:
 
     def _film(self) -> None:
         """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
-        from kit.runs.filming import record
+        from kit.runs.video import record
 
         def hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:

@@ -62,7 +62,7 @@ class Training:
 
     def _build(self, config: RunConfig) -> None:
         from kit.runs.evaluation import EVAL_SEED, Evaluator
-        from kit.runs.opponents import make_worlds
+        from kit.runs.opponents import make_env
         from kit.trainers import make_trainer
 
         settings.apply(config.device)
@@ -77,7 +77,7 @@ class Training:
             self._closing.append(group.close)
             part_of = part(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
         self.status.set(phase="building the worlds")
-        env = make_worlds(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
+        env = make_env(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)
         if not env.snapshots:
             self._say(env.snapshot_note)
@@ -133,14 +133,14 @@ class Training:
 
     def _take(self, found: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:
         own: dict[str, Any] = state.pop("session")
-        same_worlds = self.trainer.load_state(state)
+        same_envs = self.trainer.load_state(state)
         lost = ""
         if isinstance(self.trainer, OffPolicy) and replay:
             load_replay(self.trainer, found)
         elif isinstance(self.trainer, OffPolicy):
             self.trainer.forget_replay()
             lost = "; its replay data is damaged and will fill again before learning goes on"
-        self._say(f"resumed from step {found.step:,}{'' if same_worlds else ', in new worlds'}{lost}")
+        self._say(f"resumed from step {found.step:,}{'' if same_envs else ', in new worlds'}{lost}")
         self.status.set(step=found.step, checkpoint={"step": found.step, "time": found.path.stat().st_mtime})
         return own
 
@@ -220,7 +220,7 @@ class Training:
         if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
             return
         self.status.set(phase="testing the best policy")
-        generators = self.trainer.parts()["rng"]
+        generators = self.trainer.components()["rng"]
         before, evaluator = generators.state(), Evaluator(self.config.replace(device="cpu"))
         try:
             with one_thread():

@@ -176,7 +176,7 @@ def plan(
     machines = pd.concat(found, ignore_index=True).dropna(subset=["Price", "vCPUs"])
     machines = machines.sort_values("Price").drop_duplicates(["cloud", "InstanceType"])
     card, cards = machines["AcceleratorName"].fillna(""), machines["AcceleratorCount"].fillna(0)
-    seen = _on_cards(config)
+    seen = _on_gpus(config)
     hours = [
         _hours(config, speed, float(vcpus) / 2)
         if not name
@@ -194,7 +194,7 @@ def plan(
     return table.sort_values(["$", "$/h"]).reset_index(drop=True)
 
 
-def _on_cards(config: RunConfig) -> list[tuple[set[str], float]]:
+def _on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
     """Of runs of the same task and algorithm that trained on a card, the newest first: the words of its name, as in
     SkyPilot's A100-80GB or RTX4090, and the hours that `config` would take at its env steps per second."""
     found = []

@@ -105,7 +105,7 @@ class _Board:
         self.stopping.add(name)
 
 
-def _attempt(job: Work, board: Any, threads: int, card_share: int, version: str) -> dict[str, Any]:
+def _attempt(job: Work, board: Any, threads: int, gpu_share: int, version: str) -> dict[str, Any]:
     """In a worker of Ray's: do the job and tell how it stands; its last row. Raises `Lost` if that is not its end."""
     import ray
 
@@ -117,7 +117,7 @@ def _attempt(job: Work, board: Any, threads: int, card_share: int, version: str)
     if version != kit.__version__:
         return {**job.row(), "state": "failed", "message": f"kit {kit.__version__} is here, and {version} asked for it"}
     patience = Patience()
-    while not patience.begin(job, threads, card_share):
+    while not patience.begin(job, threads, gpu_share):
         if tell(job.row()):
             return job.row()
         time.sleep(WATCH_S)
@@ -145,7 +145,7 @@ class Cluster:
             has = "; ".join(f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes)
             raise UserError(f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; they have {has}.")
         self.ray, self.threads = ray, max(1, int(cpus))
-        self.card_share = round(1 / gpus) if 0 < gpus < 1 else 1
+        self.gpu_share = round(1 / gpus) if 0 < gpus < 1 else 1
         here = ray.get_runtime_context().get_node_id()  # whose end is this one's
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
@@ -188,9 +188,9 @@ class _Remote:
     def run(self) -> Any:
         return self.job.run
 
-    def start(self, threads: int, card_share: int) -> None:
+    def start(self, threads: int, gpu_share: int) -> None:
         on, self._begun = self.on, time.time()
-        self._ref = on.attempt.remote(self.job, on.board, on.threads, on.card_share, kit.__version__)
+        self._ref = on.attempt.remote(self.job, on.board, on.threads, on.gpu_share, kit.__version__)
         on.refs.append(self._ref)
 
     def is_working(self) -> bool:

@@ -81,7 +81,7 @@ class NotebookJob:
         found = read_json(self.path / RESULT)
         return found if isinstance(found, dict) else None
 
-    def start(self, threads: int, card_share: int) -> None:
+    def start(self, threads: int, gpu_share: int) -> None:
         """Unless it is done with, or at work already."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":

@@ -65,7 +65,7 @@ class Work(Protocol):
 
     @property
     def run(self) -> Run | None: ...
-    def start(self, threads: int, card_share: int) -> None: ...
+    def start(self, threads: int, gpu_share: int) -> None: ...
     def is_working(self) -> bool: ...
     def again(self) -> bool: ...
     def held_for(self) -> float: ...
@@ -100,7 +100,7 @@ class Patience:
             self._what, self._since = what, time.time()
         job.note = since(f"{what} ({details})", self._since)
 
-    def begin(self, job: Work, threads: int, card_share: int) -> bool:
+    def begin(self, job: Work, threads: int, gpu_share: int) -> bool:
         """Whether it was begun; ask again soon. Raises what `job.start` does, and the store's error in the end."""
         now = time.monotonic()
         if now < self._next:
@@ -109,7 +109,7 @@ class Patience:
             held_s = job.held_for()
             pause_s = min(held_s, HELD_S)
             if pause_s <= 0:
-                job.start(threads, card_share)
+                job.start(threads, gpu_share)
                 job.note = ""
             else:
                 self.wait(job, "another machine has it", f"until {utc(time.time() + held_s)} unless it renews")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.linalg import vecdot
 
-from kit.envs.card import Card, Part, numbers
 from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.envs.task import MujocoTask
+from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator
 
 HEALTHY_Z_M = (0.2, 1.0)
@@ -24,13 +24,13 @@ CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
 TORSO = 1
 SEES = (
-    Part("height of the torso", 1, "m"),
-    Part("how it is turned, a quaternion", 4),
-    Part("angles of the joints", 8, "rad"),
-    Part("velocity of the torso", 3, "m/s"),
-    Part("its turning", 3, "rad/s"),
-    Part("velocities of the joints", 8, "rad/s"),
-    Part("torque and force of contacts on each body, clipped to ±1", 78, "N m, N"),
+    Field("height of the torso", 1, "m"),
+    Field("how it is turned, a quaternion", 4),
+    Field("angles of the joints", 8, "rad"),
+    Field("velocity of the torso", 3, "m/s"),
+    Field("its turning", 3, "rad/s"),
+    Field("velocities of the joints", 8, "rad/s"),
+    Field("torque and force of contacts on each body, clipped to ±1", 78, "N m, N"),
 )
 
 
@@ -54,9 +54,9 @@ class Ant(MujocoTask):
         "delay": ActionDelay(low=0, high=1),
         "noise": ObservationNoise(low=-0.02, high=0.02),
     })  # fmt: skip
-    card = Card(
+    task_info = TaskInfo(
         sees={"": SEES},
-        does=(Part("torques of the joints", 8, "150 N m"),),
+        does=(Field("torques of the joints", 8, "150 N m"),),
         pays=(
             (1.0, "a m/s along x"),
             (HEALTHY_REWARD, "a step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),

@@ -11,7 +11,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
 from kit.envs.obs import Obs, PolicyView, tree_map
-from kit.envs.play import Memory
+from kit.envs.play import HiddenState
 from kit.trainers.normalize import Normalizer
 
 
@@ -42,19 +42,19 @@ class Actor(nn.Module):
             self.normalizer.to(self.policy.device)
         return self
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         """The hidden state with which episodes of `n` envs start."""
         return ()
 
     @torch.no_grad()
-    def forward(self, obs: Obs, hidden_state: Memory = ()) -> tuple[torch.Tensor, Memory]:
+    def forward(self, obs: Obs, hidden_state: HiddenState = ()) -> tuple[torch.Tensor, HiddenState]:
         """Actions (n, ...) for raw `obs` (n, ...), and the hidden state afterwards; by default episodes start."""
         self.policy.set_training_mode(False)
         seen = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
         actions, hidden_state = self.choose(seen, hidden_state)
         return self.to_env(actions), hidden_state
 
-    def choose(self, seen: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+    def choose(self, seen: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         """The policy's output for `seen`, and its hidden state afterwards."""
         return self.policy._predict(seen, self.deterministic), ()  # type: ignore[arg-type]
 

@@ -57,13 +57,13 @@ class Algorithm:
     """Names of the two networks where `net_arch` tells them apart."""
     rule: Rule = field(default=_as_they_are)
     """Raises `UserError` if the user asked for what does not go together."""
-    more_worlds: bool = False
+    more_envs: bool = False
     """Whether `auto` may take more worlds than a row says: the rollouts grow with them."""
     distributed: bool = False
     """Whether several processes can train it together."""
     imported: tuple[str, ...] = ()
     """Hyperparameters that a run takes over from an SB3 zip."""
-    fewer_worlds: bool = True
+    fewer_envs: bool = True
     """Whether a run out of memory may go on with fewer worlds."""
     own: Mapping[str, type] = field(default_factory=dict)
     """Hyperparameters that SB3 does not have, and their types."""
@@ -86,7 +86,7 @@ def find(algo: str) -> Algorithm:
     return found
 
 
-def with_worlds(config: RunConfig, n_envs: int) -> RunConfig:
+def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
     """A resolved `config` with another number of worlds, and what goes with it."""
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 

@@ -22,7 +22,7 @@ from kit.envs.sb3 import TensorVecEnv
 from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer
-from kit.trainers.saving import Counters, FrozenWeights, Optimizers, Part, RandomGenerators, State, Weights
+from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
 """Iterations between two rows of metrics on a GPU, which stands still while its figures are read."""
@@ -56,7 +56,7 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary: Callable[[], None] = _nothing
         self.should_stop: Callable[[], bool] = _never
         self._normalize = normalize
-        self._attached: dict[str, Part] = {}
+        self._attached: dict[str, Component] = {}
         spare_the_compiler()
         super().__init__(*args, **kwargs)
 
@@ -199,26 +199,26 @@ class TensorTrainer(BaseAlgorithm):
 
     # -- exact state -----------------------------------------------------------------------------------------------
 
-    def attach(self, name: str, part: Part) -> None:
+    def attach(self, name: str, part: Component) -> None:
         """Save `part` under `name` too, from now on."""
         self._attached[name] = part
 
-    def policy_parts(self) -> dict[str, Part]:
+    def policy_components(self) -> dict[str, Component]:
         """What acting needs."""
-        parts: dict[str, Part] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
+        parts: dict[str, Component] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
         view = self.as_actor().view
         if isinstance(view, FrozenView):
             parts["encoder"] = view
         return parts | ({} if self.normalizer is None else {"normalizer": self.normalizer})
 
-    def parts(self) -> dict[str, Part]:
+    def components(self) -> dict[str, Component]:
         """Everything that decides the future, apart from replay data and the worlds."""
-        further: dict[str, Part] = {
+        further: dict[str, Component] = {
             "optimizer": Optimizers(self._optimizers()),
             "trainer": Counters(self),
             "rng": RandomGenerators(self.device),
         }
-        return {**self.policy_parts(), **further, **self._attached}
+        return {**self.policy_components(), **further, **self._attached}
 
     def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]:
         """Name -> optimizer and its parameters by name."""
@@ -227,36 +227,37 @@ class TensorTrainer(BaseAlgorithm):
     def state(self) -> State:
         """Copies of everything that decides the future, apart from replay data; valid at iteration boundaries."""
         self._read_episodes()
-        state = {name: part.state() for name, part in self.parts().items()}
+        state = {name: part.state() for name, part in self.components().items()}
         last_obs = {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
         state["trainer"] |= last_obs
         return {**{"normalizer": {}}, **_filled(state), "env": self.tensor_env.snapshot()}
 
     def policy_state(self) -> State:
         """The part of `state()` that acting needs: what `load_policy` takes."""
-        return {**{"normalizer": {}}, **_filled({name: part.state() for name, part in self.policy_parts().items()})}
+        state = {name: part.state() for name, part in self.policy_components().items()}
+        return {**{"normalizer": {}}, **_filled(state)}
 
     def load_state(self, state: State) -> bool:
         """Become the trainer that `state()` was taken from; `learn(total_timesteps)` then goes on to that total. False
         if its worlds were more or fewer, or of another simulator: then everything goes on but they, who begin new
         episodes."""
         self.load_policy(state)
-        parts = self.parts()
+        parts = self.components()
         for name in ("optimizer", "trainer", *(name for name in self._attached if name in state)):
             parts[name].load_state(state[name])
-        same_worlds = self._holds(state["env"])
-        if same_worlds:
+        same_envs = self._holds(state["env"])
+        if same_envs:
             self.tensor_env.restore(state["env"])
-        if same_worlds and self.tensor_env.snapshots:
+        if same_envs and self.tensor_env.snapshots:
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
         else:  # the worlds could not be saved, or were others: they begin anew, the same way each time
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
             self.tensor_env.stagger()
         if self.normalizer is not None:
-            self.normalizer.load_state(state["normalizer"], statistics_only=not same_worlds)
+            self.normalizer.load_state(state["normalizer"], statistics_only=not same_envs)
         parts["rng"].load_state(state["rng"])  # the last: resets draw too
         self._ready = True
-        return same_worlds
+        return same_envs
 
     def _holds(self, worlds: dict[str, torch.Tensor]) -> bool:
         """Whether `worlds`, a snapshot, is of as many as here and of the same simulator."""
@@ -268,7 +269,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def load_policy(self, state: State) -> None:
         """Only what acting needs. Any number of worlds will do."""
-        parts = self.policy_parts()
+        parts = self.policy_components()
         if "encoder" in parts:
             parts["encoder"].load_state(state.get("encoder", {}))
         parts["policy"].load_state(state["policy"])
@@ -277,14 +278,14 @@ class TensorTrainer(BaseAlgorithm):
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
-    def begin_with(self, state: State) -> None:
+    def warm_start(self, state: State) -> None:
         """Take over the policy of another trainer's `state`, what its normaliser knows and, where they are the same
         ones, its optimizers. Raises `UserError` if the policy does not fit."""
         if bool(state.get("normalizer")) != (self.normalizer is not None):
             raise UserError("of the two only one normalises what it sees; give both the same overrides normalize")
         self.load_policy(state)
         if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
-            self.parts()["optimizer"].load_state(state["optimizer"])
+            self.components()["optimizer"].load_state(state["optimizer"])
 
     # -- SB3's zip -------------------------------------------------------------------------------------------------
 

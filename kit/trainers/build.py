@@ -38,7 +38,7 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
         requested.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
-    if config.device == "cpu" and encoders.sees_pictures(env.observation_space):
+    if config.device == "cpu" and encoders.sees_images(env.observation_space):
         keep_freed()
     if isinstance(config.threads, int):
         torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads

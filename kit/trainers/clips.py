@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from gymnasium import Space, spaces
 
-from kit.envs.obs import is_picture, tree_map
+from kit.envs.obs import is_image, tree_map
 
 
 class Clips:
@@ -45,10 +45,10 @@ def seen(obs: Seen) -> Any:
     return tree_map(lambda x: x.seen() if isinstance(x, Clips) else x, obs)
 
 
-def stacks_of_pictures(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
+def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
     """Those of an env's `frames` that are of pictures; numbers are small enough to be kept as they come."""
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    return {name: count for name, count in frames.items() if name in entries and is_picture(entries[name])}
+    return {name: count for name, count in frames.items() if name in entries and is_image(entries[name])}
 
 
 def newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:

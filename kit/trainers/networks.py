@@ -62,12 +62,12 @@ class Networks:
     def finish(self, rollout: Rollout) -> None:
         """After its last step."""
 
-    def with_memory(self, obs: Obs) -> Obs:
+    def with_hidden_state(self, obs: Obs) -> Obs:
         """`obs`, which follow the step just taken, with whatever else their values depend on."""
         return obs
 
     def values(self, known: Obs) -> torch.Tensor:
-        """(n,) values of observations as the policy sees them, from what `with_memory` gave."""
+        """(n,) values of observations as the policy sees them, from what `with_hidden_state` gave."""
         return self.policy.predict_values(known).flatten()  # type: ignore[arg-type]
 
     # -- updates ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from gymnasium import spaces
 
-from kit.envs.obs import Obs, from_leaves, is_picture, leaves
+from kit.envs.obs import Obs, from_leaves, is_image, leaves
 from kit.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,4 +148,4 @@ class Normalizer:
 
 
 def _is_scaled(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and not is_picture(space)
+    return isinstance(space, spaces.Box) and not is_image(space)

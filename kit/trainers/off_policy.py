@@ -17,10 +17,10 @@ from kit.envs.obs import Obs, tree_map
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.base import READ_EVERY, TensorTrainer, tensor_env_of
-from kit.trainers.clips import stacks_of_pictures
+from kit.trainers.clips import image_stacks
 from kit.trainers.infos import LazyInfos
 from kit.trainers.replay import Replay, Transitions
-from kit.trainers.saving import Counters, Part, State, Values
+from kit.trainers.saving import Component, Counters, State, Values
 from kit.trainers.shifting import random_shift
 
 
@@ -52,7 +52,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
             if self.env is not None:
                 env, space = tensor_env_of(self.env), self.observation_space
                 space = space if isinstance(self.env.unwrapped.view, FrozenView) else env.observation_space
-                frames = stacks_of_pictures(space, env.frames)
+                frames = image_stacks(space, env.frames)
             self.replay_buffer = Replay(rows, self.n_envs, self.device, frames)
         self._sums = torch.zeros(len(self.figures), device=self.device)
         self._summed = 0
@@ -224,16 +224,16 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         self.replay_buffer.forget()
 
     def load_state(self, state: State) -> bool:
-        same_worlds = super().load_state(state)
-        if same_worlds and self.tensor_env.snapshots:
+        same_envs = super().load_state(state)
+        if same_envs and self.tensor_env.snapshots:
             assert self._last_obs is not None
             self.replay_buffer.go_on(self._last_obs)
         else:
-            self.replay_buffer.begin_anew()
-        return same_worlds
+            self.replay_buffer.note_reset()
+        return same_envs
 
-    def parts(self) -> dict[str, Part]:
-        return {**super().parts(), "trainer": ReplayCounters(self)}
+    def components(self) -> dict[str, Component]:
+        return {**super().components(), "trainer": ReplayCounters(self)}
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
         trained = {id(p) for group in self.critic.optimizer.param_groups for p in group["params"]}

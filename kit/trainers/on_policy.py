@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
-from kit.trainers.clips import stacks_of_pictures
+from kit.trainers.clips import image_stacks
 from kit.trainers.infos import LazyInfos
 from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
@@ -28,7 +28,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         super()._setup_model()
         frames = None
         if self.env is not None:
-            frames = stacks_of_pictures(self.observation_space, self.as_actor().view.frames(self.tensor_env.frames))
+            frames = image_stacks(self.observation_space, self.as_actor().view.frames(self.tensor_env.frames))
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device, frames)
         self.networks = self._networks()
 
@@ -102,7 +102,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # asking a GPU would cost more than keeping them all
-                    rollout.cut(step, truncated & ~terminated, self.networks.with_memory(actor.see(info["final_obs"])))
+                    final_obs = self.networks.with_hidden_state(actor.see(info["final_obs"]))
+                    rollout.cut(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
                 infos = LazyInfos(info, done, truncated)
@@ -120,7 +121,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         assert self._last_obs is not None
         with torch.no_grad():
             self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
-            last_values = self.networks.values(self.networks.with_memory(self.as_actor().see(self._last_obs)))
+            last_values = self.networks.values(self.networks.with_hidden_state(self.as_actor().see(self._last_obs)))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 same request gets the same plan, every time on the same kind of machine.
 
     row       of the task and algorithm (`kit.presets`), else the algorithm's own (its record in `kit.trainers`)
-    worlds    the row's; of PPO twice as many, and again, while there are no more than `WORLDS_PER_CORE` for each core
+    worlds    the row's; of PPO twice as many, and again, while there are no more than `ENVS_PER_CORE` for each core
               (`GAMES_PER_CORE` of a task without physics) and the run has `ROUNDS` rollouts in it; on a GPU no more
               than its memory has room for
     device    the CPU, unless there is a GPU and the row or the preset is made for it, or images are seen
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv
     from kit.envs.registry import Spaces
 
-WORLDS_PER_CORE = 16
+ENVS_PER_CORE = 16
 """Of the fastest number an exhaustive search found on two cores, so many reached 0.98 with PPO on Reach and 0.91 to
 0.99 on Ant."""
 GAMES_PER_CORE = 1024
@@ -97,7 +97,7 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
-    device = device_of(config, encoders.sees_pictures(env.observation_space))
+    device = device_of(config, encoders.sees_images(env.observation_space))
     row = row_of(record, config, device)
     hyper = complete(record, row, config.overrides)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _worlds(record, config, row, device, env.physics)
@@ -163,8 +163,8 @@ def device_of(config: RunConfig, pictures: bool) -> str:
 
 
 def _worlds(record: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
-    worlds, per_core = int(row.get("n_envs", 1)), WORLDS_PER_CORE if physics else GAMES_PER_CORE
-    if config.preset != "auto" or not record.more_worlds or (device != "cpu" and physics):
+    worlds, per_core = int(row.get("n_envs", 1)), ENVS_PER_CORE if physics else GAMES_PER_CORE
+    if config.preset != "auto" or not record.more_envs or (device != "cpu" and physics):
         return worlds
     n_steps = int({"n_steps": 2048, **row, **config.overrides}["n_steps"])
     most = min(per_core * limits.usable_cores(), config.total_steps // (ROUNDS * n_steps))

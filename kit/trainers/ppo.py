@@ -181,7 +181,7 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
     rule=divide,
-    more_worlds=True,
+    more_envs=True,
     distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

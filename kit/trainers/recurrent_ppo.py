@@ -20,34 +20,34 @@ from stable_baselines3.common.policies import BasePolicy
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric_recurrent import AsymmetricRecurrent
 from kit.envs.obs import Obs, leaves
-from kit.envs.play import Memory
+from kit.envs.play import HiddenState
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.actor import Actor
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.networks import Networks
 from kit.trainers.ppo import ProximalTrainer, divide
-from kit.trainers.rollout import Batch, Remembered, Rollout
+from kit.trainers.rollout import Batch, RecurrentBatch, Rollout
 from kit.trainers.saving import State, Values
 
 # What an LSTM remembers is one tensor (n, 2, layers, hidden): the hidden state h and the cell c of each layer.
 
 
-def blank(lstm: torch.nn.LSTM, n: int) -> torch.Tensor:
-    """Memory of `n` worlds that have just begun."""
+def zero_state(lstm: torch.nn.LSTM, n: int) -> torch.Tensor:
+    """The hidden state (n, 2, layers, hidden) with which episodes start."""
     return torch.zeros(n, 2, lstm.num_layers, lstm.hidden_size, device=next(lstm.parameters()).device)
 
 
-def forget(memory: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
-    """`memory` without that of the worlds `begun` (n,) bool."""
-    return memory.masked_fill(begun.view(-1, 1, 1, 1), 0.0)
+def reset_where(hidden_state: torch.Tensor, episode_starts: torch.Tensor) -> torch.Tensor:
+    """`hidden_state` (n, ...), zero in the envs of `episode_starts` (n,) bool."""
+    return hidden_state.masked_fill(episode_starts.view(-1, 1, 1, 1), 0.0)
 
 
-def step(lstm: torch.nn.LSTM, features: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of every world: the output (n, hidden) for `features` (n, in), and the memory afterwards."""
+def step(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step of every env: the output (n, hidden) for `features` (n, in), and the next hidden state."""
     after = []
     for layer, weights in enumerate(lstm.all_weights):
-        features, cell = torch.lstm_cell(features, memory[:, :, layer].unbind(1), *weights)
+        features, cell = torch.lstm_cell(features, hidden_state[:, :, layer].unbind(1), *weights)
         after.append(torch.stack([features, cell], 1))
     return features, torch.stack(after, 2)
 
@@ -64,21 +64,21 @@ class Sequences(NamedTuple):
     """(N,) the place of each row, places counted step by step."""
 
 
-def sequences(begun: torch.Tensor) -> Sequences:
-    """Of a batch whose rows are `begun` (N,) bool where a sequence begins, the first row anyway. Asks the device how
-    many there are and how long the longest is."""
-    number = torch.arange(len(begun), device=begun.device)
-    first = torch.cat([number[:1], 1 + begun[1:].nonzero().flatten()])
+def sequences(episode_starts: torch.Tensor) -> Sequences:
+    """The sequences of a batch: one starts at the first row and at each True of `episode_starts` (N,). Waits for the
+    device, to know how many there are and how long the longest is."""
+    number = torch.arange(len(episode_starts), device=episode_starts.device)
+    first = torch.cat([number[:1], 1 + episode_starts[1:].nonzero().flatten()])
     which = torch.bucketize(number, first, right=True) - 1
     time = number - first[which]
-    row = (first + number[: int(time.max()) + 1].unsqueeze(1)).clamp_(max=len(begun) - 1)
+    row = (first + number[: int(time.max()) + 1].unsqueeze(1)).clamp_(max=len(episode_starts) - 1)
     return Sequences(first, row, time * len(first) + which)
 
 
-def unroll(lstm: torch.nn.LSTM, features: torch.Tensor, memory: torch.Tensor, places: Sequences) -> torch.Tensor:
-    """Outputs (N, hidden) for the rows `features` (N, in) of sequences that begin with `memory` (N, ...)."""
+def unroll(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor, places: Sequences) -> torch.Tensor:
+    """Outputs (N, hidden) for the rows `features` (N, in) of sequences that start from `hidden_state` (N, ...)."""
     side_by_side = features.index_select(0, places.row.flatten()).view(*places.row.shape, -1)
-    hidden, cell = memory.index_select(0, places.first).movedim(0, 2).contiguous()
+    hidden, cell = hidden_state.index_select(0, places.first).movedim(0, 2).contiguous()
     return lstm(side_by_side, (hidden, cell))[0].flatten(0, 1).index_select(0, places.place)
 
 
@@ -92,25 +92,25 @@ class RecurrentNetworks(Networks):
         lstms = {"actor": policy.lstm_actor, "critic": policy.lstm_critic}
         self._lstms: dict[str, torch.nn.LSTM] = {name: lstm for name, lstm in lstms.items() if lstm is not None}
         self._n_envs = n_envs
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Every world begins."""
-        self.memory = {name: blank(lstm, self._n_envs) for name, lstm in self._lstms.items()}
+    def reset(self) -> None:
+        """Episodes start in all envs."""
+        self.hidden_state = {name: zero_state(lstm, self._n_envs) for name, lstm in self._lstms.items()}
 
     def state(self) -> Values:
-        return {name: memory.cpu().clone() for name, memory in self.memory.items()}
+        return {name: hidden_state.cpu().clone() for name, hidden_state in self.hidden_state.items()}
 
     def load_state(self, state: Values) -> None:
-        self.memory = {name: state[name].to(self.policy.device) for name in self._lstms}
+        self.hidden_state = {name: state[name].to(self.policy.device) for name in self._lstms}
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
         if step:
-            self._forget(rollout.done[step - 1])
-        rollout.remember(step, cast(Obs, self.memory))
-        latent, for_value, self.memory = self._step(obs, self.memory)
+            self._reset_where(rollout.done[step - 1])
+        rollout.store_hidden_state(step, cast(Obs, self.hidden_state))
+        latent, for_value, self.hidden_state = self._step(obs, self.hidden_state)
         distribution = self._distribution(latent)
         actions = distribution.get_actions()
         rollout.values[step] = self.policy.value_net(for_value).flatten()
@@ -120,26 +120,26 @@ class RecurrentNetworks(Networks):
         return actions
 
     def finish(self, rollout: Rollout) -> None:
-        self._forget(rollout.done[-1])
+        self._reset_where(rollout.done[-1])
 
-    def with_memory(self, obs: Obs) -> Obs:
-        return {"obs": obs, "memory": cast(Obs, self.memory)}
+    def with_hidden_state(self, obs: Obs) -> Obs:
+        return {"obs": obs, "hidden_state": cast(Obs, self.hidden_state)}
 
     def values(self, known: Obs) -> torch.Tensor:
-        obs, memory = cast(dict[str, Any], known).values()
-        return self.policy.value_net(self._step(obs, memory)[1]).flatten()
+        obs, hidden_state = cast(dict[str, Any], known).values()
+        return self.policy.value_net(self._step(obs, hidden_state)[1]).flatten()
 
-    def _forget(self, begun: torch.Tensor) -> None:
-        self.memory = {name: forget(memory, begun) for name, memory in self.memory.items()}
+    def _reset_where(self, episode_starts: torch.Tensor) -> None:
+        self.hidden_state = {name: reset_where(state, episode_starts) for name, state in self.hidden_state.items()}
 
     def _step(
-        self, obs: Obs, memory: Mapping[str, torch.Tensor]
+        self, obs: Obs, hidden_state: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Latents of actor and critic (n, ...), and the memory afterwards."""
+        """Latents of actor and critic (n, ...), and the next hidden state."""
         after: dict[str, torch.Tensor] = {}
 
         def through(name: str, features: torch.Tensor) -> torch.Tensor:
-            out, after[name] = step(self._lstms[name], features, memory[name])
+            out, after[name] = step(self._lstms[name], features, hidden_state[name])
             return out
 
         return *self._latents(obs, through), after
@@ -147,11 +147,11 @@ class RecurrentNetworks(Networks):
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        assert isinstance(batch, Remembered)
-        places, memory = sequences(batch.begun), cast(dict[str, torch.Tensor], batch.memory)
+        assert isinstance(batch, RecurrentBatch)
+        places, hidden_state = sequences(batch.episode_starts), cast(dict[str, torch.Tensor], batch.hidden_state)
 
         def through(name: str, features: torch.Tensor) -> torch.Tensor:
-            return unroll(self._lstms[name], features, memory[name], places)
+            return unroll(self._lstms[name], features, hidden_state[name], places)
 
         latent, for_value = self._latents(batch.obs, through)
         distribution = self._distribution(latent)
@@ -182,13 +182,13 @@ class RecurrentActor(Actor):
 
     policy: RecurrentActorCriticPolicy
 
-    def memory(self, n: int) -> Memory:
-        return (blank(self.policy.lstm_actor, n),)
+    def initial_state(self, n: int) -> HiddenState:
+        return (zero_state(self.policy.lstm_actor, n),)
 
-    def choose(self, seen: Obs, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+    def choose(self, seen: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         policy = self.policy
         features = BasePolicy.extract_features(policy, seen, policy.pi_features_extractor)  # type: ignore[arg-type]
-        (before,) = hidden_state or self.memory(len(features))
+        (before,) = hidden_state or self.initial_state(len(features))
         latent, after = step(policy.lstm_actor, features, before)
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent))
         return distribution.get_actions(self.deterministic), (after,)
@@ -221,13 +221,13 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
     def _begin(self) -> None:
         super()._begin()
         if "networks" in vars(self):  # else they are yet to be made, and remember nothing
-            self.networks.forget()
+            self.networks.reset()
 
     def load_state(self, state: State) -> bool:
-        same_worlds = super().load_state(state)
-        if not (same_worlds and self.tensor_env.snapshots):
-            self.networks.forget()
-        return same_worlds
+        same_envs = super().load_state(state)
+        if not (same_envs and self.tensor_env.snapshots):
+            self.networks.reset()
+        return same_envs
 
     def _permutation(self, n: int) -> torch.Tensor:
         """World after world, in the order of time, from anywhere on and round to there: sb3-contrib's order."""
@@ -257,6 +257,6 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1, "n_steps": 128, "batch_size": 128},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
     rule=_together,
-    more_worlds=True,
+    more_envs=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

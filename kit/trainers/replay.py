@@ -10,7 +10,7 @@ import torch
 from kit.envs.obs import Obs, from_leaves, leaves
 from kit.format.segments import DONE, RAGGED, Segment
 from kit.trainers.clips import newest, with_stacks
-from kit.trainers.pictures import FRAMES, Pictures
+from kit.trainers.image_ring import FRAMES, Pictures
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Replay:
         if self.frames:
             assert done is not None
             row[DONE] = done
-            self._note_beginnings(slot)
+            self._note_episode_starts(slot)
             for name, kept in self._pictures.items():
                 kept.add(slot, pictures[name], following[name], done)
         for name, value in row.items():
@@ -130,12 +130,12 @@ class Replay:
         for name, picture in newest(obs, self.frames)[0].items():
             self._pictures[name].latest = picture.clone()
 
-    def begin_anew(self) -> None:
+    def note_reset(self) -> None:
         """The worlds begin new episodes, whatever they were doing."""
         if self.written and self.frames:
             self.breaks.append(self.written - 1)
 
-    def _note_beginnings(self, slot: int) -> None:
+    def _note_episode_starts(self, slot: int) -> None:
         """Of the row that is about to be written to `slot`."""
         if self.written == self.first:  # nothing is there, at first or after a loss
             self._begun = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)

@@ -67,12 +67,12 @@ class Batch:
 
 
 @dataclass
-class Remembered(Batch):
+class RecurrentBatch(Batch):
     """Those of a policy that remembers."""
 
-    begun: torch.Tensor
+    episode_starts: torch.Tensor
     """(N,) bool: the first step that the rollout has of a world, or of an episode."""
-    memory: Obs
+    hidden_state: Obs
     """What was remembered before the step, (N, ...) each; in an episode's first as of one that remembers nothing."""
 
 
@@ -101,7 +101,7 @@ class Rollout:
         self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen; of stacks there are only
         self._pictures: dict[str, torch.Tensor] = {}  # (those before the first step and T, n, H, W, C)
         self.actions: torch.Tensor | None = None
-        self.memory: Obs | None = None  # (T, n, ...), of policies that have one
+        self.hidden_state: Obs | None = None  # (T, n, ...), of policies that have one
         self._cuts: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
@@ -132,11 +132,11 @@ class Rollout:
         self.actions[step] = actions
         return self.actions[step]
 
-    def remember(self, step: int, memory: Obs) -> None:
+    def store_hidden_state(self, step: int, hidden_state: Obs) -> None:
         """Store what the policy remembered, (n, ...) each, before it saw `step`."""
-        if self.memory is None:
-            self.memory = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), memory)
-        tree_map(lambda kept, part: kept[step].copy_(part), self.memory, memory)
+        if self.hidden_state is None:
+            self.hidden_state = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), hidden_state)
+        tree_map(lambda kept, part: kept[step].copy_(part), self.hidden_state, hidden_state)
 
     def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
         """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...).
@@ -170,10 +170,11 @@ class Rollout:
         flat = [obs, self.actions.flatten(0, 1)]
         columns = (self.values, self.log_probs, self.advantages, self.returns)
         batch = Batch(*flat, *(column.flatten() for column in columns))
-        if self.memory is None:
+        if self.hidden_state is None:
             return batch
-        begun = torch.cat([torch.ones_like(self.done[:1]), self.done[:-1]]).flatten()
-        return Remembered(**vars(batch), begun=begun, memory=tree_map(lambda x: x.flatten(0, 1), self.memory))
+        episode_starts = torch.cat([torch.ones_like(self.done[:1]), self.done[:-1]]).flatten()
+        hidden_state = tree_map(lambda x: x.flatten(0, 1), self.hidden_state)
+        return RecurrentBatch(**vars(batch), episode_starts=episode_starts, hidden_state=hidden_state)
 
     def _clips(self) -> dict[str, Clips]:
         """The stacks, step-major."""

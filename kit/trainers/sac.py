@@ -97,8 +97,8 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def load_state(self, state: State) -> bool:
         return super().load_state(_with_temperature(state))
 
-    def begin_with(self, state: State) -> None:
-        super().begin_with(state)
+    def warm_start(self, state: State) -> None:
+        super().warm_start(state)
         state = _with_temperature(state)
         if "temperature" in self._attached and "temperature" in state:
             self._attached["temperature"].load_state(state["temperature"])
@@ -147,7 +147,7 @@ ALGORITHM = Algorithm(
     heads=("pi", "qf"),
     rule=keep_ratio,
     imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
-    fewer_worlds=False,
+    fewer_envs=False,
     own={"random_shift": int},
     memory_remedy="buffer_size, n_envs or network",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What decides a run's future, as parts that can each save themselves: `trainer.parts()` is all of it.
+"""What decides a run's future, as parts that can each save themselves: `trainer.components()` is all of it.
 
     policy      weights; those that are frozen are a part of their own, stored once per run
     normalizer  running statistics
@@ -30,7 +30,7 @@ State = dict[str, Values]
 """What a checkpoint holds: part -> its values."""
 
 
-class Part(Protocol):
+class Component(Protocol):
     """Anything that can be saved."""
 
     def state(self) -> Values:

@@ -84,7 +84,7 @@ ALGORITHM = Algorithm(
     heads=("pi", "qf"),
     rule=keep_ratio,
     imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
-    fewer_worlds=False,
+    fewer_envs=False,
     own={"random_shift": int, "exploration_noise": float},
     memory_remedy="buffer_size, n_envs or network",
 )  # fmt: skip

@@ -6,7 +6,6 @@ from kit.machine.host import connect
 from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
-from kit.ui.films import video
 from kit.ui.gallery import checkpoints_side_by_side, failures, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
@@ -17,6 +16,7 @@ from kit.ui.resume import ResumePanel
 from kit.ui.search import sweep
 from kit.ui.seeing import what_it_sees
 from kit.ui.task import task
+from kit.ui.videos import video
 
 
 def __getattr__(name: str) -> Any:

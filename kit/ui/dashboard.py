@@ -16,7 +16,7 @@ from kit.format.files import GrowingRows
 from kit.runs.api import resume
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
-from kit.ui import films, style
+from kit.ui import style, videos
 from kit.ui.chart import chart
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import COLUMNS, Curve
@@ -116,7 +116,7 @@ class Dashboard:
 
     def _watch(self, run: Run) -> None:
         """Redraw until the run's process has ended; one that is done gets a last video."""
-        filming, rows, draw_next = films.Filming(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
+        filming, rows, draw_next = videos.Filming(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
         kin = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
             self._tell_others(run)
@@ -142,9 +142,9 @@ class Dashboard:
                 self.say("")
                 self._changed()
                 self._tell_others(run)
-                if now["state"] == "finished" and films.wanted(run):
+                if now["state"] == "finished" and videos.wanted(run):
                     self.say("Filming the policy…")
-                    self.say(films.finish(run), bad=True)
+                    self.say(videos.finish(run), bad=True)
                     self._play(run)
                     self._tell_others(run)
                 self._end(run)
@@ -162,7 +162,7 @@ class Dashboard:
         newest = run.videos[-1:]
         if newest != self._played:
             with contextlib.suppress(OSError):
-                self._video.value = style.wrap(*(films.tag(path, films.caption(path), 210) for path in newest))
+                self._video.value = style.wrap(*(videos.tag(path, videos.caption(path), 210) for path in newest))
                 self._played = newest
 
     def _draw_buttons(self, state: str) -> None:

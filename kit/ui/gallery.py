@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from kit.errors import UserError
 from kit.measure.uncertainty import success_interval
 from kit.runs.evaluation import evaluate
-from kit.runs.filming import COLUMNS, View, failures_first
 from kit.runs.finding import local_runs
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.run import Run
-from kit.ui.films import EPISODES, Film, players
+from kit.runs.video import COLUMNS, View, failures_first
 from kit.ui.style import Page, percent
+from kit.ui.videos import EPISODES, Film, players
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _cameras(run: Run) -> tuple[str, ...]:
-    env = make_worlds(run.config.replace(device="cpu"), 1, run.config.seed)
+    env = make_env(run.config.replace(device="cpu"), 1, run.config.seed)
     env.close()
     return tuple(env.cameras)
 

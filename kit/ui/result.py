@@ -9,10 +9,10 @@ import math
 from kit.measure.uncertainty import success_differs
 from kit.runs.run import Run
 from kit.ui import style
-from kit.ui.films import caption, poster, tag, wanted
 from kit.ui.headless import nobody_there
 from kit.ui.panel import Panel
 from kit.ui.plots import beside, learning_curve
+from kit.ui.videos import caption, poster, tag, wanted
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
 

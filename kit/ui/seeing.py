@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kit.errors import UserError, need
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
@@ -27,14 +27,14 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     import mediapy
 
     from kit.encoders.saliency import saliency
-    from kit.envs.obs import newest_picture
+    from kit.envs.obs import newest_image
     from kit.envs.play import play
 
     trainer: Any = load_policy(run.config, run.find_or_new(step))
     actor = trainer.as_actor()
     if actor.memory(worlds):
         raise UserError(f"algo={run.config.algo!r} remembers, so that its action hangs on more than what it sees now.")
-    env = make_worlds(run.config.replace(device="cpu"), worlds, run.config.seed)
+    env = make_env(run.config.replace(device="cpu"), worlds, run.config.seed)
     obs = env.reset(seed=run.config.seed)
     for transition in islice(play(env, actor, obs), after):
         obs = transition.next_obs
@@ -44,7 +44,7 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     pictures, titles = [], []
     for world in range(worlds):
         for name, marked in glow.items():
-            picture = newest_picture((seen[name] if name else seen)[world])
+            picture = newest_image((seen[name] if name else seen)[world])
             light = marked[world].numpy()[..., None]
             pictures += [picture, (picture * 0.35 * (1 - light) + GLOW * light).clip(0, 255).astype(np.uint8)]
             titles += [name, "where it looks"]

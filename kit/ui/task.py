@@ -13,8 +13,8 @@ import gymnasium
 import torch
 
 from kit import envs
-from kit.envs.card import Card, Part
 from kit.envs.obs import leaves
+from kit.envs.task_info import Field, TaskInfo
 from kit.errors import UserError, need
 from kit.ui import style
 
@@ -28,7 +28,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
     made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
     try:
-        said: Card = getattr(made, "card", Card())
+        said: TaskInfo = getattr(made, "card", TaskInfo())
         rows = [
             ("It sees", _parts(seen(made.observation_space, said))),
             ("It does", _parts(said.does or [_space("", made.action_space)])),
@@ -58,9 +58,9 @@ def sensible_steps(env: str) -> int | None:
         return None
 
 
-def seen(space: gymnasium.Space, said: Card) -> list[Part]:
+def seen(space: gymnasium.Space, said: TaskInfo) -> list[Field]:
     """The observation's parts: declared rows of numbers, and what the spaces tell of everything else."""
-    parts: list[Part] = []
+    parts: list[Field] = []
     for path, entry in leaves("obs", space):
         name = path[4:]
         declared = said.sees.get(name, ())
@@ -70,35 +70,35 @@ def seen(space: gymnasium.Space, said: Card) -> list[Part]:
     return parts
 
 
-def _space(name: str, space: Any) -> Part:
+def _space(name: str, space: Any) -> Field:
     """What is known of one that nobody has described."""
     shape, of = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
     if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
         _, height, width = sorted(shape[-3:])
         latest = f", the latest {shape[0]}" if len(shape) == 4 else ""
-        return Part(f"{of}pictures of {width} × {height} pixels{latest}", 0)
+        return Field(f"{of}pictures of {width} × {height} pixels{latest}", 0)
     if isinstance(space, gymnasium.spaces.Discrete):
-        return Part(f"{of}one of {space.n} choices", 1)
+        return Field(f"{of}one of {space.n} choices", 1)
     bounded = isinstance(space, gymnasium.spaces.Box) and abs(space.low.min()) < 1e6
     bounds = f" from {space.low.min():.4g} to {space.high.max():.4g}" if bounded else ""
-    return Part(f"{of}numbers{bounds}", math.prod(shape))
+    return Field(f"{of}numbers{bounds}", math.prod(shape))
 
 
-def _parts(parts: Iterable[Part]) -> list[str]:
-    def unit(part: Part) -> str:
+def _parts(parts: Iterable[Field]) -> list[str]:
+    def unit(part: Field) -> str:
         scaled = "1 is " if part.unit[:1].isdigit() else ""
         return f" <span class='kit-dim'>{scaled}{html.escape(part.unit)}</span>" if part.unit else ""
 
     return [f"<b>{part.width or ''}</b> {html.escape(part.what)}{unit(part)}" for part in parts]
 
 
-def _episode(env: Any, said: Card) -> str:
+def _episode(env: Any, said: TaskInfo) -> str:
     seconds = env.episode_steps * env.control_dt_s
     early = f", or earlier: {said.ends}" if said.ends else ""
     return html.escape(f"ends after {env.episode_steps:,} steps, {seconds:,.0f} s{early}")
 
 
-def _lessons(said: Card) -> str:
+def _lessons(said: TaskInfo) -> str:
     return f" a lesson: {html.escape(said.lessons)}" if said.lessons else ""
 
 

@@ -17,7 +17,7 @@ from kit.envs import MujocoTask, TensorEnv
 from kit.envs.play import play
 from kit.errors import UserError, need
 from kit.runs.evaluation import EVAL_SEED
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.policies import load_policy
 from kit.runs.run import Run, opened
 from kit.tasks.joystick.task import Joystick
@@ -40,7 +40,7 @@ class Viewer:
     def __init__(self, run: Run, step: int | str | None = None, port: int = 8080, host: str = "127.0.0.1") -> None:
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
         self.run = run
-        self._env = make_worlds(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
+        self._env = make_env(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
             raise UserError(f"env={run.config.env!r} has no MuJoCo scene to walk about in; `kit video` films it.")

@@ -7,10 +7,10 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from kit.encoders.extractor import PictureExtractor
+from kit.encoders.extractor import ImageExtractor
 
 
-class Edges(PictureExtractor):
+class Edges(ImageExtractor):
     """Each frame's changes from pixel to pixel, averaged over a grid of 4×4."""
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:

@@ -12,11 +12,11 @@ import torch
 from gymnasium import spaces
 from safetensors.torch import save_file
 
-from kit.encoders import CARDS, OPTIONS, choose, load
+from kit.encoders import ENCODERS, OPTIONS, choose, load
 from kit.errors import UserError
 from kit.format.weights import fingerprint
 
-SMALL = [name for name in CARDS if name not in ("r3d18", "timesformer")]
+SMALL = [name for name in ENCODERS if name not in ("r3d18", "timesformer")]
 CLIP = spaces.Box(0, 255, (4, 3, 48, 48), np.uint8)
 ROBOT = spaces.Dict({
     "left": CLIP, "right": CLIP, "joints": spaces.Box(-1, 1, (5,)),

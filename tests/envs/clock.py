@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 
-from kit.envs.play import Memory
+from kit.envs.play import HiddenState
 from kit.trainers.actor import Actor
 from kit.trainers.ppo import ALGORITHM, PPO
 from tests.envs.slide import Slide
@@ -57,10 +57,10 @@ class Clock(Slide):
 class Count(Actor):
     """Its action is how many steps its hidden state has seen."""
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         return (torch.zeros(n, 1),)
 
-    def choose(self, seen: Any, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+    def choose(self, seen: Any, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         return hidden_state[0] + 1, (hidden_state[0] + 1,)
 
 

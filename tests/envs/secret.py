@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from kit.envs import Part, Task
-from kit.envs.card import Card, numbers
+from kit.envs import Field, Task
 from kit.envs.obs import Obs
 from kit.envs.randomize import ObservationNoise
+from kit.envs.task_info import TaskInfo, numbers
 
 SIDE = 36
-SEEN = (Part("steps of the episode", 1), Part("the latest action", 1))
-HIDDEN = (Part("the secret", 1), Part("the latest action times the secret", 1), Part("a constant", 1))
+SEEN = (Field("steps of the episode", 1), Field("the latest action", 1))
+HIDDEN = (Field("the secret", 1), Field("the latest action times the secret", 1), Field("a constant", 1))
 
 
 class Secret(Task):
@@ -28,7 +28,7 @@ class Secret(Task):
     control_dt_s = 0.1
     keeps = ("secret", "steps", "action")
     random_terms = {"noise": ObservationNoise(low=-1.0, high=1.0)}  # noqa: RUF012
-    card = Card(sees={"seen": SEEN, "hidden": HIDDEN})
+    task_info = TaskInfo(sees={"seen": SEEN, "hidden": HIDDEN})
 
     def __init__(self, eye: bool = False, nested: bool = False) -> None:
         self.nested = nested

@@ -55,7 +55,7 @@ def test_what_nobody_asks_for_is_neither_computed_nor_given(groups: list[str], e
     assert env.observation_space.contains({k: v[0].numpy() for k, v in obs.items()} if entries else obs[0].numpy())
     if entries is None:
         assert isinstance(obs, torch.Tensor) and obs.shape == (2, 2), "a single entry is the observation"
-        assert env.task.computed == 0 and env.card.sees[""] == env.task.card.sees["seen"]
+        assert env.task.computed == 0 and env.card.sees[""] == env.task.task_info.sees["seen"]
     else:
         assert set(obs) == entries and env.task.computed
 

@@ -14,8 +14,8 @@ from gymnasium.utils.env_checker import check_env
 
 import kit
 from kit import envs
-from kit.envs.foreign import ForeignEnv
 from kit.envs.gym import TaskEnv, TaskVectorEnv
+from kit.envs.gymnasium_env import GymnasiumEnv
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import UserError
 from tests.envs.corridor import PIXELS, Corridor, Walk
@@ -27,7 +27,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
     env = kit.make_vec(OURS, 3, env_options={"length": 9})
     assert isinstance(env, envs.TensorEnv) and env.task.length == 9 and env.task.name == OURS
     walk = kit.make_vec("tests.envs.corridor:Walk", 2, env_options={"length": 7})
-    assert isinstance(walk, ForeignEnv) and walk.observation_space.n == 7
+    assert isinstance(walk, GymnasiumEnv) and walk.observation_space.n == 7
     assert kit.make_vec("tests.envs.corridor:Walk-v0", 1).observation_space.n == 5, "an id, its module named first"
 
 

@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import torch
 
-from kit.envs.play import Memory, play
+from kit.envs.play import HiddenState, play
 from kit.envs.vec import TensorEnv
 from tests.envs.clock import Clock
 
@@ -14,10 +14,10 @@ from tests.envs.clock import Clock
 class Counts:
     """Two hidden states of different ranks: steps seen, and twice as many, from 10 on."""
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         return torch.zeros(n, 1), torch.full((n, 2, 3), 10.0)
 
-    def __call__(self, obs: object, hidden_state: Memory) -> tuple[torch.Tensor, Memory]:
+    def __call__(self, obs: object, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         steps, twice = hidden_state
         return steps + 1, (steps + 1, twice + 2)
 

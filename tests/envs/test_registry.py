@@ -11,7 +11,7 @@ import pytest
 
 import kit.envs
 from kit.envs import TensorEnv, make_vec
-from kit.envs.foreign import ForeignEnv
+from kit.envs.gymnasium_env import GymnasiumEnv
 from kit.errors import UserError
 
 
@@ -26,7 +26,7 @@ def test_names_are_registered_with_gymnasium():
 
 def test_our_tasks_by_either_name_and_anybodys_by_id():
     assert type(make_vec("Reach", 2)) is type(make_vec("kit/Reach-v0", 2)) is TensorEnv
-    assert type(make_vec("CartPole-v1", 2)) is ForeignEnv
+    assert type(make_vec("CartPole-v1", 2)) is GymnasiumEnv
 
 
 @pytest.mark.parametrize(

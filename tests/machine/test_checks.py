@@ -96,7 +96,7 @@ def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_gpu_is_no_fault_but_a_dead_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(check.state == "ok" for check in checks.check_torch(machine()))
-    monkeypatch.setattr(gpu, "card_without_driver", lambda: True)
+    monkeypatch.setattr(gpu, "gpu_without_driver", lambda: True)
     assert "no driver answers" in only(checks.check_torch(machine())).message
 
 

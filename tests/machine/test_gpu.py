@@ -28,15 +28,15 @@ def test_no_card(answer: str) -> None:
 
 
 def test_a_card_without_a_driver(tmp_path: Path) -> None:
-    assert not gpu.card_without_driver(tmp_path)
+    assert not gpu.gpu_without_driver(tmp_path)
     device = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
-    assert gpu.card_without_driver(tmp_path)
+    assert gpu.gpu_without_driver(tmp_path)
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("570")
-    assert not gpu.card_without_driver(tmp_path)
+    assert not gpu.gpu_without_driver(tmp_path)
 
 
 def test_a_summary_is_of_all_samples_and_judges_after_ten_seconds() -> None:

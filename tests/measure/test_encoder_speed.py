@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kit import envs
-from kit.encoders import CARDS, load
+from kit.encoders import ENCODERS, load
 from kit.errors import UserError
 from kit.measure import encoder_speed as measured
 from kit.measure.encoder_speed import encoders
@@ -14,7 +14,7 @@ from kit.measure.encoder_speed import encoders
 def test_an_encoder_has_its_line(monkeypatch):
     """Notebook 06 shows those of all."""
     monkeypatch.setattr(measured, "BUDGET_S", 0.0)
-    monkeypatch.setattr(measured, "CARDS", {name: CARDS[name] for name in ("simple2dcnn", "simple3dcnn")})
+    monkeypatch.setattr(measured, "ENCODERS", {name: ENCODERS[name] for name in ("simple2dcnn", "simple3dcnn")})
     table = encoders("DishwashingVideo", {"size": 48})
     assert list(table.index) == ["simple2dcnn", "simple3dcnn"]
     space = envs.describe("DishwashingVideo", {"size": 48}).observation_space

@@ -10,7 +10,7 @@ import torch
 import kit
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.run import Run
 from tests.runs.crash import create
 
@@ -50,7 +50,7 @@ def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards
     kit.resume(cut.path)
     kit.resume(cut.path, total_steps=128)
     assert fingerprint(cut) == fingerprint(whole)
-    env = make_worlds(whole.config.replace(device="cpu"), 4, 0)
+    env = make_env(whole.config.replace(device="cpu"), 4, 0)
     seen = env.task.guard.clone()
     expected = guards.policy().act(seen)
     env.step(torch.zeros(4, 4, dtype=torch.int64))
@@ -73,9 +73,9 @@ def recurrent_guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run) -> None:
     options = {"defenders": str(recurrent_guards.path)}
     config = kit.RunConfig(env="Mission", env_options=options, device="cpu")
-    env, actor = make_worlds(config, 2, 0), recurrent_guards.policy().as_actor()
+    env, actor = make_env(config, 2, 0), recurrent_guards.policy().as_actor()
     env.reset(seed=1)
-    hidden_state, differs = actor.memory(2), False
+    hidden_state, differs = actor.initial_state(2), False
     env._limit = torch.tensor([7, 11])  # episodes end at different times
     ends = 0
     for step in range(30):
@@ -90,7 +90,7 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
         ends += int(done.sum())
     assert differs and ends == 2, "what it does hangs on its hidden state, which was reset twice"
 
-    other = make_worlds(config, 2, 0)
+    other = make_env(config, 2, 0)
     other.restore(saved)
     env.restore(saved)
     for _ in range(30):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kit
-from kit.envs.foreign import ForeignEnv
+from kit.envs.gymnasium_env import GymnasiumEnv
 from tests.envs.odds import LENGTHS, Odds
 
 SMALL = {
@@ -43,7 +43,7 @@ def test_an_env_that_never_says_so_has_no_success_rate(tmp_path: Path, algo: str
 
 def test_envs_in_processes_of_their_own_say_the_same() -> None:
     ends, successes = 0, 0
-    for env in (ForeignEnv(Odds, 2, seed=1), ForeignEnv(Odds, 2, seed=1, processes=True)):
+    for env in (GymnasiumEnv(Odds, 2, seed=1), GymnasiumEnv(Odds, 2, seed=1, processes=True)):
         for _ in range(2 * sum(LENGTHS)):  # every episode of each env twice
             _, _, terminated, _, info = env.step(torch.zeros(2, 1))
             ends += int(terminated.sum())

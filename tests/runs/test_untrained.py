@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import kit
 from kit.errors import UserError
 from kit.format import checkpoint
-from kit.runs.filming import record
 from kit.runs.run import Run
 from kit.runs.session import Session
+from kit.runs.video import record
 from kit.ui import gallery
 from kit.ui.seeing import what_it_sees
 from kit.ui.viewing import Viewer

@@ -20,7 +20,7 @@ from kit.encoders.convolutions import Simple2DEncoder
 from kit.envs.obs import tree_map
 from kit.envs.play import play
 from kit.errors import UserError
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.run import Run
 from kit.runs.usage import EACH_STEP
 from kit.stores import open_store
@@ -133,7 +133,7 @@ def test_a_cards_code_acts_as_the_policy_does(
     acts_by = [next(name for name in packages if re.search(rf"^(from|import) {name}", code, re.M)) for code in blocks]
     assert sorted(acts_by) == sorted(packages)
 
-    actor, env = run.policy().as_actor(), make_worlds(run.config, 1, 7)
+    actor, env = run.policy().as_actor(), make_env(run.config, 1, 7)
     spaces = [dict[str, Any]() for _ in blocks]
     for step, played in enumerate(islice(play(env, actor, env.reset(seed=7)), 4)):
         for code, space in zip(blocks, spaces, strict=True):

@@ -14,7 +14,7 @@ import yaml
 
 import kit
 from kit import cli
-from kit.runs.filming import record
+from kit.runs.video import record
 from kit.stores import open_store
 from tests.stores.drive_server import id_of
 from tests.stores.fabricate import make_run

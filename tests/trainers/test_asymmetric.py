@@ -50,7 +50,7 @@ def values(model: Any, obs: Any) -> torch.Tensor:
     with torch.no_grad():
         if hasattr(model, "critic"):
             return torch.stack(model.critic(seen, torch.zeros(2, 1)))
-        return model.networks.values(model.networks.with_memory(seen))
+        return model.networks.values(model.networks.with_hidden_state(seen))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from kit import RunConfig, make_vec
 from kit.envs.vec import TensorEnv
 from kit.format.segments import Segment
 from kit.trainers import make_trainer
-from kit.trainers.clips import Clips, stacks_of_pictures
+from kit.trainers.clips import Clips, image_stacks
 from kit.trainers.replay import Replay
 from kit.trainers.rollout import Rollout
 from kit.trainers.shifting import random_shift
@@ -23,7 +23,7 @@ WORLDS, STEPS = 3, 7
 def test_a_rollout_gives_back_what_was_seen_across_episodes_and_rollouts() -> None:
     env = TensorEnv(Flipbook(), WORLDS)  # episodes of 2, 3 and 4 steps
     obs = env.reset(0)
-    frames = stacks_of_pictures(env.observation_space, env.frames)
+    frames = image_stacks(env.observation_space, env.frames)
     rollout = Rollout(STEPS, WORLDS, torch.device("cpu"), frames)
     for _ in range(3):
         shown = []
@@ -50,7 +50,7 @@ def test_a_gradient_from_frames_equals_that_from_whole_stacks(algo: str, monkeyp
         return make_trainer(config, make_vec(config.env, WORLDS, threads=1)).learn(30).policy.state_dict()
 
     frames = trained()
-    monkeypatch.setattr("kit.trainers.on_policy.stacks_of_pictures", lambda *_: {})
+    monkeypatch.setattr("kit.trainers.on_policy.image_stacks", lambda *_: {})
     stacks = trained()
     assert all(torch.allclose(frames[name], value, atol=1e-6) for name, value in stacks.items())
 
@@ -81,7 +81,7 @@ class Ledger:
 
 
 def made(capacity: int, env: TensorEnv) -> Replay:
-    return Replay(capacity, WORLDS, torch.device("cpu"), stacks_of_pictures(env.observation_space, env.frames))
+    return Replay(capacity, WORLDS, torch.device("cpu"), image_stacks(env.observation_space, env.frames))
 
 
 def test_a_replay_gives_back_what_was_seen_round_the_ring() -> None:
@@ -95,8 +95,8 @@ def test_a_replay_gives_back_what_was_seen_round_the_ring() -> None:
     assert pictures.ring.shape == (10, WORLDS, SIDE, SIDE, 3) and len(pictures._pool) < 40
 
 
-@pytest.mark.parametrize("same_worlds", [True, False])
-def test_a_replay_goes_on_from_segments(same_worlds: bool) -> None:
+@pytest.mark.parametrize("same_envs", [True, False])
+def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
     env, ledger = TensorEnv(Flipbook(), WORLDS), Ledger()
     replay = made(12, env)
     obs = ledger.play(env, replay, env.reset(0), 17)
@@ -107,11 +107,11 @@ def test_a_replay_goes_on_from_segments(same_worlds: bool) -> None:
             part = segment.part(start, min(start + 3, len(segment)))
             again.load(part.rows, part.start)
     rows = set(range(7, 17))
-    if same_worlds:
+    if same_envs:
         again.go_on(obs)
         ledger.agrees(again, rows)
     else:
-        again.begin_anew()
+        again.note_reset()
         obs, rows = env.reset(7), rows - {16}  # what followed row 16 is not known
     torch.manual_seed(1)
     obs = ledger.play(env, again, obs, 1)

@@ -9,7 +9,7 @@ from kit.errors import UserError
 from kit.machine import limits
 from kit.measure.auto import resolve
 from kit.trainers import planning
-from kit.trainers.algorithm import with_worlds
+from kit.trainers.algorithm import with_n_envs
 from kit.trainers.planning import plan
 
 
@@ -54,9 +54,9 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
     assert card.overrides["policy_kwargs"] == {
         "net_arch": [512, 256, 128], "activation_fn": "elu", "log_std_init": -1.0,
     }  # fmt: skip
-    shrunk = with_worlds(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
+    shrunk = with_n_envs(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
     assert (shrunk.n_envs, shrunk.overrides["batch_size"]) == (500, 12_000)
-    assert with_worlds(shrunk, 250).overrides["batch_size"] == 6000  # all there is
+    assert with_n_envs(shrunk, 250).overrides["batch_size"] == 6000  # all there is
 
 
 def test_no_more_worlds_than_a_card_has_room_for(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from fake_env import trainer
 
 from kit.trainers.recurrent_ppo import sequences, unroll
-from kit.trainers.rollout import Remembered, Rollout
+from kit.trainers.rollout import RecurrentBatch, Rollout
 
 STEPS, WORLDS = 8, 3
 
@@ -46,7 +46,7 @@ def test_what_was_lived_step_by_step_is_told_in_one_go(size: int) -> None:
     lstm = torch.nn.LSTM(4, 5, num_layers=2)
     rollout, outputs = lived(lstm)
     batch = rollout.batch()
-    assert isinstance(batch, Remembered)
+    assert isinstance(batch, RecurrentBatch)
     order = torch.arange(STEPS * WORLDS).view(STEPS, WORLDS).T.flatten().roll(-7)  # world after world, from anywhere
     for rows, piece in zip(order.split(size), batch.take(order).split(size), strict=True):
         told = unroll(lstm, piece.obs, piece.memory["actor"], sequences(piece.begun))

@@ -14,10 +14,10 @@ import pytest
 from kit.format.leftovers import temporary
 from kit.machine.gpu import Summary
 from kit.runs import control
-from kit.runs.filming import View
+from kit.runs.video import View
 from kit.trust import permit
 from kit.ui import dashboard as dashboard_module
-from kit.ui import films, style
+from kit.ui import style, videos
 from kit.ui.dashboard import Dashboard, charts
 from tests.ui.fabricate import at_work, make_run, set_status, wait_for
 
@@ -129,21 +129,21 @@ def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
 
 def test_a_film_is_wanted_of_what_no_video_shows(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    assert films.wanted(run) is None, "there is no policy yet"
+    assert videos.wanted(run) is None, "there is no policy yet"
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    film = films.wanted(run)
+    film = videos.wanted(run)
     assert film is not None and film.path == run.path / "videos" / "step_000000600.mp4"
     film.path.write_bytes(b"")
     with temporary(film.path.parent) as half:
         (half / "film.mp4").write_bytes(b"half of a film")
-        assert films.wanted(run) is None
+        assert videos.wanted(run) is None
         assert run.videos == [film.path]
 
 
 def test_a_filming_that_fails_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    assert films.finish(run).startswith("No video: ")
+    assert videos.finish(run).startswith("No video: ")
 
 
 def test_films_are_made_by_a_process_that_finds_the_users_own_env(
@@ -155,6 +155,6 @@ def test_films_are_made_by_a_process_that_finds_the_users_own_env(
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(options))
     run = make_run(tmp_path, config={"env": "my_worlds:Mine"})
     permit(run.config, trust=True)  # as who trained it here has
-    films.Film((View(run, 600),)).start(0, subprocess.DEVNULL)
+    videos.Film((View(run, 600),)).start(0, subprocess.DEVNULL)
     assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
     assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kit.errors import UserError
-from kit.runs.filming import View
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
-from kit.ui import films, gallery, plots, result, resume, style
+from kit.runs.video import View
+from kit.ui import gallery, plots, result, resume, style, videos
 from kit.ui import picker as picker_module
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
@@ -108,8 +108,8 @@ def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str
 def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
     path = tmp_path / "step_000040000.mp4"
     path.write_bytes(b"film")
-    assert films.caption(path) == "the policy of step 40,000"
-    assert "&lt;x&gt;" in films.tag(path, "<x>", 320)
+    assert videos.caption(path) == "the policy of step 40,000"
+    assert "&lt;x&gt;" in videos.tag(path, "<x>", 320)
 
 
 def test_find_run(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(b"film")
         return path
 
-    monkeypatch.setattr(films, "film", film)
+    monkeypatch.setattr(videos, "film", film)
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
     for _ in range(2):

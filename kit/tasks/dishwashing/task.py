@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from kit.envs.card import Card, Part, numbers
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.task import MujocoTask, may_have
+from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator
 from kit.tasks.dishwashing import dirt, economy
 from kit.tasks.dishwashing import model as scene
@@ -37,29 +37,29 @@ WIPER = (44.0, 0.4)
 """Its pressure, N, and its speed, m/s: hard and fast, with plates that all stand it (tests/bench/dishes.py)."""
 
 SEES = (
-    Part("the sponge's place", 2, f"{scene.REACH_M} m"),
-    Part("its height", 1, f"{scene.HOVER_M} m"),
-    Part("its velocity", 3, f"{scene.MOST_SPEED_MPS} m/s"),
-    Part("the plate's place", 2, f"{scene.REACH_M} m"),
-    Part("from the sponge to the plate", 2, f"{scene.WELL_M} m"),
-    Part("thickness of the dirt in each cell", len(scene.cells())),
-    Part("from the sponge to dirt near it", 2, f"{scene.WELL_M} m"),
-    Part("contact force, of what the weakest plate stands", 1),
-    Part("dirt under the sponge", 1),
-    Part("a plate is there", 1),
-    Part("share of the dirt that is left", 1),
-    Part("time with this plate, of the patience", 1),
+    Field("the sponge's place", 2, f"{scene.REACH_M} m"),
+    Field("its height", 1, f"{scene.HOVER_M} m"),
+    Field("its velocity", 3, f"{scene.MOST_SPEED_MPS} m/s"),
+    Field("the plate's place", 2, f"{scene.REACH_M} m"),
+    Field("from the sponge to the plate", 2, f"{scene.WELL_M} m"),
+    Field("thickness of the dirt in each cell", len(scene.cells())),
+    Field("from the sponge to dirt near it", 2, f"{scene.WELL_M} m"),
+    Field("contact force, of what the weakest plate stands", 1),
+    Field("dirt under the sponge", 1),
+    Field("a plate is there", 1),
+    Field("share of the dirt that is left", 1),
+    Field("time with this plate, of the patience", 1),
 )
 """In this order."""
 PRIVILEGED = (
-    Part("contact force that this plate stands, of what the weakest does", 1),
-    Part("contact force, of what this plate stands", 1),
-    Part("the plate is broken", 1),
-    Part("time until a plate is there", 1, "s"),
-    Part("thickness of the dirt that the plate came with, mean of all cells", 1),
-    Part("paid in advance for this plate, of its price", 1),
-    Part("force of the sponge's motors", 3, f"{scene.MOST_PRESS_N} N"),
-    Part("drag of the plate on the sponge along x and y", 2, f"{scene.MOST_PRESS_N} N"),
+    Field("contact force that this plate stands, of what the weakest does", 1),
+    Field("contact force, of what this plate stands", 1),
+    Field("the plate is broken", 1),
+    Field("time until a plate is there", 1, "s"),
+    Field("thickness of the dirt that the plate came with, mean of all cells", 1),
+    Field("paid in advance for this plate, of its price", 1),
+    Field("force of the sponge's motors", 3, f"{scene.MOST_PRESS_N} N"),
+    Field("drag of the plate on the sponge along x and y", 2, f"{scene.MOST_PRESS_N} N"),
 )
 """What cannot be seen, in this order."""
 
@@ -82,7 +82,7 @@ class Dishwashing(MujocoTask):
 
     name = "Dishwashing"
     substeps = 20
-    film_speed = 2.0
+    video_speed = 2.0
     cameras = scene.CAMERAS
     shadows = False
     train_steps = 700_000
@@ -101,11 +101,11 @@ class Dishwashing(MujocoTask):
         entries: dict[str, gymnasium.Space] = {"state": numbers(SEES), "privileged": numbers(PRIVILEGED)}
         self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(entries)
         ten_cents, price = economy.REWARD_PER_USD, self.rules.price_usd
-        self.card = Card(
+        self.task_info = TaskInfo(
             sees={"state": SEES, "privileged": PRIVILEGED},
             does=(
-                Part("velocity of the sponge along x and y", 2, f"{scene.MOST_SPEED_MPS} m/s"),
-                Part(f"how hard it is pressed, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
+                Field("velocity of the sponge along x and y", 2, f"{scene.MOST_SPEED_MPS} m/s"),
+                Field(f"how hard it is pressed, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
             ),
             pays=(
                 (ten_cents * price * self.rules.advance, "all the dirt of a plate, as it goes"),

@@ -9,7 +9,7 @@ import mujoco
 
 from kit.errors import UserError, need
 from kit.sim.studio import studio
-from kit.tasks.joystick.picture import CAMERAS, add_arrow
+from kit.tasks.joystick.cameras import CAMERAS, add_arrow
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
 """Names of sites on every robot."""

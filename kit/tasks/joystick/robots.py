@@ -9,7 +9,7 @@ import torch
 from torch.linalg import vecdot
 
 from kit.sim import Simulator
-from kit.tasks.joystick import picture as pictures
+from kit.tasks.joystick import cameras as views
 from kit.tasks.joystick import rewards as r
 from kit.tasks.joystick.model import g1_model, go1_model
 from kit.tasks.joystick.task import Joystick, Rewards, between
@@ -37,7 +37,7 @@ class G1Joystick(Joystick):
 
     name = "G1Joystick"
     train_steps = 100_000_000
-    scene = pictures.G1
+    scene = views.G1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
         "tracking_ang_vel": (0.75, r.tracking_ang_vel),
@@ -119,7 +119,7 @@ class Go1Joystick(Joystick):
     name = "Go1Joystick"
     train_steps = 2_000_000
     lessons = 'one with env_options {"always_moving": true}, then a branch without, as in notebook 04_walk'
-    scene = pictures.GO1
+    scene = views.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
         "tracking_ang_vel": (0.5, r.tracking_ang_vel),

@@ -13,13 +13,13 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.envs.card import Card, Part, numbers
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, may_have
+from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError
 from kit.sim import Simulator
-from kit.tasks.joystick import picture as pictures
+from kit.tasks.joystick import cameras as views
 from kit.tasks.joystick.model import FEET, SITE_BASE
 
 CONTROL_DT_S = 0.02
@@ -29,7 +29,7 @@ FORCE_NM = 20.0
 ACTION_SCALE_RAD = 0.5
 """A joint's target is its home position plus this much times the action."""
 SOFT_LIMITS = 0.95
-"""Part of a joint's range that costs nothing."""
+"""Field of a joint's range that costs nothing."""
 PUSH_EVERY_S = (5.0, 10.0)
 STEPS_PER_S = (1.25, 1.5)
 """Of each foot, by the gait clock."""
@@ -76,9 +76,9 @@ class Joystick(MujocoTask):
     })  # fmt: skip
     groups = (POLICY,)
     score = "success_rate"
-    cameras = pictures.CAMERAS
+    cameras = views.CAMERAS
 
-    scene: pictures.Scene
+    scene: views.Scene
     rewards: ClassVar[Rewards]
     """The reward of a step is their weighted sum times its 0.02 seconds."""
     least_reward = -math.inf
@@ -122,37 +122,37 @@ class Joystick(MujocoTask):
         }
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
         seen = (
-            Part("velocity ahead, to the left, up", 3, "m/s"),
-            Part("turning", 3, "rad/s"),
-            Part("which way is down", 3),
-            Part("joint angles, from home", model.nu, "rad"),
-            Part("joint velocities", model.nu, "rad/s"),
-            Part("the latest action", model.nu, f"{ACTION_SCALE_RAD} rad"),
-            Part("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
-            *([Part("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
+            Field("velocity ahead, to the left, up", 3, "m/s"),
+            Field("turning", 3, "rad/s"),
+            Field("which way is down", 3),
+            Field("joint angles, from home", model.nu, "rad"),
+            Field("joint velocities", model.nu, "rad/s"),
+            Field("the latest action", model.nu, f"{ACTION_SCALE_RAD} rad"),
+            Field("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
+            *([Field("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
         )
         known = (
-            Part("velocity ahead, to the left, up, without noise", 3, "m/s"),
-            Part("turning, without noise", 3, "rad/s"),
-            Part("which way is down, without noise", 3),
-            Part("joint angles, from home, without noise", model.nu, "rad"),
-            Part("joint velocities, without noise", model.nu, "rad/s"),
-            Part("height of the base", 1, "m"),
-            Part("forces of the actuators", model.nu, f"{FORCE_NM:g} N m"),
-            Part("feet on the ground", self._feet),
-            Part("time since the foot was on the ground", self._feet, "s"),
-            Part("height of the feet", self._feet, "m"),
-            Part("velocity of each foot, world frame", 3 * self._feet, "m/s"),
-            Part("force between each foot and the ground, world frame, of the robot's weight", 3 * self._feet),
-            Part("velocity that a push gives in this step, world frame", 2, "m/s"),
-            Part("friction of the feet on the ground", 1),
-            Part("mass, of the model's", 1),
+            Field("velocity ahead, to the left, up, without noise", 3, "m/s"),
+            Field("turning, without noise", 3, "rad/s"),
+            Field("which way is down, without noise", 3),
+            Field("joint angles, from home, without noise", model.nu, "rad"),
+            Field("joint velocities, without noise", model.nu, "rad/s"),
+            Field("height of the base", 1, "m"),
+            Field("forces of the actuators", model.nu, f"{FORCE_NM:g} N m"),
+            Field("feet on the ground", self._feet),
+            Field("time since the foot was on the ground", self._feet, "s"),
+            Field("height of the feet", self._feet, "m"),
+            Field("velocity of each foot, world frame", 3 * self._feet, "m/s"),
+            Field("force between each foot and the ground, world frame, of the robot's weight", 3 * self._feet),
+            Field("velocity that a push gives in this step, world frame", 2, "m/s"),
+            Field("friction of the feet on the ground", 1),
+            Field("mass, of the model's", 1),
         )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (model.nu,), np.float32)
         self.observation_space = gymnasium.spaces.Dict({"state": numbers(seen), "privileged": numbers(known)})
-        self.card = Card(
+        self.task_info = TaskInfo(
             sees={"state": seen, "privileged": known},
-            does=(Part("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
+            does=(Field("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
             pays=[(weight, _said(term)) for weight, term in self.rewards.values()],
             ends="the robot falls",
             succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
@@ -376,7 +376,7 @@ class Joystick(MujocoTask):
             value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        poses = pictures.poses(self.sim, self.scene, self.heading_w, self.command, self.moving)
+        poses = views.poses(self.sim, self.scene, self.heading_w, self.command, self.moving)
         return self.sim.render(cameras, height, width, shadows=self.shadows, poses=poses)
 
     # What the rewards look at, all of leading size n.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.sim.kernels import wp
 from kit.tasks.mission.rules import OBSTACLES
-from kit.tasks.mission.worlds import (
+from kit.tasks.mission.state import (
     BASE_Y,
     CELL_M,
     EPISODE,

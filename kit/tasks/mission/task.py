@@ -10,27 +10,27 @@ import gymnasium
 import torch
 from torch import nn
 
-from kit.envs.card import Card, Part, numbers
-from kit.envs.play import Memory, Player, restart
+from kit.envs.play import HiddenState, Player, restart
 from kit.envs.task import Task
+from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError
 from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
 STOCK = "stock"
-_ENDS = (Part("the zone in the arena", 2, "100 m"), Part("time held, time passed", 2))
+_ENDS = (Field("the zone in the arena", 2, "100 m"), Field("time held, time passed", 2))
 SEES = {
     "attackers": (
-        Part("each of four: x, y, and time until it is back", 12, "30 m"),
-        Part("endurance left of those that fly", 2),
-        Part("each of three defenders, if seen: 1, x, y, where it looks, time busy", 18, "30 m"),
-        Part("each ground unit's nearest obstacle: x, y and its radius", 6, "50 m, 10 m"),
+        Field("each of four: x, y, and time until it is back", 12, "30 m"),
+        Field("endurance left of those that fly", 2),
+        Field("each of three defenders, if seen: 1, x, y, where it looks, time busy", 18, "30 m"),
+        Field("each ground unit's nearest obstacle: x, y and its radius", 6, "50 m, 10 m"),
         *_ENDS,
     ),
     "defenders": (
-        Part("each of three: x, y, where it looks, time busy", 15, "30 m"),
-        Part("each of four attackers, if seen: 1, x, y", 12, "30 m"),
-        Part("each one's nearest obstacle: x, y and its radius", 9, "50 m, 10 m"),
+        Field("each of three: x, y, where it looks, time busy", 15, "30 m"),
+        Field("each of four attackers, if seen: 1, x, y", 12, "30 m"),
+        Field("each one's nearest obstacle: x, y and its radius", 9, "50 m, 10 m"),
         *_ENDS,
     ),
 }
@@ -58,7 +58,7 @@ class Mission(Task):
     episode_steps = COMMANDS
     control_dt_s = 1 / COMMAND_HZ
     staggered = True
-    film_speed = 15.0
+    video_speed = 15.0
     score = "win_rate"
     cameras = ("map",)
     train_steps = 16_000_000
@@ -83,9 +83,9 @@ class Mission(Task):
         sign = 1 if side == "attackers" else -1
         held = f"{self.rules.hold_units} attackers together have held the zone for {self.rules.hold_s:g} s"
         kept = f"it has not been held for {self.rules.hold_s:g} s when time is over"
-        self.card = Card(
+        self.task_info = TaskInfo(
             sees={"": SEES[side]},
-            does=(Part("stand, or go in one of eight directions: each unit", UNITS[side]),),
+            does=(Field("stand, or go in one of eight directions: each unit", UNITS[side]),),
             pays=(
                 (sign * self.rules.progress, "100 m that an attacker comes nearer to the zone"),
                 (sign * self.rules.presence, "a second of an attacker in the zone"),
@@ -101,7 +101,7 @@ class Mission(Task):
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         from kit.sim.kernels import beside_torch, compiling, numbered, wp
         from kit.tasks.mission import kernels  # here: Warp takes a second to load
-        from kit.tasks.mission import worlds as mission_worlds
+        from kit.tasks.mission import state as mission_worlds
 
         super().build(n, numbered(device), threads)
         team = self._team
@@ -113,7 +113,7 @@ class Mission(Task):
         self._play: Player | None = None
         if not isinstance(play, str):
             self._play = play if isinstance(play, Player) else _Stateless(play)
-        self.hidden_state: Memory = self._play.memory(n) if self._play else ()
+        self.hidden_state: HiddenState = self._play.initial_state(n) if self._play else ()
         guarded = self.side == "defenders" or self._play is not None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Mission(Task):
             now.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        from kit.tasks.mission.picture import Picture
+        from kit.tasks.mission.render import Picture
 
         if (height, width) not in self._pictures:
             self._pictures[height, width] = Picture(self, height, width)
@@ -215,10 +215,10 @@ class _Stateless:
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._function = function
 
-    def memory(self, n: int) -> Memory:
+    def initial_state(self, n: int) -> HiddenState:
         return ()
 
-    def __call__(self, obs: Any, hidden_state: Memory, /) -> tuple[torch.Tensor, Memory]:
+    def __call__(self, obs: Any, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
         return self._function(obs), hidden_state
 
 

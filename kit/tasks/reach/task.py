@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.linalg import vecdot
 
-from kit.envs.card import Card, Part, numbers
 from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.envs.task import MujocoTask
+from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator
 from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 
@@ -32,12 +32,12 @@ CENTRE_W = (1.15, 0.75, 0.85)
 """Middle of the space the hand moves in, m; positions are seen relative to it."""
 
 SEES = (
-    Part("angles of the arm's joints", len(ARM), "rad"),
-    Part("their velocities", len(ARM), "rad/s"),
-    Part("the hand, from the middle of its space", 3, "0.5 m"),
-    Part("the goal, from there", 3, "0.5 m"),
-    Part("from the hand to the goal", 3, "0.25 m"),
-    Part("the gripper, 1 open, 0 closed", 1),
+    Field("angles of the arm's joints", len(ARM), "rad"),
+    Field("their velocities", len(ARM), "rad/s"),
+    Field("the hand, from the middle of its space", 3, "0.5 m"),
+    Field("the goal, from there", 3, "0.5 m"),
+    Field("from the hand to the goal", 3, "0.25 m"),
+    Field("the gripper, 1 open, 0 closed", 1),
 )
 
 
@@ -64,9 +64,9 @@ class Reach(MujocoTask):
         "delay": ActionDelay(low=0, high=1),
         "noise": ObservationNoise(low=-0.01, high=0.01),
     })  # fmt: skip
-    card = Card(
+    task_info = TaskInfo(
         sees={"": SEES},
-        does=(Part("velocities of the arm's joints", len(ARM), "rad/s"),),
+        does=(Field("velocities of the arm's joints", len(ARM), "rad/s"),),
         pays=(
             (PROGRESS_PER_M, "a metre nearer to the goal"),
             (SUCCESS_BONUS, f"coming within {100 * SUCCESS_M:.0f} cm of the goal"),

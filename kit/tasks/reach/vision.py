@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from kit.envs.card import numbers
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
+from kit.envs.task_info import numbers
 from kit.errors import UserError
 from kit.tasks.reach.model import FINGER_OPEN_M
 from kit.tasks.reach.task import SEES, Reach
@@ -58,7 +58,7 @@ class ReachVision(Reach):
         self.obs_groups = {POLICY: tuple(entries), CRITIC: state, TEACHER: state}
         self.groups = (POLICY, CRITIC) if critic_state else (POLICY,)
         self.observation_space = spaces.Dict({**entries, self.state_entry: numbers(SEES)})
-        self.card = Reach.card._replace(sees={"joints": JOINTS, self.state_entry: SEES})
+        self.task_info = Reach.task_info._replace(sees={"joints": JOINTS, self.state_entry: SEES})
 
     def observe(self) -> Obs:  # type: ignore[override]
         return self._see(None)

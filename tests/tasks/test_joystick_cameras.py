@@ -10,7 +10,7 @@ import torch
 from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
-from kit.tasks.joystick import picture as pictures
+from kit.tasks.joystick import cameras as views
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def env() -> TensorEnv:
 def test_the_way_that_a_command_asks_for():
     quarter = math.pi / 2
     command = torch.tensor([[1.0, -0.5, 0.0], [0.0, 0.0, quarter], [1.0, 0.0, quarter]], dtype=torch.float64)
-    ends = pictures.path(command, 0.2, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    ends = views.path(command, 0.2, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
     assert ends[0].tolist() == [[0.2, 0.0]] * 3
     r = 1 / quarter  # a circle of 4 m in 4 s
     assert ends[1].flatten().tolist() == pytest.approx([1.2, -0.5, 0.0, 0.2, r, r + 0.2])
@@ -43,8 +43,8 @@ def test_cameras_and_arrow_go_with_the_robot(env):
     before, seen = env.snapshot(), env.render(("side",), 96, 96)
     assert all(torch.equal(value, before[name]) for name, value in env.snapshot().items() if name in before)
 
-    places = pictures.poses(task.sim, task.scene, task.heading_w, task.command, task.moving)
-    tip = places["geom_xpos"][:, task.model.geom(f"arrow{pictures.LINKS}").id]
+    places = views.poses(task.sim, task.scene, task.heading_w, task.command, task.moving)
+    tip = places["geom_xpos"][:, task.model.geom(f"arrow{views.LINKS}").id]
     assert tip[0].tolist() == pytest.approx([0.2 + 0.3, 0.0, 0.48])
     assert tip[1].tolist() == pytest.approx([5.0, 1.5, 0.48]) and tip[2, 2] < -1, "no arrow where nothing is asked"
     side = places["cam_xpos"][:, task.model.camera("side").id] - qpos[:, :3]

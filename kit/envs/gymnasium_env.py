@@ -26,7 +26,7 @@ _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _KNOWN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class ForeignEnv(BatchEnv):
+class GymnasiumEnv(BatchEnv):
     """`num_envs` copies of a Gymnasium env: of a class or a registered one, made with `options`.
 
     Entries of nested Dicts get names such as "hand/force"; Tuples, texts and the like are flattened. By default the
@@ -152,7 +152,7 @@ class ForeignEnv(BatchEnv):
 
 
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
-    """Makes one copy of the env, with what `ForeignEnv` asks of it."""
+    """Makes one copy of the env, with what `GymnasiumEnv` asks of it."""
 
     def make() -> gymnasium.Env:
         try:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import kit
-from kit.runs import filming
-from kit.runs.filming import View, record, timing
+from kit.runs import video
 from kit.runs.run import Run
+from kit.runs.video import View, record, timing
 from tests.runs.crash import create
 
 SIZE, EPISODES = 448, 10
@@ -52,10 +52,10 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
 def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step ends a corridor of two places, if it is the right one; one of 36 is never done within its 12 steps."""
     said: list[str] = []
-    written = filming._written
-    monkeypatch.setattr(filming, "_written", lambda *args: said.append(args[3]) or written(*args))
+    written = video._written
+    monkeypatch.setattr(video, "_written", lambda *args: said.append(args[3]) or written(*args))
     near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
-    path = filming.film([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
+    path = video.film([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
     assert path.stat().st_size > 1000
     parts = [re.fullmatch(r"episode 1   step (\d+)   return \S+   (.*)", line) for line in said[:26]]
     short, long = [(int(m[1]), m[2]) for m in parts[::2] if m], [(int(m[1]), m[2]) for m in parts[1::2] if m]
@@ -66,7 +66,7 @@ def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("control_dt_s", "episode_steps", "film_speed", "stride", "fps", "frames"),
+    ("control_dt_s", "episode_steps", "video_speed", "stride", "fps", "frames"),
     [
         (0.05, 100, 1, 1, 20, 100),
         (0.05, 1000, 1, 1, 20, 200),
@@ -76,9 +76,9 @@ def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypa
     ids=["a short one whole", "ten seconds of a long one", "every second step at 50 Hz", "five minutes in ten seconds"],
 )
 def test_a_film_shows_ten_seconds_of_an_episode_at_most(
-    control_dt_s: float, episode_steps: int, film_speed: float, stride: int, fps: float, frames: int
+    control_dt_s: float, episode_steps: int, video_speed: float, stride: int, fps: float, frames: int
 ) -> None:
-    env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, film_speed=film_speed)
+    env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, video_speed=video_speed)
     assert timing(env) == (stride, pytest.approx(fps), frames)
 
 
@@ -87,10 +87,10 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     overrides = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}
     fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
     run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
-    order = filming.failures_first(run, among=8)
+    order = video.failures_first(run, among=8)
     said: list[str] = []
-    written = filming._written
-    monkeypatch.setattr(filming, "_written", lambda *args: said.append(args[3]) or written(*args))
+    written = video._written
+    monkeypatch.setattr(video, "_written", lambda *args: said.append(args[3]) or written(*args))
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []
     ends = [re.fullmatch(r"episode (\d+)   step \d+   return (\S+)   (success|no success)", line) for line in said]

@@ -16,7 +16,7 @@ import numpy as np
 from kit.errors import UserError, need
 from kit.format.leftovers import temporary
 from kit.runs.evaluation import EVAL_SEED
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.policies import load_policy
 from kit.runs.run import Run, opened
 
@@ -122,7 +122,7 @@ def film(
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:
     """Steps from one frame to the next, frames per second, and frames of an episode at most."""
-    rate = env.film_speed / env.control_dt_s
+    rate = env.video_speed / env.control_dt_s
     stride = max(1, round(rate / FPS))
     most_s = float(os.environ.get("KIT_FILM_S", MOST_S))
     return stride, rate / stride, min(-(-env.episode_steps // stride), round(most_s * rate / stride))
@@ -165,7 +165,7 @@ class _Player:
         self._views = views
         found = run.find_or_new(step)
         self._actor = load_policy(run.config, found).as_actor(deterministic=not run.is_untrained(found))
-        self.env = make_worlds(run.config.replace(device="cpu"), 1, self._seed, 1)
+        self.env = make_env(run.config.replace(device="cpu"), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:
             if camera not in self.env.cameras:
@@ -206,9 +206,9 @@ def _seen(obs: Obs, size: int) -> np.ndarray | None:
     """The newest of each picture among `obs` of one world, uint8, beside each other, for a film of `size`."""
     import torch
 
-    from kit.envs.obs import leaves, newest_picture
+    from kit.envs.obs import leaves, newest_image
 
-    shown = [newest_picture(part[0]) for _, part in leaves("", obs) if part.dtype == torch.uint8]
+    shown = [newest_image(part[0]) for _, part in leaves("", obs) if part.dtype == torch.uint8]
     if not shown:
         return None
     side = min(size // 4, size // (2 * len(shown)))

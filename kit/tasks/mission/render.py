@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kit.sim.kernels import beside_torch, compiling, wp
-from kit.tasks.mission.paint import INK, LEGEND, View, paint
+from kit.tasks.mission.render_kernels import INK, LEGEND, View, paint
 from kit.tasks.mission.rules import ARENA_M, MOTION_HZ, Rules
 
 BAR = 0.085

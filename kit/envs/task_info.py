@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 
-class Part(NamedTuple):
+class Field(NamedTuple):
     """Some numbers that a policy sees or sets."""
 
     what: str
@@ -19,12 +19,12 @@ class Part(NamedTuple):
     """What 1 stands for, such as "rad" or "0.4 m/s"; nothing for shares and flags."""
 
 
-class Card(NamedTuple):
+class TaskInfo(NamedTuple):
     """Everything has a default: a task need not say it."""
 
-    sees: Mapping[str, Sequence[Part]] = MappingProxyType({})
+    sees: Mapping[str, Sequence[Field]] = MappingProxyType({})
     """Entries of the observation that are rows of numbers, "" where it is nothing else."""
-    does: Sequence[Part] = ()
+    does: Sequence[Field] = ()
     pays: Sequence[tuple[float, str]] = ()
     """The reward's weights, and what each is paid for."""
     ends: str = ""
@@ -35,6 +35,6 @@ class Card(NamedTuple):
     """In what order to teach it, where its own settings from the beginning would not do."""
 
 
-def numbers(parts: Sequence[Part]) -> spaces.Box:
+def numbers(parts: Sequence[Field]) -> spaces.Box:
     """The space of a row of these, float32."""
     return spaces.Box(-np.inf, np.inf, (sum(part.width for part in parts),), np.float32)

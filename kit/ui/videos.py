@@ -20,8 +20,8 @@ from typing import Any
 from kit.envs import carry
 from kit.errors import UserError
 from kit.machine.settings import worker_environment
-from kit.runs.filming import View, film
 from kit.runs.run import Run
+from kit.runs.video import View, film
 from kit.ui import style
 from kit.ui.plots import beside
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kit.sim.kernels import wp
 from kit.tasks.mission.rules import ARENA_M, OBSTACLES
-from kit.tasks.mission.worlds import Discs, hidden, place
+from kit.tasks.mission.state import Discs, hidden, place
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES})
 
@@ -151,10 +151,10 @@ def paint(v: View):
         colour = over(colour, RED, 0.55 * trail[2])
 
         for k in range(7):
-            kind = int(2)
+            kind = 2
             own = RED
             there = wp.vec4()
-            faint = bool(False)
+            faint = False
             if k < 4:
                 there = v.attackers[w, wp.min(k, 3)]
                 kind = wp.where(k < 2, 0, 1)

@@ -1,4 +1,4 @@
-"""ForeignEnv: the same promises for envs that are not ours, and plain words where they cannot be kept."""
+"""GymnasiumEnv: the same promises for envs that are not ours, and plain words where they cannot be kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from kit.envs.foreign import ForeignEnv
+from kit.envs.gymnasium_env import GymnasiumEnv
 from kit.errors import UserError
 
 
@@ -42,7 +42,7 @@ gymnasium.register("test/Countdown-v0", Countdown, max_episode_steps=4)
 
 
 def test_endings_totals_and_success_by_hand():
-    env = ForeignEnv("test/Countdown-v0", 2)
+    env = GymnasiumEnv("test/Countdown-v0", 2)
     assert env.observation_space["at/left"].shape == (1,) and env.reset(seed=0)["at/left"].tolist() == [[3], [3]]
     actions = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0]])
     steps = [env.step(action) for action in actions]
@@ -56,14 +56,14 @@ def test_endings_totals_and_success_by_hand():
 
 
 def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
-    env = ForeignEnv("CartPole-v1", 2, seed=3)
+    env = GymnasiumEnv("CartPole-v1", 2, seed=3)
     assert not env.snapshots and "begins new episodes" in env.snapshot_note
     for _ in range(5):
         env.step(torch.tensor([0, 1]))
     saved = env.snapshot()
 
     def go_on() -> torch.Tensor:
-        other = ForeignEnv("CartPole-v1", 2, seed=9)
+        other = GymnasiumEnv("CartPole-v1", 2, seed=9)
         other.restore(saved)
         return torch.stack([other.step(torch.tensor([0, 1]))[0] for _ in range(5)])
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Reacher-v5", "Humanoid-v5", "InvertedDoublePendulum-v5"])
 def test_all_of_gymnasiums_mujoco_envs_are_saved_exactly(name):
-    env, other = ForeignEnv(name, 2, seed=0), ForeignEnv(name, 2, seed=1)
+    env, other = GymnasiumEnv(name, 2, seed=0), GymnasiumEnv(name, 2, seed=1)
     assert env.snapshots
     env.action_space.seed(0)
     actions = [torch.as_tensor(np.stack([env.action_space.sample()] * 2)) for _ in range(120)]
@@ -87,7 +87,7 @@ def test_all_of_gymnasiums_mujoco_envs_are_saved_exactly(name):
 
 
 def test_processes_of_their_own_give_the_same():
-    inline, apart = ForeignEnv("HalfCheetah-v5", 2, seed=0), ForeignEnv("HalfCheetah-v5", 2, seed=0, processes=True)
+    inline, apart = GymnasiumEnv("HalfCheetah-v5", 2, seed=0), GymnasiumEnv("HalfCheetah-v5", 2, seed=0, processes=True)
     saved = inline.snapshot()
     action = torch.full((2, 6), 0.5)
     expected = [inline.step(action)[0] for _ in range(10)]
@@ -98,7 +98,7 @@ def test_processes_of_their_own_give_the_same():
 
 
 def test_pictures_of_envs_that_draw_themselves_come_in_the_size_asked_for():
-    picture = ForeignEnv("test/Countdown-v0", 2).render(height=4, width=6)
+    picture = GymnasiumEnv("test/Countdown-v0", 2).render(height=4, width=6)
     assert picture.shape == (2, 1, 4, 6, 3) and picture.dtype == torch.uint8
     assert picture[0, 0, :, :, 0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
 
@@ -106,4 +106,4 @@ def test_pictures_of_envs_that_draw_themselves_come_in_the_size_asked_for():
 def test_an_env_whose_dependency_is_missing_is_the_users_error():
     gymnasium.register("test/Broken-v0", "no_such_module:Env")
     with pytest.raises(UserError, match=r"test/Broken-v0.*no_such_module"):
-        ForeignEnv("test/Broken-v0", 1)
+        GymnasiumEnv("test/Broken-v0", 1)

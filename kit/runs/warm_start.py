@@ -15,15 +15,15 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs.finding import locate
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.runs.run import Run, opened
 
 if TYPE_CHECKING:
     from kit.trainers import Trainer
 
 
-class Beginning(NamedTuple):
-    """What a run begins with."""
+class WarmStart(NamedTuple):
+    """A pretrained policy, and what comes along with it."""
 
     complete: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
     """The run's config, of one that the user gives, if any, and changes."""
@@ -33,7 +33,7 @@ class Beginning(NamedTuple):
     """For its provenance."""
 
 
-def beginning(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> Beginning:
+def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
     """With what `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest; `trust` as in
     `kit.train`. Raises `UserError`; nothing is created."""
     if str(start_from).endswith(".zip"):
@@ -43,19 +43,19 @@ def beginning(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> 
     return _of_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
 
 
-def first_checkpoint(run: Run, begins: Beginning) -> None:
+def first_checkpoint(run: Run, warm: WarmStart) -> None:
     """Write step 0 of `run`: the policy in new worlds. Raises `UserError` if it does not fit the task."""
     from kit.trainers import make_trainer
 
     config = run.config.replace(device="cpu")
-    env = make_worlds(config, int(config.n_envs), config.seed, int(config.threads))
+    env = make_env(config, int(config.n_envs), config.seed, int(config.threads))
     try:
         trainer = make_trainer(config, env)
         try:
-            begins.give(trainer, config)
+            warm.give(trainer, config)
         except (UserError, RuntimeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
-            said = f"the policy of {begins.parent['name']} does not fit env={config.env!r} with {config.algo}"
+            said = f"the policy of {warm.parent['name']} does not fit env={config.env!r} with {config.algo}"
             raise UserError(f"{said} ({reason}); name the env, algo and network that it is of.") from None
         session = {"rows": 0, "last_eval": -1, "best": None, "replay_capacity": getattr(trainer, "replay_capacity", 0)}
         session["untrained"] = False
@@ -67,7 +67,7 @@ def first_checkpoint(run: Run, begins: Beginning) -> None:
 # -- another run ---------------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Run, step: int | str | None) -> Beginning:
+def _of_run(run: Run, step: int | str | None) -> WarmStart:
     chosen = run.find(step)
     found = next((whole for whole in run.checkpoints() if whole.step == chosen.step), chosen)
     try:
@@ -80,15 +80,15 @@ def _of_run(run: Run, step: int | str | None) -> Beginning:
 
     def give(trainer: Trainer, config: RunConfig) -> None:
         same = config.algo == run.config.algo
-        trainer.begin_with({name: values for name, values in state.items() if same or name != "optimizer"})
+        trainer.warm_start({name: values for name, values in state.items() if same or name != "optimizer"})
 
-    return Beginning(complete, give, {"name": run.name, "step": found.step})
+    return WarmStart(complete, give, {"name": run.name, "step": found.step})
 
 
 def _changed(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """The parent's config for another run. Mappings are completed by `changes`, not replaced, and hold only for the env
     and the algorithm that they are of; what follows from the machine and the length of the run is decided anew."""
-    from kit.trainers.algorithm import with_worlds
+    from kit.trainers.algorithm import with_n_envs
 
     mappings = {name: changes.get(name) or {} for name in ("overrides", "env_options")}
     evaluated = parent.eval_every if parent.eval_every != max(1, parent.total_steps // 10) else "auto"
@@ -99,7 +99,7 @@ def _changed(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
         kept = {name: value for name, value in kept.items() if name in ("policy_kwargs", "normalize")}
     options = parent.env_options if config.env == parent.env else {}
     if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs and config.algo == parent.algo:
-        kept = with_worlds(parent, config.n_envs).overrides
+        kept = with_n_envs(parent, config.n_envs).overrides
     return config.replace(
         overrides={**kept, **mappings["overrides"]}, env_options={**options, **mappings["env_options"]}
     )
@@ -120,7 +120,7 @@ def _checked(path: Path, trust: bool) -> Path:
     return path
 
 
-def _of_zip(path: Path, algo: str) -> Beginning:
+def _of_zip(path: Path, algo: str) -> WarmStart:
     """With the network and hyperparameters of the zip, and its policy. Runs whatever the zip says."""
     from kit.trainers import algorithm
     from kit.trainers.arguments import POLICY_KWARGS
@@ -149,4 +149,4 @@ def _of_zip(path: Path, algo: str) -> Beginning:
     def give(trainer: Trainer, config: RunConfig) -> None:
         Weights(trainer.policy).load_state(weights)
 
-    return Beginning(complete, give, {"name": path.name})
+    return WarmStart(complete, give, {"name": path.name})
