@@ -144,7 +144,7 @@ def knock(night: Night) -> None:
     session = night.session
     session.kill(signal.SIGSTOP)
     try:
-        there, _ = locate(f"{night.store}/run", str(night.home), None)
+        there, _ = locate(f"{night.store}/run", str(night.home))
         second = Forked(there)
         second.until(lambda: there.status()["state"] == "failed", END_S)
         if second.wait() == 0:

@@ -268,7 +268,7 @@ class Night:
             if self._killed and (now["store"] or {}).get("step") != self.run.checkpoints()[-1].step:
                 self.say("trainer and copier were killed at the end: a resume copies the rest")
                 complete(self.run)
-            back, _ = locate(f"{self.store}/run", str(self.home), None)
+            back, _ = locate(f"{self.store}/run", str(self.home))
             if fingerprint(back) != fingerprint(self.run):
                 raise Broken("what is in the store is another run")
 

@@ -36,7 +36,7 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
     shutil.rmtree(run.path)
 
     # as `kit resume --store URL` on an empty machine does
-    there, moved = locate(None, str(tmp_path / "there"), store_url)
+    there, moved = locate_unfinished(str(tmp_path / "there"), store_url)
     assert there.latest().step == last.step and moved["store"] == store_url
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)
@@ -58,7 +58,7 @@ def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
     run = create(tmp_path / "here", "run", store=store, total_steps=10**9, checkpoint_every=100)
     session = Forked(run)
     assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
-    there, _ = locate(store, str(tmp_path / "there"), None)
+    there, _ = locate(store, str(tmp_path / "there"))
     second = Forked(there)
     assert second.wait() != 0
     said = there.status()["message"]
