@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kit.errors import UserError
-from kit.runs.finding import list_runs, locate
+from kit.runs.finding import list_runs, locate, locate_unfinished
 from kit.runs.fingerprint import fingerprint
 from kit.stores import lease, open_store
 from tests.runs.crash import Forked, complete, create
