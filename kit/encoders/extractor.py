@@ -17,9 +17,9 @@ from kit.errors import UserError
 
 
 class ImageExtractor(BaseFeaturesExtractor):
-    """SB3 features extractor for images (C, H, W) or clips (T, C, H, W), alone or in a Dict with vectors.
+    """SB3 features extractor for images or clips, alone or in a Dict with vectors.
 
-    Images are uint8 or float, 0 to 255. Each camera has its own network (its "eye"), or all share one with `shared`.
+    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye"), or all share one with `shared`.
     A linear layer mixes the outputs of all cameras to `features` numbers, and the vector entries are appended:
     (B, features + vector entries).
     """
@@ -61,7 +61,10 @@ class ImageExtractor(BaseFeaturesExtractor):
 
     @abstractmethod
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        """Build one camera's network: float clips (B, T, C, H, W) of that `shape`, 0 to 255, to features (B, ...)."""
+        """Build the network of one camera, for clips of `shape` (T, C, H, W).
+
+        It maps float clips (B, T, C, H, W), 0 to 255, to features (B, ...).
+        """
 
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
         unmixed = self.look(observations if isinstance(observations, dict) else {"": observations})

@@ -52,7 +52,10 @@ def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
 
 
 def split_newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:
-    """Split `obs` into the newest image (n, H, W, C) of each stack (n, T, C, H, W) in `frames`, and the rest."""
+    """Split `obs` into the newest image of each frame stack and the rest.
+
+    `frames` names the stacks, (n, T, C, H, W); the images are (n, H, W, C).
+    """
     if "" in frames:
         return {"": channels_last(obs[:, -1])}, {}
     if not frames:

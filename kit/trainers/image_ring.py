@@ -37,9 +37,10 @@ class ImageRing:
     def stacks(
         self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor, written: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Frame stacks (N, T, C, H, W) at the rows `row` (N,) of the envs `env` (N,), and the next stacks.
+        """Frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
 
-        `episode_start` (N,) is the first row of each episode, `written` the number of rows ever added.
+        `row` and `env` (N,) name the transitions, `episode_start` (N,) the first rows of their episodes, `written` the
+        number of rows ever added.
         """
         assert self.ring is not None and self.latest is not None
         flat = self.ring.flatten(0, 1)
@@ -76,7 +77,10 @@ class ImageRing:
             self._store_final(slots, rows[DONE].to(self.device), rows[RAGGED + self.name].to(self.device))
 
     def _store_final(self, slots: torch.Tensor, done: torch.Tensor, final: torch.Tensor) -> None:
-        """Store the `final` images (E, H, W, C) of the rows in `slots` (k,), one for each True in `done` (k, n)."""
+        """Store the final images of the episodes that end in `slots` (k,).
+
+        `final` (E, H, W, C) has one image for each True in `done` (k, n).
+        """
         old = self._pool_index.index_select(0, slots)
         self._free.extend(old[old >= 0].tolist())
         new = torch.full_like(old, -1)

@@ -30,7 +30,7 @@ def lived(lstm: torch.nn.LSTM) -> tuple[Rollout, torch.Tensor]:
     for step in range(STEPS):
         obs = rollout.store_obs(step, torch.randn(WORLDS, 4, generator=generator))
         rollout.store_actions(step, torch.full((WORLDS, 2), float(step)))
-        rollout.remember(step, {"actor": torch.stack([hidden, cell]).permute(2, 0, 1, 3)})
+        rollout.store_hidden_state(step, {"actor": torch.stack([hidden, cell]).permute(2, 0, 1, 3)})
         out, (hidden, cell) = lstm(obs.unsqueeze(0), (hidden, cell))
         outputs.append(out[0])
         rollout.done[step] = torch.rand(WORLDS, generator=generator) < 0.3

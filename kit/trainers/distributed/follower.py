@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def follow(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
-    """Train as a rank above 0 until rank 0 ends. Raises `Interrupted` if rank 0 stops or a process is lost."""
+    """Train as a rank above 0 to the end. Raises `Interrupted` if rank 0 stops or a process is lost."""
     from kit.errors import Interrupted
     from kit.trainers import algorithm, make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO

@@ -97,7 +97,7 @@ class Gaussian(Actions):
         return self._log_prob(self._zz, entropy), entropy
 
     def _log_prob(self, zz: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        """log π of the actions mean + σ z, from `zz` = z² (B, act): -½ Σ z² - Σ log σ - ½ act log 2π."""
+        """log π = -½ Σ z² - Σ log σ - ½ act log 2π of actions mean + σ z, from `zz` = z² (B, act)."""
         return torch.addmv(self._half_actions - entropy, zz, self._minus_half)
 
     def _entropy(self) -> torch.Tensor:

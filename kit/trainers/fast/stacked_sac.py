@@ -92,7 +92,10 @@ class StackedSAC:
         self, obs: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor, next_obs: torch.Tensor,
         terminated: torch.Tensor, noise: torch.Tensor,
     ) -> Tensors:  # fmt: skip
-        """The gradient step without the target update, as a function of a batch of B and N(0, 1) `noise` (2 B, act)."""
+        """The gradient step without the target update, as a function of tensors.
+
+        Takes a batch of B transitions and standard normal `noise` (2 B, act).
+        """
         obs, next_obs = obs.flatten(1), next_obs.flatten(1)
         (rows, width), num_actions = obs.shape, actions.shape[1]
 
@@ -153,7 +156,7 @@ class StackedSAC:
         return grad
 
     def _update_temperature(self, log_prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """α before this step's update and L_α = -log α · E[log π + target entropy]; updates α if it is learnt."""
+        """Update α if it is learnt; returns its old value and L_α = -log α · E[log π + target entropy]."""
         model = self._model
         if self.temperature is None or model.log_ent_coef is None:
             return model.ent_coef_tensor, torch.zeros_like(model.ent_coef_tensor)
