@@ -19,9 +19,9 @@ from kit.errors import UserError
 class ImageExtractor(BaseFeaturesExtractor):
     """SB3 features extractor for images or clips, alone or in a Dict with vectors.
 
-    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye"), or all share one with `shared`.
-    A linear layer mixes the outputs of all cameras to `features` numbers, and the vector entries are appended:
-    (B, features + vector entries).
+    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye"),
+    or all share one with `shared`. A linear layer mixes the outputs of all cameras to `features` numbers, and the
+    vector entries are appended: (B, features + vector entries).
     """
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:

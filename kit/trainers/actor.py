@@ -49,7 +49,7 @@ class Actor(nn.Module):
     def forward(self, obs: Obs, hidden_state: HiddenState = ()) -> tuple[torch.Tensor, HiddenState]:
         """Actions (n, ...) for raw `obs` (n, ...) and the next hidden state; the default one starts episodes."""
         self.policy.set_training_mode(False)
-        policy_obs = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
+        policy_obs = self.preprocess(tree_map(lambda x: x.to(self.policy.device), obs))
         actions, hidden_state = self.choose(policy_obs, hidden_state)
         return self.to_env(actions), hidden_state
 
@@ -57,8 +57,8 @@ class Actor(nn.Module):
         """The policy's output for preprocessed observations, and the next hidden state."""
         return self.policy._predict(policy_obs, self.deterministic), ()  # type: ignore[arg-type]
 
-    def see(self, obs: Obs) -> Obs:
-        """Convert raw `obs` to policy inputs: apply the view and the normaliser."""
+    def preprocess(self, obs: Obs) -> Obs:
+        """Apply the view and the normaliser to raw `obs`; returns policy inputs."""
         obs = self.view(obs)
         return obs if self.normalizer is None else self.normalizer.observe(obs)
 

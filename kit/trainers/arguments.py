@@ -92,7 +92,7 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def explained(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
+def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
     """Default and description of every hyperparameter, from SB3's docstrings.
 
     The default is None if SB3 computes it.

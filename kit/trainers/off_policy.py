@@ -157,7 +157,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
             shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
             return torch.rand(shape, device=self.device) * 2.0 - 1.0
         with torch.no_grad():
-            return self.explore(self.as_actor().see(obs))
+            return self.explore(self.as_actor().preprocess(obs))
 
     @abstractmethod
     def explore(self, obs: Obs) -> torch.Tensor:
@@ -181,9 +181,9 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
     def _sample_batch(self, batch_size: int) -> Transitions:
         """Sample a batch as network inputs, normalised by the current statistics."""
-        batch, see = self.replay_buffer.sample(batch_size), self.as_actor().see
+        batch, preprocess = self.replay_buffer.sample(batch_size), self.as_actor().preprocess
         rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
-        obs, next_obs = see(batch.obs), see(batch.next_obs)
+        obs, next_obs = preprocess(batch.obs), preprocess(batch.next_obs)
         if self.random_shift:
             obs, next_obs = (random_shift(images, self.random_shift) for images in (obs, next_obs))
         return Transitions(obs, batch.actions, rewards, next_obs, batch.terminated)

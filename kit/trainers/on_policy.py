@@ -91,7 +91,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 self._poll()
                 if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                     self.policy.reset_noise(self.n_envs)
-                obs = rollout.store_obs(step, actor.see(self._last_obs))
+                obs = rollout.store_obs(step, actor.preprocess(self._last_obs))
                 actions = self.networks.sample(rollout, step, obs)
                 new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
@@ -105,7 +105,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # on a GPU `any` would synchronise, which costs more than storing all
-                    final_obs = self.networks.with_hidden_state(actor.see(info["final_obs"]))
+                    final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
                     rollout.store_truncated(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
@@ -124,7 +124,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         assert self._last_obs is not None
         with torch.no_grad():
             self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
-            last_values = self.networks.values(self.networks.with_hidden_state(self.as_actor().see(self._last_obs)))
+            last_obs = self.as_actor().preprocess(self._last_obs)
+            last_values = self.networks.values(self.networks.with_hidden_state(last_obs))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:

@@ -118,11 +118,11 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
     if fits and config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
         resolved_plan = resolved_plan.with_envs(min(n_envs, fits(resolved_plan) * config.processes))
     if config.processes > 1:
-        part(record, resolved_plan.config)
+        config_of_rank(record, resolved_plan.config)
     return resolved_plan
 
 
-def part(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
+def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """The share of one `rank` in a planned distributed `config`: its envs, batch, threads and seed.
 
     Raises `UserError` if the config cannot be divided among the processes.

@@ -46,7 +46,7 @@ def trainer(algo: str, groups: list[str] | None = None, seed: int = 0, **more: A
 
 def values(model: Any, obs: Any) -> torch.Tensor:
     """What the critic makes of `obs`, of action 0 in SAC."""
-    seen = model.as_actor().see(obs)
+    seen = model.as_actor().preprocess(obs)
     with torch.no_grad():
         if hasattr(model, "critic"):
             return torch.stack(model.critic(seen, torch.zeros(2, 1)))

@@ -2,5 +2,5 @@
 
     group       process group: starting ranks, all-reduce, broadcast, gather
     ppo         PPO whose gradient is the mean over ranks
-    follower    main function of the ranks above 0
+    rank        main function of the ranks above 0
 """

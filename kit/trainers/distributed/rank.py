@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv
 
 
-def follow(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
+def run_rank(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
     """Train as a rank above 0 to the end. Raises `Interrupted` if rank 0 stops or a process is lost."""
     from kit.errors import Interrupted
     from kit.trainers import algorithm, make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO
-    from kit.trainers.planning import part
+    from kit.trainers.planning import config_of_rank
 
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals signal all ranks, but only
         signal.signal(name, signal.SIG_IGN)  # rank 0 reacts: it saves, then ends the others
     (run_config,) = group.broadcast()
-    config = part(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
+    config = config_of_rank(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
     settings.apply(config.device)
     env = make_env(config)
     trainer = make_trainer(config, env, group)
