@@ -102,7 +102,7 @@ class NatureEncoder(ImageExtractor):
 
 
 class MultiCameraEncoder(ImageExtractor):
-    """`NatureEncoder` at half the width, for several cameras."""
+    """`NatureEncoder` at half the width, so that several cameras cost as much as one there."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:

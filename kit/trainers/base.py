@@ -131,7 +131,7 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary()
 
     def end(self) -> None:
-        """Release the other ranks of a distributed run after the last `learn`."""
+        """End the other ranks of a distributed run after the last `learn`; does nothing in a single process."""
 
     # -- acting ----------------------------------------------------------------------------------------------------
 

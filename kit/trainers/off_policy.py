@@ -161,7 +161,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
     @abstractmethod
     def explore(self, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) in [-1, 1] to try in `obs` (n, ...) as the policy sees them."""
+        """Sample exploratory actions (n, act) in [-1, 1] for policy inputs `obs` (n, ...)."""
 
     # -- the update ------------------------------------------------------------------------------------------------
 

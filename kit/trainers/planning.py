@@ -75,11 +75,6 @@ class Plan:
             )
         return cls(config, record, encoder)
 
-    def with_envs(self, n_envs: int) -> Plan:
-        """The plan with another number of envs and hyperparameters that fit it."""
-        hyper = self.algorithm.rule(self.config.overrides, n_envs, {}, {})
-        return replace(self, config=self.config.replace(n_envs=n_envs, overrides=hyper))
-
     @property
     def sentence(self) -> str:
         """Summary such as "auto: 16 envs on 2 threads, 256 steps, batch 512"; "" for other presets."""
@@ -116,7 +111,8 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
     )
     resolved_plan = Plan.of(resolved, env)
     if fits and config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
-        resolved_plan = resolved_plan.with_envs(min(n_envs, fits(resolved_plan) * config.processes))
+        n_envs = min(n_envs, fits(resolved_plan) * config.processes)
+        resolved_plan = replace(resolved_plan, config=algorithm.with_n_envs(resolved, n_envs))
     if config.processes > 1:
         config_of_rank(record, resolved_plan.config)
     return resolved_plan
