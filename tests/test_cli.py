@@ -38,7 +38,7 @@ WRONG = {
     "overrides that are no JSON": (["train", "--overrides", "gamma=0.9"], "overrides='gamma=0.9'", "JSON"),
     "batch that does not divide": (
         ["train", "--n-envs", "8", "--overrides", '{"n_steps": 100, "batch_size": 256}'],
-        "batch_size=256", "the largest below it that does is 200",
+        "batch_size=256", "the largest divisor below it is 200",
     ),
     "overrides that are no mapping": (["train", "--overrides", "[1]"], "overrides='[1]'", "JSON mapping"),
     "env options that are no JSON": (["train", "--env-options", "{a: 1}"], "env_options='{a: 1}'", "JSON"),

@@ -1,4 +1,4 @@
-"""Encoders: from what a robot sees to the features its policy uses. Each is an SB3 features extractor with a name.
+"""Encoders: named SB3 features extractors that turn images and clips into features for a policy.
 
 kit.RunConfig(env="ReachVision", encoder="simple2dcnn",
               overrides={"policy_kwargs": {"features_extractor_kwargs": {"features": 64}}})
@@ -28,68 +28,71 @@ if TYPE_CHECKING:
     from kit.encoders.extractor import ImageExtractor
 
 ASYMMETRIC = "AsymmetricPolicy"
-"""A policy whose actor and critic see different groups, `kit.encoders.asymmetric`."""
+"""Policy name for an actor and a critic with different observation groups, `kit.encoders.asymmetric`."""
 OPTIONS = "features_extractor_kwargs"
-"""Where SB3's policy_kwargs hold an encoder's own settings."""
+"""Key of SB3's policy_kwargs that holds an encoder's options."""
 
 
 class Encoder(NamedTuple):
-    """What an encoder means for an algorithm: SB3's name of a policy class, and the arguments that make it this one. Of
-    a features extractor that learns nothing, freeze the parameters: they are stored once per run."""
+    """An encoder as arguments of an SB3 algorithm: policy name and policy_kwargs.
+
+    A features extractor that is not trained should freeze its parameters, so that they are stored once per run.
+    """
 
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Builds the view of observations, where an encoder whose weights never change sees them in the policy's place, or
-    where they hold what neither actor nor critic sees."""
+    """Builds the observation view: a frozen encoder's, or one that drops entries that no group contains."""
 
 
 class EncoderInfo(NamedTuple):
-    """What to know of an encoder before choosing it."""
+    """Description of an encoder for choosing one."""
 
     where: str
-    """module:Class, imported when it is chosen."""
+    """module:Class, imported when the encoder is chosen."""
     does: str
+    """Architecture, in one phrase."""
     costs: str
     """Multiply-adds of one forward pass over three cameras with 4 frames of 64×64 each, and parameters."""
     use_when: str
+    """When to choose it."""
 
 
 ENCODERS = {
     "nature_cnn": EncoderInfo(
         "kit.encoders.convolutions:NatureEncoder",
-        "three convolutions (32, 64, 64) of all frames at once, an eye for each camera",
+        "three convolutions (32, 64, 64) over all frames as channels, one network per camera",
         "22 M, 0.7 M",
-        "pictures are simple and how things move matters; what Atari agents use",
+        "images are simple and motion matters; the network of Atari agents",
     ),
     "multi_camera": EncoderInfo(
         "kit.encoders.convolutions:MultiCameraEncoder",
-        "the same at half the width (16, 32, 32); shared=True gives all cameras one eye",
+        "nature_cnn at half the width (16, 32, 32); shared=True uses one network for all cameras",
         "10 M, 0.3 M",
         "there are several cameras and few cores",
     ),
     "simple2dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple2DEncoder",
-        "each frame by itself in patches of 4×4 (16, 32, 32); the newest, and how it differs from the mean",
+        "2D convolutions of each frame in patches of 4×4 (16, 32, 32); newest frame and its difference from the mean",
         "6 M, 0.3 M",
-        "in doubt, with stacks: where things are is read from one frame, little from the others",
+        "in doubt, with frame stacks: positions come from one frame, motion from the difference",
     ),
     "simple3dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple3DEncoder",
-        "convolutions of time and space (16, 32, 32)",
+        "3D convolutions over time and space (16, 32, 32)",
         "15 M, 0.3 M",
         "the task is about motion, in clips of 8 frames and more",
     ),
     "r3d18": EncoderInfo(
         "kit.encoders.r3d18:R3D18Encoder",
-        "a residual network in time and space; options weights (kinetics, or a file) and frozen",
+        "3D residual network (R3D-18); options weights (kinetics, or a file) and frozen",
         "10,600 M, 33 M",
-        "clips of 8 frames or more look like what people film; frozen on a CPU, fine-tuned on a GPU",
+        "clips of 8 frames or more look like real video; frozen on a CPU, fine-tuned on a GPU",
     ),
     "timesformer": EncoderInfo(
         "kit.encoders.timesformer:TimesformerEncoder",
         "attention over time and space; options weights (a checkpoint's name or folder) and frozen",
-        "112 M, 0.6 M (random ones; the published are 121 M)",
+        "112 M, 0.6 M (random weights; published ones have 121 M)",
         "there is a GPU and much data",
     ),
 }  # fmt: skip
@@ -101,8 +104,11 @@ def choose(
     options: Mapping[str, Any] | None = None,
     obs_groups: Groups = MappingProxyType({}),
 ) -> Encoder:
-    """The `encoder` (auto, mlp, one of `ENCODERS` or module:Class) for observations of this kind, of which `obs_groups`
-    say what actor and critic see. Nothing is built. Raises `UserError` if it, or one of its `options`, does not fit."""
+    """Choose the encoder for an observation space without building it.
+
+    `encoder` is auto, mlp, one of `ENCODERS` or module:Class; `obs_groups` declares the entries of actor and critic.
+    Raises `UserError` if the encoder or one of its `options` does not fit.
+    """
     options = options or {}
     _check_prefix(observation_space, obs_groups)
     actor = obs_groups.get(POLICY)
@@ -110,75 +116,77 @@ def choose(
     if actor is not None and critic is not None and set(actor) != set(critic):
         return _asymmetric(encoder, observation_space, options, actor, critic)
     space = PolicyView(observation_space, actor).space
-    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if _pictures(space) else "MlpPolicy"
-    made = _extractor(encoder, space, options)
-    if made is None:
-        return Encoder(policy, {}, _narrowed(observation_space, actor))
-    if _is_ours(made) and options.get("frozen"):
-        return Encoder("MlpPolicy", {}, partial(_frozen_view, made, observation_space, options, actor))
-    kwargs = {"features_extractor_class": made, "normalize_images": not _is_ours(made)}
-    return Encoder(policy, kwargs, _narrowed(observation_space, actor))
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if _images(space) else "MlpPolicy"
+    extractor = _extractor(encoder, space, options)
+    if extractor is None:
+        return Encoder(policy, {}, _selecting_view(observation_space, actor))
+    if _is_image_extractor(extractor) and options.get("frozen"):
+        return Encoder("MlpPolicy", {}, partial(_frozen_view, extractor, observation_space, options, actor))
+    kwargs = {"features_extractor_class": extractor, "normalize_images": not _is_image_extractor(extractor)}
+    return Encoder(policy, kwargs, _selecting_view(observation_space, actor))
 
 
 def _asymmetric(
     encoder: str, observation_space: Space, options: Mapping[str, Any], actor: Sequence[str], critic: Sequence[str]
 ) -> Encoder:
-    """For an actor and a critic that see different entries."""
+    """Choose the encoder of an actor and a critic with different observation groups."""
     used = {*actor, *critic}
     space = PolicyView(observation_space, used).space
     assert isinstance(space, spaces.Dict)
     entries = [_flat(space, names) for names in (actor, critic)]
-    seen, known = (spaces.Dict({name: space[name] for name in names}) for names in entries)
+    actor_space, critic_space = (spaces.Dict({name: space[name] for name in names}) for names in entries)
     kwargs: dict[str, Any] = {"actor_entries": entries[0], "critic_entries": entries[1]}
     if options.get("frozen"):
         raise UserError(
-            f"{OPTIONS} frozen=True keeps features in place of observations, of which a critic with a group of its own "
-            "could read nothing; leave out frozen, or the critic's group from env_options obs_groups."
+            f"{OPTIONS} frozen=True stores features in place of observations, which a critic with its own group cannot "
+            "read; leave out frozen, or the critic's group from env_options obs_groups."
         )
-    made = _extractor(encoder, seen, options, own=True)
-    if made is None and _pictures(known):
+    extractor = _extractor(encoder, actor_space, options, own=True)
+    if extractor is None and _images(critic_space):
         raise UserError(
             f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
         )
-    if made is not None:
-        if _pictures(known) and _is_ours(made):
-            made.check(known, **options)
-        kwargs |= {"features_extractor_class": made, "normalize_images": not _is_ours(made)}
-    return Encoder(ASYMMETRIC, kwargs, _narrowed(observation_space, used))
+    if extractor is not None:
+        if _images(critic_space) and _is_image_extractor(extractor):
+            extractor.check(critic_space, **options)
+        kwargs |= {"features_extractor_class": extractor, "normalize_images": not _is_image_extractor(extractor)}
+    return Encoder(ASYMMETRIC, kwargs, _selecting_view(observation_space, used))
 
 
 def _extractor(
     encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
 ) -> type[BaseFeaturesExtractor] | None:
-    """The class for observations of `space`, as policies take them; None where SB3's will do, unless it must be one's
-    `own` for pictures."""
+    """The features extractor class for observations of `space`, as policies take them.
+
+    None if SB3's default fits; with `own`, kit's class is used for all images.
+    """
     if ":" in encoder:
-        anybodys = load(encoder)
-        _check(encoder, anybodys, options)
-        if _is_ours(anybodys):
-            anybodys.check(space, **options)
-        return anybodys
-    pictures = _pictures(space)
-    if encoder in ENCODERS and not pictures:
-        raise UserError(f"encoder={encoder!r} wants pictures and this env gives {space}; use mlp or auto.")
-    if encoder == "mlp" and pictures:
-        raise UserError(f"encoder={encoder!r} wants numbers and this env gives pictures; use nature_cnn or auto.")
-    stacks = any(len(picture.shape) == 4 for picture in pictures)
-    plain = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
-    if not pictures or plain:
-        for picture in pictures:
-            _enlarged(encoder, picture)
+        custom = load(encoder)
+        _check_options(encoder, custom, options)
+        if _is_image_extractor(custom):
+            custom.check(space, **options)
+        return custom
+    images = _images(space)
+    if encoder in ENCODERS and not images:
+        raise UserError(f"encoder={encoder!r} needs images and this env gives {space}; use mlp or auto.")
+    if encoder == "mlp" and images:
+        raise UserError(f"encoder={encoder!r} needs vectors and this env gives images; use nature_cnn or auto.")
+    stacks = any(len(image.shape) == 4 for image in images)
+    sb3_default = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
+    if not images or sb3_default:
+        for image in images:
+            _check_nature_size(encoder, image)
         return None
     name = encoder if encoder in ENCODERS else "simple2dcnn" if stacks else "nature_cnn"
-    made = load(name)
-    assert _is_ours(made)
-    _check(name, made, options)
-    made.check(space, **options)
-    return made
+    extractor = load(name)
+    assert _is_image_extractor(extractor)
+    _check_options(name, extractor, options)
+    extractor.check(space, **options)
+    return extractor
 
 
-def _narrowed(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
-    """The view of those entries alone, where there are others; None where the whole observation is seen."""
+def _selecting_view(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
+    """Builds the view that selects the entries `names`, or None if they are the whole observation."""
     others = names is not None and isinstance(space, spaces.Dict) and not set(space) <= set(names)
     return partial(PolicyView, space, tuple(names)) if others and names is not None else None
 
@@ -189,7 +197,7 @@ def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_prefix(space: Space, obs_groups: Groups) -> None:
-    """Until 0.2 a name hid an entry from the actor; an env that counts on it must not leak it silently."""
+    """Raise `UserError` for entries named critic_*, which kit hid from the actor until 0.2, without obs_groups."""
     if isinstance(space, spaces.Dict) and not obs_groups:
         hidden = [name for name in space if name.startswith("critic_")]
         if hidden:
@@ -200,44 +208,47 @@ def _check_prefix(space: Space, obs_groups: Groups) -> None:
 
 
 def _frozen_view(
-    made: type[ImageExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
+    extractor: type[ImageExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
 ) -> PolicyView:
+    """Build the view of a frozen encoder."""
     from kit.encoders.frozen import FrozenView
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same in every run and after every resume
-        return FrozenView(observation_space, made(PolicyView(observation_space, names).space, **options), names)
+        return FrozenView(observation_space, extractor(PolicyView(observation_space, names).space, **options), names)
 
 
 def load(encoder: str) -> type[BaseFeaturesExtractor]:
-    """The class of one of `ENCODERS`, or module:Class of the user's own. Raises `UserError`."""
+    """Import an encoder class: one of `ENCODERS` or a user's module:Class. Raises `UserError`."""
     module, _, name = (ENCODERS[encoder].where if encoder in ENCODERS else encoder).partition(":")
     trust.check(encoder, module)
     try:
-        found = getattr(importlib.import_module(module), name)
+        extractor = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
-    if not isinstance(found, type) or not issubclass(found, BaseFeaturesExtractor):
+    if not isinstance(extractor, type) or not issubclass(extractor, BaseFeaturesExtractor):
         raise UserError(
             f"encoder={encoder!r} is no features extractor; derive it from kit.encoders.extractor.ImageExtractor, or "
             "from stable_baselines3's BaseFeaturesExtractor."
         )
-    return found
+    return extractor
 
 
-def _is_ours(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[ImageExtractor]]:
-    """Whether it takes images as kit's encoders do: uint8, or 0 to 255, in any order of frames and channels."""
+def _is_image_extractor(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[ImageExtractor]]:
+    """Whether the class takes images as kit's encoders do: uint8, or float from 0 to 255, single or stacked."""
     from kit.encoders.extractor import ImageExtractor
 
     return issubclass(extractor, ImageExtractor)
 
 
 def sees_images(observation_space: Space) -> bool:
-    return bool(_pictures(PolicyView(observation_space).space))
+    """Whether the observations contain images."""
+    return bool(_images(PolicyView(observation_space).space))
 
 
-def _check(encoder: str, made: type, options: Mapping[str, Any]) -> None:
-    known = [name for name in inspect.signature(made).parameters if name != "observation_space"]
+def _check_options(encoder: str, extractor: type, options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that is not a parameter of the encoder's constructor."""
+    known = [name for name in inspect.signature(extractor).parameters if name != "observation_space"]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
@@ -246,13 +257,15 @@ def _check(encoder: str, made: type, options: Mapping[str, Any]) -> None:
                             f"{', '.join(known)}.")  # fmt: skip
 
 
-def _enlarged(encoder: str, picture: spaces.Box) -> None:
+def _check_nature_size(encoder: str, image: spaces.Box) -> None:
+    """Raise `UserError` for images that are too small for SB3's NatureCNN."""
     from kit.encoders.convolutions import NATURE_PIXELS
     from kit.encoders.extractor import at_least, clip_shape
 
-    at_least(encoder, clip_shape(picture), NATURE_PIXELS)
+    at_least(encoder, clip_shape(image), NATURE_PIXELS)
 
 
-def _pictures(space: Space) -> list[spaces.Box]:
+def _images(space: Space) -> list[spaces.Box]:
+    """The image spaces in `space`."""
     entries = space.values() if isinstance(space, spaces.Dict) else [space]
     return [entry for entry in entries if isinstance(entry, spaces.Box) and is_image(entry)]

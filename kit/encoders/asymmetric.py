@@ -1,10 +1,10 @@
 """Asymmetric actor-critic (Pinto et al., 2017): actor and critic read different observation groups.
 
-A critic may know what only the simulator knows, for it is needed in training alone; the actor reads the policy's group
-and nothing else, and so does what is exported. Of numbers each has features of its own width. Where the actor sees
-images and the critic numbers, these become as many features as the actor's, without convolutions.
+The critic may read privileged simulator state, because only training needs it. The actor, and so an exported policy,
+reads the group "policy" and nothing else. For vector observations each has features of its own width. If the actor
+reads images and the critic only vectors, a linear layer gives the critic as many features as the actor.
 
-A policy of another algorithm is two lines, as `AsymmetricTD3` here.
+A policy of another algorithm takes two lines, such as `AsymmetricTD3`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CRITICS = (
     *("vf_features_extractor.", "mlp_extractor.value_net.", "value_net.", "lstm_critic."),
     *("critic.", "critic_target."),
 )
-"""With what the names of a critic's weights begin."""
+"""Prefixes of the names of a critic's weights."""
 
 
 class CriticState(BaseFeaturesExtractor):
-    """Numbers of a Dict as `features` others, (B, features)."""
+    """Linear features (B, features) of the vectors in a Dict observation."""
 
     def __init__(self, observation_space: Space, features: int) -> None:
         super().__init__(observation_space, features)
         assert isinstance(observation_space, spaces.Dict)
         self.names = list(observation_space.spaces)
-        wide = sum(get_flattened_obs_dim(observation_space[name]) for name in self.names)
-        self.layer = nn.Sequential(nn.Linear(wide, features), nn.Tanh())
+        width = sum(get_flattened_obs_dim(observation_space[name]) for name in self.names)
+        self.layer = nn.Sequential(nn.Linear(width, features), nn.Tanh())
 
     def forward(self, observations: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.layer(torch.cat([observations[name].flatten(1) for name in self.names], dim=1))
@@ -53,28 +53,28 @@ else:
 
 
 class GroupedPolicy(Policy):
-    """Before an SB3 policy: features extractors for `actor_entries` and `critic_entries` of its Dict observation."""
+    """Mixin for SB3 policies: separate features extractors for `actor_entries` and `critic_entries`."""
 
     def __init__(self, *args: Any, actor_entries: Sequence[str], critic_entries: Sequence[str], **kwargs: Any) -> None:
         self.actor_entries, self.critic_entries = tuple(actor_entries), tuple(critic_entries)
         super().__init__(*args, **{**kwargs, "share_features_extractor": False})
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """The actor's."""
+        """Build the actor's features extractor."""
         return self._extractor(self.actor_entries)
 
     def make_critic_extractor(self, actor: BaseFeaturesExtractor) -> BaseFeaturesExtractor:
-        """The critic's, beside the actor's."""
+        """Build the critic's features extractor; the width of `actor` is used if only the actor reads images."""
         sees_images = [any(map(is_image, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
         if sees_images == [True, False]:
             return CriticState(self._space(self.critic_entries), actor.features_dim)
         return self._extractor(self.critic_entries)
 
     def _extractor(self, entries: Sequence[str]) -> BaseFeaturesExtractor:
-        made: BaseFeaturesExtractor = self.features_extractor_class(
+        extractor: BaseFeaturesExtractor = self.features_extractor_class(
             self._space(entries), **self.features_extractor_kwargs
         )
-        return made
+        return extractor
 
     def _space(self, entries: Sequence[str]) -> spaces.Dict:
         return spaces.Dict({name: self.observation_space[name] for name in entries})
@@ -85,16 +85,16 @@ class GroupedPolicy(Policy):
 
 
 class ActorCriticGroups(GroupedPolicy):
-    """Before an `ActorCriticPolicy`."""
+    """Mixin for an `ActorCriticPolicy` with observation groups."""
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """SB3 asks for the actor's first, then for the critic's."""
+        """Build the actor's extractor at SB3's first call and the critic's at its second."""
         actor = getattr(self, "features_extractor", None)
         return super().make_features_extractor() if actor is None else self.make_critic_extractor(actor)
 
 
 class AsymmetricActorCritic(ActorCriticGroups, MultiInputActorCriticPolicy):
-    """For PPO and A2C."""
+    """Policy with observation groups for PPO and A2C."""
 
     def _build_mlp_extractor(self) -> None:
         super()._build_mlp_extractor()
@@ -105,15 +105,15 @@ class AsymmetricActorCritic(ActorCriticGroups, MultiInputActorCriticPolicy):
 
 
 class OffPolicyGroups(GroupedPolicy):
-    """Before a policy of SAC's or TD3's kind."""
+    """Mixin for SAC and TD3 policies with observation groups."""
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> Any:
         return super().make_critic(self.make_critic_extractor(self.actor.features_extractor).to(self.device))
 
 
 class AsymmetricSAC(OffPolicyGroups, SACMultiInputPolicy):
-    """For SAC."""
+    """Policy with observation groups for SAC."""
 
 
 class AsymmetricTD3(OffPolicyGroups, TD3MultiInputPolicy):
-    """For TD3."""
+    """Policy with observation groups for TD3."""

@@ -1,4 +1,4 @@
-"""Observation groups for recurrent policies: an LSTM of the actor's group, and one of the critic's."""
+"""Observation groups for recurrent policies: one LSTM for the actor's group and one for the critic's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kit.encoders.asymmetric import ActorCriticGroups
 
 
 class AsymmetricRecurrent(ActorCriticGroups, RecurrentMultiInputActorCriticPolicy):
-    """For RecurrentPPO."""
+    """Policy with observation groups for RecurrentPPO."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         width = self.vf_features_extractor.features_dim
         if width == self.features_dim:
             return
-        if self.lstm_critic is not None:  # sb3-contrib makes both as wide as the actor's features
+        if self.lstm_critic is not None:  # sb3-contrib gives both the width of the actor's features
             hidden, layers = self.lstm_critic.hidden_size, self.lstm_critic.num_layers
             self.lstm_critic = nn.LSTM(width, hidden, num_layers=layers, **self.lstm_kwargs)
         else:

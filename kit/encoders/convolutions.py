@@ -1,4 +1,4 @@
-"""Small convolutional eyes: over all frames as channels, over each frame by itself, and through time."""
+"""Small convolutional encoders: frames stacked as channels, 2D convolutions per frame, 3D convolutions over time."""
 
 from __future__ import annotations
 
@@ -8,55 +8,60 @@ from torch import nn
 from kit.encoders.extractor import ImageExtractor, at_least
 
 Layers = tuple[tuple[int, int, int], ...]
-"""Channels, side of the kernel and stride of each."""
+"""Output channels, kernel size and stride of each layer."""
 NATURE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Mnih et al., 2015."""
 SMALL: Layers = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 PATCHES: Layers = ((16, 4, 4), (32, 3, 2), (32, 3, 2))
-"""For frames by themselves, of which there are many: a fifth of the work of `NATURE`."""
+"""For single frames, of which there are many: a fifth of the work of `NATURE`."""
 NATURE_PIXELS, PATCHES_PIXELS = 36, 28
-"""These kernels need as many a side."""
+"""Smallest image side for `NATURE` and for `PATCHES`."""
 
 
 class FromBytes(nn.Conv2d):
-    """A convolution of pictures with values from 0 to 255, which scales its own few weights instead of them."""
+    """Convolution of images from 0 to 255; scales its few weights by 1/255 instead of the images."""
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self._conv_forward(pictures, self.weight / 255.0, self.bias)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(images, self.weight / 255.0, self.bias)
 
 
 def convolutions(channels: int, layers: Layers) -> nn.Sequential:
-    """Of pictures (B, channels, H, W), 0 to 255. If their channels lie last in memory, CPUs are 3 times as fast."""
-    parts: list[nn.Module] = []
+    """Build convolutions for images (B, channels, H, W) from 0 to 255.
+
+    On CPUs they are 3 times as fast if the images are channels-last in memory.
+    """
+    modules: list[nn.Module] = []
     for width, kernel, stride in layers:
-        kind = nn.Conv2d if parts else FromBytes
-        parts += [kind(channels, width, kernel, stride), nn.ReLU()]
+        kind = nn.Conv2d if modules else FromBytes
+        modules += [kind(channels, width, kernel, stride), nn.ReLU()]
         channels = width
-    return nn.Sequential(*parts)
+    return nn.Sequential(*modules)
 
 
 class _Stacked(nn.Module):
-    """Frames as further channels."""
+    """2D convolutions over all frames of a clip as channels."""
 
     def __init__(self, channels: int, layers: Layers) -> None:
         super().__init__()
         self.layers = convolutions(channels, layers)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        pictures = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(-1, 1)  # all frames' channels, last in memory
-        return self.layers(pictures)
+        images = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(-1, 1)  # (B, T·C, H, W), channels-last in memory
+        return self.layers(images)
 
 
 class _PerFrame(nn.Module):
-    """Each frame by itself; then what the newest shows, and how far it differs from the mean of all. The layers learn
-    from the newest alone, which halves the work: the others have been the newest too."""
+    """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
+
+    Gradients flow through the newest frame only, which halves the work; each older frame was the newest one earlier.
+    """
 
     def __init__(self, channels: int, layers: Layers) -> None:
         super().__init__()
         self.layers = convolutions(channels, layers)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        frames = clip.transpose(0, 1)  # time in front, as it is in memory: nothing is copied
+        frames = clip.transpose(0, 1)  # time-major, as in memory: no copy
         newest = self.layers(frames[-1]).flatten(1)
         if len(frames) == 1:
             return newest
@@ -69,24 +74,24 @@ class _PerFrame(nn.Module):
 
 
 class _ThroughTime(nn.Module):
-    """Convolutions of time and space, until one moment is left."""
+    """3D convolutions over time and space, averaged over the remaining time steps."""
 
     def __init__(self, frames: int, channels: int) -> None:
         super().__init__()
-        parts: list[nn.Module] = []
+        modules: list[nn.Module] = []
         for width, kernel, stride in SMALL:
             depth = min(3, frames)
-            parts += [nn.Conv3d(channels, width, (depth, kernel, kernel), (1, stride, stride)), nn.ReLU()]
+            modules += [nn.Conv3d(channels, width, (depth, kernel, kernel), (1, stride, stride)), nn.ReLU()]
             frames, channels = frames - depth + 1, width
-        self.layers = nn.Sequential(*parts)
+        self.layers = nn.Sequential(*modules)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        seen = self.layers((clip / 255.0).transpose(1, 2))  # (B, C, T, H, W)
-        return seen.mean(2)
+        features = self.layers((clip / 255.0).transpose(1, 2))  # (B, C, T, H, W)
+        return features.mean(2)
 
 
 class NatureEncoder(ImageExtractor):
-    """Mnih et al.'s three convolutions of all frames of a camera at once."""
+    """Mnih et al.'s three convolutions over all frames of a camera as channels."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
@@ -97,7 +102,7 @@ class NatureEncoder(ImageExtractor):
 
 
 class MultiCameraEncoder(ImageExtractor):
-    """The same at half the width, so that several cameras cost what one does there."""
+    """`NatureEncoder` at half the width, so that several cameras cost as much as one there."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
@@ -108,7 +113,7 @@ class MultiCameraEncoder(ImageExtractor):
 
 
 class Simple2DEncoder(ImageExtractor):
-    """Each frame by itself, pooled over time."""
+    """2D convolutions per frame, pooled over time."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
@@ -119,7 +124,7 @@ class Simple2DEncoder(ImageExtractor):
 
 
 class Simple3DEncoder(ImageExtractor):
-    """Convolutions of time and space."""
+    """3D convolutions over time and space."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:

@@ -1,4 +1,4 @@
-"""From observations with pictures to features: an eye for each camera, what they saw mixed, numbers beside it."""
+"""Base class of image encoders: one network per camera, a mixing layer, and vector observations appended."""
 
 from __future__ import annotations
 
@@ -17,107 +17,111 @@ from kit.errors import UserError
 
 
 class ImageExtractor(BaseFeaturesExtractor):
-    """An SB3 features extractor for pictures (C, H, W) or stacks of them (T, C, H, W), uint8 or the same numbers as
-    float, 0 to 255, alone or in a Dict with numbers.
+    """SB3 features extractor for images or clips, alone or in a Dict with vectors.
 
-    Every camera gets an eye of its own, or with `shared` all get one; what they see becomes `features` numbers, and the
-    numbers of the observation stand behind them: (B, features + numbers).
+    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye"),
+    or all share one with `shared`. A linear layer mixes the outputs of all cameras to `features` numbers, and the
+    vector entries are appended: (B, features + vector entries).
     """
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:
-        seen = _seen(observation_space)
-        numbers = [name for name, space in seen.items() if not is_image(space)]
-        clips = {name: clip_shape(space) for name, space in seen.items() if name not in numbers}
+        entries = _entries(observation_space)
+        vectors = [name for name, space in entries.items() if not is_image(space)]
+        clips = {name: clip_shape(space) for name, space in entries.items() if name not in vectors}
         self.check_space(observation_space, features, shared)
-        super().__init__(observation_space, features + sum(get_flattened_obs_dim(seen[name]) for name in numbers))
-        self.clips, self.numbers = clips, numbers
+        super().__init__(observation_space, features + sum(get_flattened_obs_dim(entries[name]) for name in vectors))
+        self.clips, self.vectors = clips, vectors
         names = list(clips)[:1] if shared else list(clips)
         self.eyes = nn.ModuleDict({_module_name(name): self.eye(clips[name]) for name in names})
         with torch.no_grad():
-            wide = sum(self._look(name, torch.zeros(1, *shape)).shape[1] for name, shape in clips.items())
-        self.features, self.wide = features, wide
-        # narrow, even and bounded, as in DrQ-v2 (Yarats et al., 2021): no camera drowns the numbers
-        self.mix = nn.Sequential(nn.Linear(wide, features), nn.LayerNorm(features), nn.Tanh())
+            width = sum(self._look(name, torch.zeros(1, *shape)).shape[1] for name, shape in clips.items())
+        self.features, self.image_width = features, width
+        # few, normalised and bounded features, as in DrQ-v2 (Yarats et al., 2021), so that images do not swamp vectors
+        self.mix = nn.Sequential(nn.Linear(width, features), nn.LayerNorm(features), nn.Tanh())
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        """Raise `UserError` for an observation space, or for `options` of the constructor, that it cannot take; nothing
-        is built."""
+        """Raise `UserError` for an unsupported observation space or constructor `options`, without building."""
         cls.check_space(observation_space, options.get("features", 128), options.get("shared", False))
 
     @classmethod
     def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
-        """The part of `check` that all encoders share."""
+        """Check the settings that all encoders share: `features`, `shared` and image shapes."""
         if isinstance(features, bool) or not isinstance(features, int) or features < 1:
             raise UserError(f"features={features!r} must be a whole number of at least 1.")
-        shapes = {clip_shape(space) for space in _seen(observation_space).values() if is_image(space)}
+        shapes = {clip_shape(space) for space in _entries(observation_space).values() if is_image(space)}
         for shape in shapes:
             cls.check_shape(shape)
         if shared and len(shapes) > 1:
-            raise UserError(f"shared=True wants cameras of one shape, and these are {sorted(shapes)}.")
+            raise UserError(f"shared=True needs cameras of one shape, and these are {sorted(shapes)}.")
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        """Raise `UserError` for clips (T, C, H, W) of a `shape` that it cannot take."""
+        """Raise `UserError` for an unsupported clip `shape` (T, C, H, W)."""
 
     @abstractmethod
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        """From float clips (B, T, C, H, W) of that `shape`, 0 to 255, to numbers (B, ...)."""
+        """Build the network of one camera, for clips of `shape` (T, C, H, W).
+
+        It maps float clips (B, T, C, H, W), 0 to 255, to features (B, ...).
+        """
 
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
-        looked = self.look(observations if isinstance(observations, dict) else {"": observations})
-        return torch.cat([self.mix(looked[:, : self.wide]), looked[:, self.wide :]], dim=1)
+        unmixed = self.look(observations if isinstance(observations, dict) else {"": observations})
+        return torch.cat([self.mix(unmixed[:, : self.image_width]), unmixed[:, self.image_width :]], dim=1)
 
     def look(self, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What the eyes see, `wide` numbers, and the numbers behind it."""
-        seen = [self._look(name, entries[name]) for name in self.clips]
-        return torch.cat([*seen, *(entries[name].flatten(1).float() for name in self.numbers)], dim=1)
+        """Features before mixing: `image_width` numbers from all cameras, then the vector entries."""
+        images = [self._look(name, entries[name]) for name in self.clips]
+        return torch.cat([*images, *(entries[name].flatten(1).float() for name in self.vectors)], dim=1)
 
-    def _look(self, name: str, pictures: torch.Tensor) -> torch.Tensor:
+    def _look(self, name: str, images: torch.Tensor) -> torch.Tensor:
+        """Features (B, ...) of one camera."""
         shape = self.clips[name]
-        if pictures.shape[1:] != shape[4 - (pictures.ndim - 1) :]:
+        if images.shape[1:] != shape[4 - (images.ndim - 1) :]:
             raise UserError(
-                f"the clip {name!r} is {tuple(pictures.shape[1:])} and this encoder was made for {shape}; make the env "
+                f"the clip {name!r} is {tuple(images.shape[1:])} and this encoder was made for {shape}; make the env "
                 "with the frames, channels and size that the policy was trained on."
             )
-        if pictures.dtype != torch.uint8 and not pictures.is_floating_point():
-            raise UserError(f"the clip {name!r} is {pictures.dtype}; give uint8, or float with values from 0 to 255.")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
-        clip = (pictures.unflatten(0, (-1, 1)) if pictures.ndim == 4 else pictures).float()
-        # Convolutions round by the order in memory. It is the rollout's (T, B, H, W, C), wherever the images come from.
+        clip = (images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
+        # Rounding in convolutions depends on the memory order, so it is always the rollout's, (T, B, H, W, C).
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 
 PictureExtractor = ImageExtractor
-"""The name until 0.2, kept for a release."""
+"""Name of `ImageExtractor` until 0.2, kept for a release."""
 
 
-def _seen(space: Space) -> dict[str, Space]:
-    """Its entries by name."""
+def _entries(space: Space) -> dict[str, Space]:
+    """Entries of `space` by name; a single one has the name ""."""
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
 def clip_shape(space: Space) -> tuple[int, int, int, int]:
-    """Frames, channels, height and width of a picture's space, or a stack's."""
+    """Frames, channels, height and width of an image or clip space."""
     shape = tuple(int(size) for size in space.shape or ())
     return shape if len(shape) == 4 else (1, *shape)  # type: ignore[return-value]
 
 
 def at_least(encoder: str, shape: tuple[int, int, int, int], pixels: int) -> None:
-    """Raise `UserError` where the pictures of clips of that `shape` are too small for an encoder."""
+    """Raise `UserError` if images of clips of that `shape` are smaller than `pixels` per side."""
     height, width = shape[2:]
     if min(height, width) < pixels:
         raise UserError(
-            f"encoder={encoder!r} needs pictures of at least {pixels}×{pixels} and this env gives {height}×{width}; "
+            f"encoder={encoder!r} needs images of at least {pixels}×{pixels} and this env gives {height}×{width}; "
             "enlarge them or flatten them with gymnasium.wrappers.FlattenObservation."
         )
 
 
 def in_colour(encoder: str, shape: tuple[int, int, int, int]) -> None:
-    """Raise `UserError` where an encoder that was made for RGB would see something else."""
+    """Raise `UserError` if clips of that `shape` are not RGB."""
     if shape[1] != COLOURS[1]:
-        raise UserError(f"encoder={encoder!r} sees RGB, and this env gives {shape[1]} channels; use simple2dcnn.")
+        raise UserError(f"encoder={encoder!r} needs RGB, and this env gives {shape[1]} channels; use simple2dcnn.")
 
 
 def _module_name(entry: str) -> str:
+    """Name in `eyes` of an observation entry's network."""
     return f"eye_{entry.replace('.', '_')}"

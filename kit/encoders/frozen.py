@@ -1,4 +1,4 @@
-"""Frozen encoders are cheap: what they see is computed once, when it is seen, and kept instead of the pictures."""
+"""Frozen encoders: compute image features once, when observed, and store them instead of the images."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from kit.format.weights import fingerprint
 
 
 class FrozenView(PolicyView):
-    """Observations as rows of numbers: what `encoder`'s eyes, whose weights never change, see, and the env's own
-    numbers. Rollouts and replays hold such rows, (n, width) float32; what is one already stays as it is.
+    """Concatenates frozen image features with vector observations, (n, width) float32.
 
-    A part of checkpoints: the hash of the weights, so that rows of other weights are not taken for these.
+    Rollouts and replay buffers store these features; precomputed ones pass through unchanged. The checkpoint component
+    holds the hash of the encoder's weights, so that stored features are never mixed with those of other weights.
     """
 
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:
-        """`names`: which entries of `space` the encoder sees, by default all."""
-        self._before = PolicyView(space, names)
+        """`names` are the entries of `space` that the encoder reads, by default all."""
+        self._policy_view = PolicyView(space, names)
         self._encoder = encoder.eval().requires_grad_(False)
-        seen = encoder.wide + encoder.features_dim - encoder.features
-        self.space = spaces.Box(-np.inf, np.inf, (seen,), np.float32)
+        width = encoder.image_width + encoder.features_dim - encoder.features
+        self.space = spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.sha256 = fingerprint(encoder.eyes)
 
     def __call__(self, obs: Any) -> torch.Tensor:
         if isinstance(obs, torch.Tensor) and obs.shape[1:] == self.space.shape:
             return obs
-        viewed: Any = self._before(obs)
+        viewed: Any = self._policy_view(obs)
         entries = viewed if isinstance(viewed, dict) else {"": viewed}
         device = next(iter(entries.values())).device
         with torch.no_grad():
@@ -46,6 +46,6 @@ class FrozenView(PolicyView):
         if state.get("sha256") != self.sha256:
             raise UserError(
                 f"the encoder's weights have the SHA-256 {self.sha256[:12]}… and this run's were "
-                f"{str(state.get('sha256'))[:12]}…, so that what it has kept of its pictures is stale; give it the "
-                "weights that it began with."
+                f"{str(state.get('sha256'))[:12]}…, so its stored image features are stale; use the weights that the "
+                "run started with."
             )

@@ -1,4 +1,4 @@
-"""R3D-18 (Tran et al., 2018): a residual network of convolutions in time and space, from torchvision."""
+"""R3D-18 (Tran et al., 2018): a residual network of 3D convolutions, from torchvision."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kit.errors import UserError
 
 KINETICS = "kinetics"
 MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
-"""With which torchvision's Kinetics-400 weights were trained."""
+"""Pixel statistics with which torchvision's Kinetics-400 weights were trained."""
 
 
 class R3D18Encoder(ImageExtractor):
-    """512 numbers from each camera's clip, by one network (33 M weights) for all cameras.
+    """R3D-18 encoder: 512 features per clip, one network (33 M weights) for all cameras.
 
-    `weights`: "kinetics" for torchvision's, downloaded once; a file with such; or none, random ones. `frozen` ones
-    never change; else they are fine-tuned, slowly on a CPU.
+    `weights`: "kinetics" for torchvision's, downloaded once; the path of a file; or None for random weights. With
+    `frozen` they never change; otherwise they are fine-tuned, which is slow on a CPU.
     """
 
     def __init__(
         self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
     ) -> None:
-        self._made = functools.cache(lambda: Pretrained(_network(weights), frozen))
+        self._shared_network = functools.cache(lambda: Pretrained(_network(weights), frozen))
         super().__init__(observation_space, features, shared=True)
 
     @classmethod
@@ -37,7 +37,7 @@ class R3D18Encoder(ImageExtractor):
         super().check(observation_space, **{**options, "shared": True})
         torchvision("r3d18")
         if options.get("weights") not in (None, KINETICS):
-            _network(options["weights"])  # a file of the user's: whether it fits is seen by reading it
+            _network(options["weights"])  # load the user's file to check that it fits
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
@@ -45,10 +45,12 @@ class R3D18Encoder(ImageExtractor):
         in_colour("r3d18", shape)
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _Normalised(self._made())
+        return _Normalised(self._shared_network())
 
 
 class _Normalised(nn.Module):
+    """Normalises clips from 0 to 255 by `MEAN` and `STD` and applies `net`."""
+
     mean: torch.Tensor
     std: torch.Tensor
 
@@ -63,23 +65,26 @@ class _Normalised(nn.Module):
 
 
 def _network(weights: str | None) -> nn.Module:
+    """R3D-18 without its classification layer."""
     video = torchvision("r3d18").models.video
     kinetics = video.R3D_18_Weights.KINETICS400_V1 if weights == KINETICS else None
     try:
         net = video.r3d_18(weights=kinetics)
     except OSError as error:
         raise UserError(
-            f"weights={weights!r} could not be downloaded ({error}); give the path of a file with them instead."
+            f"weights={weights!r} could not be downloaded ({error}); give the path of a file with the weights instead."
         ) from None
     net.fc = nn.Identity()
     if weights not in (None, KINETICS):
-        load_weights(net, str(weights), but=("fc.",))
+        load_weights(net, str(weights), skip=("fc.",))
     return net
 
 
 def torchvision(encoder: str) -> Any:
-    """The package, also beside a torch without its compiled operators: of a CPU on a machine made for a GPU, say. They
-    are for detection and do nothing here, but torchvision cannot be imported without two of their names."""
+    """Import torchvision, also if its compiled operators do not match torch (a CPU build of torch on a GPU machine).
+
+    The operators are for object detection and not used here, but the import needs two of their names to be defined.
+    """
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     try:
         return importlib.import_module("torchvision")
@@ -96,4 +101,4 @@ def torchvision(encoder: str) -> Any:
 
 
 _KEPT: list[Any] = []
-"""Operators live as long as what defined them."""
+"""Keeps the libraries alive, because their operators disappear with them."""

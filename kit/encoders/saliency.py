@@ -1,4 +1,4 @@
-"""Where a policy looks: how much its action changes if it sees a spot of a picture blurred (Greydanus et al., 2018)."""
+"""Saliency maps: how much a policy's action changes when a spot of an image is blurred (Greydanus et al., 2018)."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from kit.envs.obs import is_image
 from kit.errors import UserError
 
 SPOTS = 16
-"""Along each side of a picture; so many by so many are tried."""
+"""Spots along each side of an image; SPOTS × SPOTS are blurred in turn."""
 BLUR = 15
-"""Side, in pixels, of the square whose mean a blurred pixel is: more than a ball of five and an arm of eight."""
+"""Side of the averaging window in pixels, larger than a ball of 5 and an arm of 8 pixels."""
 
 
 @torch.no_grad()
-def saliency(policy: BasePolicy, seen: Any) -> dict[str, torch.Tensor]:
-    """For each picture of the observations `seen` (n, ...), as the policy sees them, entry -> (n, H, W) from 0 to 1:
-    the mean |Δ action| of blurred spots, each a Gaussian as wide as the distance to the next, the greatest of all
-    pictures 1. Spots are blurred in all frames of a stack."""
-    entries = dict(seen) if isinstance(seen, dict) else {"": seen}
+def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
+    """Saliency map (n, H, W) from 0 to 1 for each image entry of the policy inputs `obs` (n, ...).
+
+    The value is the mean |Δ action| of blurred spots, each a Gaussian as wide as the spacing of the spots. It is scaled
+    so that the maximum over all images is 1. A spot is blurred in all frames of a stack.
+    """
+    entries = dict(obs) if isinstance(obs, dict) else {"": obs}
     space = policy.observation_space
-    kinds = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    pictures = [name for name in entries if is_image(kinds[name])]
-    if not pictures:
-        raise UserError("this policy sees no pictures, so there is nothing to mark in them; train one with an encoder.")
+    entry_spaces = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    images = [name for name in entries if is_image(entry_spaces[name])]
+    if not images:
+        raise UserError("this policy reads no images, so it has no saliency map; train one with an image encoder.")
     policy.set_training_mode(False)
 
-    def act(given: dict[str, torch.Tensor]) -> torch.Tensor:
-        actions = policy._predict(given if isinstance(seen, dict) else given[""], deterministic=True)
+    def act(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        actions = policy._predict(inputs if isinstance(obs, dict) else inputs[""], deterministic=True)
         return actions.float().flatten(1)
 
-    plain, maps = act(entries), {}
-    for name in pictures:
-        whole = entries[name].float()
-        blurred = avg_pool2d(whole.flatten(0, -4), BLUR, 1, BLUR // 2, count_include_pad=False).view_as(whole)
-        spots = _spots(*whole.shape[-2:])
+    reference, maps = act(entries), {}
+    for name in images:
+        image = entries[name].float()
+        blurred = avg_pool2d(image.flatten(0, -4), BLUR, 1, BLUR // 2, count_include_pad=False).view_as(image)
+        spots = _spots(*image.shape[-2:])
         changes = [
-            (act({**entries, name: whole + spot * (blurred - whole)}) - plain).abs().sum(1) for spot in spots
+            (act({**entries, name: image + spot * (blurred - image)}) - reference).abs().sum(1) for spot in spots
         ]  # each (n,)
         weights = spots / spots.sum(0)
         maps[name] = torch.einsum("sn,shw->nhw", torch.stack(changes), weights)
@@ -50,9 +52,9 @@ def saliency(policy: BasePolicy, seen: Any) -> dict[str, torch.Tensor]:
 
 
 def _spots(height: int, width: int) -> torch.Tensor:
-    """Gaussians (SPOTS², height, width), each 1 in its middle."""
+    """Gaussian masks (SPOTS², height, width), each 1 at its centre."""
     sides = []
     for size in (height, width):
-        middles = (torch.arange(SPOTS) + 0.5) * size / SPOTS - 0.5
-        sides.append(torch.exp(-0.5 * ((torch.arange(size) - middles.unsqueeze(1)) / (size / SPOTS)).square()))
+        centres = (torch.arange(SPOTS) + 0.5) * size / SPOTS - 0.5
+        sides.append(torch.exp(-0.5 * ((torch.arange(size) - centres.unsqueeze(1)) / (size / SPOTS)).square()))
     return torch.einsum("ah,bw->abhw", *sides).flatten(0, 1)

@@ -16,22 +16,25 @@ from kit.encoders.weights import Pretrained
 from kit.errors import UserError
 
 MEAN = STD = 0.5
-"""(pixel - 127.5) / 127.5; what the published checkpoints were trained with differs by hundredths."""
+"""Pixels are scaled as (pixel - 127.5) / 127.5; the published checkpoints' statistics differ by hundredths."""
 PATCH = 16
+"""Side of a patch in pixels."""
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
+"""Size of the network without pretrained weights."""
 
 
 class TimesformerEncoder(ImageExtractor):
-    """The class token of each camera's clip, by one network for all cameras.
+    """TimeSformer encoder: the class token of each camera's clip, one network for all cameras.
 
-    `weights`: the name of a checkpoint on the Hub or the folder of one (config.json and model.safetensors), made for
-    clips of this length and size; or none, a small random one (0.5 M weights). `frozen` ones never change.
+    `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), for clips
+    of the env's length and size; or None for a small network with random weights (0.5 M). With `frozen` they never
+    change.
     """
 
     def __init__(
         self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
     ) -> None:
-        self._made = functools.cache(lambda shape: Pretrained(_network(weights, shape), frozen))
+        self._shared_network = functools.cache(lambda shape: Pretrained(_network(weights, shape), frozen))
         super().__init__(observation_space, features, shared=True)
 
     @classmethod
@@ -45,15 +48,17 @@ class TimesformerEncoder(ImageExtractor):
         height, width = shape[2:]
         if height != width or height % PATCH:
             raise UserError(
-                f"encoder='timesformer' sees squares whose side is a multiple of {PATCH} and this env gives "
+                f"encoder='timesformer' needs square images whose side is a multiple of {PATCH} and this env gives "
                 f"{height}×{width}; use size=64."
             )
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _ClassToken(self._made(shape))
+        return _ClassToken(self._shared_network(shape))
 
 
 class _ClassToken(nn.Module):
+    """Applies a TimeSformer to clips from 0 to 255 and returns its class token."""
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -63,7 +68,8 @@ class _ClassToken(nn.Module):
 
 
 def _transformers() -> tuple[Any, Any]:
-    torchvision("timesformer")  # which transformers imports, see there
+    """Import transformers' config and model classes of TimeSformer. Raises `UserError`."""
+    torchvision("timesformer")  # transformers imports it, which fails without this workaround
     try:
         from transformers import TimesformerConfig, TimesformerModel
     except ImportError as error:
@@ -72,6 +78,7 @@ def _transformers() -> tuple[Any, Any]:
 
 
 def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
+    """TimeSformer for clips of `shape`, pretrained or small with random weights."""
     make_config, model = _transformers()
     frames, _, side, _ = shape
     if weights is None:
@@ -83,8 +90,8 @@ def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"weights={weights!r} cannot be loaded ({reason}); give a checkpoint's folder.") from None
-    made_for = net.config.num_frames, net.config.num_channels, net.config.image_size, net.config.image_size
-    if made_for != shape:
-        raise UserError(f"weights={weights!r} are made for clips {made_for} and this env gives {shape}; set its frames "
+    trained = net.config.num_frames, net.config.num_channels, net.config.image_size, net.config.image_size
+    if trained != shape:
+        raise UserError(f"weights={weights!r} are made for clips {trained} and this env gives {shape}; set its frames "
                         "and size.")  # fmt: skip
     return net

@@ -1,4 +1,4 @@
-"""Weights of networks that others have trained: from a file, checked, and under a hash that says which they are."""
+"""Pretrained weights: load and check weight files, and keep pretrained networks unchanged by SB3."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from kit.errors import UserError
 
 
 class Pretrained(nn.Module):
-    """`net` as it was trained: nothing that initialises the layers around it (SB3 does) changes it, its running
-    statistics stand still, and with `frozen` its weights do too."""
+    """Wraps a pretrained `net`: SB3's initialisation skips it and its running statistics stay fixed.
+
+    With `frozen` its weights stay fixed too.
+    """
 
     def __init__(self, net: nn.Module, frozen: bool) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class Pretrained(nn.Module):
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Name -> tensor of a .safetensors file, or of a .pt or .pth file that holds tensors and no code."""
+    """Read a .safetensors file, or a .pt or .pth file of tensors without code: name -> tensor. Raises `UserError`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"weights={str(path)!r} does not exist; give the path of a .safetensors or .pth file.")
@@ -50,12 +52,15 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     return dict(values)
 
 
-def load_weights(net: nn.Module, path: str | Path, but: tuple[str, ...] = ()) -> None:
-    """Put the weights of the file into `net`; those whose names begin with one of `but` may lack or be left over."""
-    given, mine = read_weights(path), net.state_dict()
-    usable = {name: value for name, value in given.items() if not name.startswith(but or ("\0",))}
-    wrong = [name for name in mine if name not in usable or usable[name].shape != mine[name].shape]
-    wrong += [name for name in usable if name not in mine]
+def load_weights(net: nn.Module, path: str | Path, skip: tuple[str, ...] = ()) -> None:
+    """Load the weights of a file into `net`, ignoring names in the file that begin with one of `skip`.
+
+    Raises `UserError` if the others do not match the network.
+    """
+    expected = net.state_dict()
+    usable = {name: value for name, value in read_weights(path).items() if not name.startswith(skip or ("\0",))}
+    wrong = [name for name in expected if name not in usable or usable[name].shape != expected[name].shape]
+    wrong += [name for name in usable if name not in expected]
     if wrong:
         raise UserError(
             f"weights={str(path)!r} do not fit {type(net).__name__}: {', '.join(wrong[:3])} differ; give a file of the "

@@ -10,8 +10,8 @@ from kit.errors import Interrupted
 from kit.runs.opponents import make_env
 from kit.runs.status import DONE, INTERRUPTED
 from kit.trainers.distributed import group as groups
-from kit.trainers.distributed.follower import follow
 from kit.trainers.distributed.group import ProcessGroup
+from kit.trainers.distributed.rank import run_rank
 
 
 def start_group(config: RunConfig) -> ProcessGroup:
@@ -28,7 +28,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 def train_rank(group: ProcessGroup) -> int:
     """Train as a rank above 0; exit code 75 if rank 0 was stopped, or it or another process is gone."""
     try:
-        follow(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
+        run_rank(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
     except Interrupted:
         return INTERRUPTED
     return DONE

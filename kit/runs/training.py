@@ -70,12 +70,12 @@ class Training:
         if config.processes > 1:
             from kit.runs.ranks import start_group
             from kit.trainers import algorithm
-            from kit.trainers.planning import part
+            from kit.trainers.planning import config_of_rank
 
             self.status.set(phase="starting the other processes")
             group = start_group(config)
             self._closing.append(group.close)
-            part_of = part(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
+            part_of = config_of_rank(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
         self.status.set(phase="building the worlds")
         env = make_env(part_of, int(part_of.n_envs), part_of.seed, int(part_of.threads))
         self._closing.append(env.close)

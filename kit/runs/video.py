@@ -194,7 +194,7 @@ class _Player:
         """Of each view, (size, size, 3) uint8; of an episode that is over, as it was drawn last."""
         if not self.over:
             self._pictures = self.env.render(self._cameras or None, size, size)[0].cpu().numpy()
-            self._seen = _seen(self._actor.see(self._obs), size)
+            self._seen = _seen(self._actor.preprocess(self._obs), size)
         said = f"episode {self._episode}   step {self._step}   return {self.returned:.2f}   {self._ended}"
         return [
             _written(picture, self._seen, view.title, said, self._colour)

@@ -22,15 +22,17 @@ __all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer",
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> Trainer:
-    """The trainer that a resolved `config` asks for, on `env` (from `kit.make_vec`); in a `group`, that of one
-    of its ranks (`kit.trainers.distributed`)."""
+    """Build the trainer of a resolved `config` on `env` (from `kit.make_vec`).
+
+    With a process `group`, build the trainer of this process's rank (`kit.trainers.distributed`).
+    """
     from kit.trainers.build import make_trainer
 
     return make_trainer(config, env, group)
 
 
 def __getattr__(name: str) -> Any:
-    """The algorithms on first use: importing this room costs nothing."""
+    """Import the algorithms lazily, so that importing this package stays fast."""
     import importlib
 
     if name in ALGOS:

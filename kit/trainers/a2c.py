@@ -18,14 +18,14 @@ from kit.trainers.rollout import Batch
 
 
 class A2C(OnPolicyTrainer, sb3.A2C):
-    """SB3's A2C on tensors."""
+    """SB3's A2C with tensor rollouts."""
 
     policy_aliases = {**sb3.A2C.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
     default_log_interval = 10
 
     def train(self) -> None:
-        """One gradient step over the whole rollout."""
+        """Take one gradient step over the whole rollout."""
         self._poll()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)

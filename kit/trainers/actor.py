@@ -1,5 +1,4 @@
-"""A policy as one module, (obs, hidden_state) -> (action, hidden_state), that `kit.envs.play` plays and `kit.export`
-writes."""
+"""Policy as one module, (obs, hidden_state) -> (action, hidden_state), for `kit.envs.play` and `kit.export`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from kit.trainers.normalize import Normalizer
 
 
 class Actor(nn.Module):
-    """`policy` from raw observations to actions that the env takes."""
+    """Maps raw observations to env actions: view, normaliser, policy, action scaling."""
 
     def __init__(
         self,
@@ -36,38 +35,38 @@ class Actor(nn.Module):
             self.register_buffer("high", torch.as_tensor(action_space.high, device=policy.device), persistent=False)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As of any module; the statistics of its normaliser go along."""
+        """`nn.Module.to`, which also moves the normaliser's statistics."""
         super().to(*args, **kwargs)
         if self.normalizer is not None:
             self.normalizer.to(self.policy.device)
         return self
 
     def initial_state(self, n: int) -> HiddenState:
-        """The hidden state with which episodes of `n` envs start."""
+        """Hidden state of `n` envs at the start of an episode; empty if the policy is not recurrent."""
         return ()
 
     @torch.no_grad()
     def forward(self, obs: Obs, hidden_state: HiddenState = ()) -> tuple[torch.Tensor, HiddenState]:
-        """Actions (n, ...) for raw `obs` (n, ...), and the hidden state afterwards; by default episodes start."""
+        """Actions (n, ...) for raw `obs` (n, ...) and the next hidden state; the default one starts episodes."""
         self.policy.set_training_mode(False)
-        seen = self.see(tree_map(lambda x: x.to(self.policy.device), obs))
-        actions, hidden_state = self.choose(seen, hidden_state)
+        policy_obs = self.preprocess(tree_map(lambda x: x.to(self.policy.device), obs))
+        actions, hidden_state = self.choose(policy_obs, hidden_state)
         return self.to_env(actions), hidden_state
 
-    def choose(self, seen: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        """The policy's output for `seen`, and its hidden state afterwards."""
-        return self.policy._predict(seen, self.deterministic), ()  # type: ignore[arg-type]
+    def choose(self, policy_obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
+        """The policy's output for preprocessed observations, and the next hidden state."""
+        return self.policy._predict(policy_obs, self.deterministic), ()  # type: ignore[arg-type]
 
-    def see(self, obs: Obs) -> Obs:
-        """`obs` as the policy sees them."""
+    def preprocess(self, obs: Obs) -> Obs:
+        """Apply the view and the normaliser to raw `obs`; returns policy inputs."""
         obs = self.view(obs)
         return obs if self.normalizer is None else self.normalizer.observe(obs)
 
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
-        """Policy outputs as the env wants them: shaped, and stretched where the policy squashes."""
+        """Convert policy outputs to env actions: reshape, and rescale those of a squashing policy."""
         actions = actions.reshape(-1, *self.shape)
         return self.unscale(actions) if self.policy.squash_output else actions
 
     def unscale(self, actions: torch.Tensor) -> torch.Tensor:
-        """From [-1, 1] to the action space."""
+        """Rescale actions from [-1, 1] to the action space."""
         return self.low + 0.5 * (actions + 1.0) * (self.high - self.low)

@@ -1,9 +1,10 @@
-"""What is particular to one algorithm, as one record beside its class: nothing else in kit knows an algorithm by name.
+"""The record that describes one algorithm to the rest of kit, defined beside its class.
 
     class Toy(OnPolicyTrainer, ...): ...
     ALGORITHM = Algorithm("Toy", Toy, stock=..., policy=..., actions=(spaces.Box,), row={...}, stock_row={...})
 
-One of kit's own needs a line in `kit.config.ALGOS`; anybody's is named "module" in its place, `algo="my_algos:Toy"`.
+kit's own algorithms are listed in `kit.config.ALGOS`. Use your own as `algo="my_algos:ALGORITHM"`, module and record.
+No other code in kit knows an algorithm by name.
 """
 
 from __future__ import annotations
@@ -27,70 +28,69 @@ if TYPE_CHECKING:
     from kit.trainers.base import TensorTrainer
 
 Rule = Callable[[Row, int, Row, Mapping[str, Any]], Row]
-"""Of hyperparameters, the number of worlds, the preset's row and what the user asked for: hyperparameters that go
-together."""
+"""(hyperparameters, n_envs, preset row, the user's overrides) -> consistent hyperparameters."""
 
 
-def _as_they_are(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
+def _unchanged(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
     return hyper
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm of SB3's with our inside."""
+    """Description of an algorithm: its trainer class, SB3 counterpart, defaults and limits."""
 
     name: str
     trainer: type[TensorTrainer]
     stock: type[BaseAlgorithm]
-    """SB3's class, whose constructor says what can be overridden."""
+    """SB3's class; its constructor parameters are the valid overrides."""
     policy: type[BasePolicy]
-    """SB3's policy, whose constructor says what `policy_kwargs` may hold."""
+    """SB3's policy class; its constructor parameters are the valid `policy_kwargs`."""
     actions: tuple[type[Space], ...]
-    """Kinds of action space it can act in."""
+    """Supported types of action space."""
     row: Row
-    """Where nothing better is known of a task: SB3's defaults with worlds enough to keep the cores busy."""
+    """Default hyperparameters for tasks without a tuned row: SB3's, with enough envs to keep the cores busy."""
     stock_row: Row
-    """What Stable-Baselines3 itself would do, for comparisons."""
+    """Stable-Baselines3's own defaults, for comparisons (preset sb3)."""
     columns: tuple[str, ...] = ("net_arch",)
-    """What it takes from the presets fast, heavy and beast."""
+    """Hyperparameters that the presets fast, heavy and beast set for it."""
     heads: tuple[str, str] = ("pi", "vf")
-    """Names of the two networks where `net_arch` tells them apart."""
-    rule: Rule = field(default=_as_they_are)
-    """Raises `UserError` if the user asked for what does not go together."""
+    """Names of the two networks in a `net_arch` dict."""
+    rule: Rule = field(default=_unchanged)
+    """Makes hyperparameters consistent. Raises `UserError` if the user's overrides contradict each other."""
     more_envs: bool = False
-    """Whether `auto` may take more worlds than a row says: the rollouts grow with them."""
+    """Whether `auto` may take more envs than the row, with rollouts that grow with them."""
     distributed: bool = False
-    """Whether several processes can train it together."""
+    """Whether several processes can train it (`kit.trainers.distributed`)."""
     imported: tuple[str, ...] = ()
-    """Hyperparameters that a run takes over from an SB3 zip."""
+    """Hyperparameters that a run imports from an SB3 zip."""
     fewer_envs: bool = True
-    """Whether a run out of memory may go on with fewer worlds."""
+    """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
-    """Hyperparameters that SB3 does not have, and their types."""
+    """Hyperparameters that SB3 does not have, with their types."""
     memory_remedy: str = "network, n_steps or batch_size"
-    """What to make smaller when memory runs out for good."""
+    """Settings to reduce, named in the message when a run stays out of memory."""
 
 
 def find(algo: str) -> Algorithm:
-    """The record called `algo`: one of kit's, or "module:NAME" where NAME is a record in a module of the user's."""
+    """Look up an algorithm: a name in `ALGOS`, or "module:NAME" of a user's record. Raises `UserError`."""
     if algo in ALGOS:
         return importlib.import_module(ALGOS[algo]).ALGORITHM
     module, _, name = algo.partition(":")
     trust.check(algo, module)
     try:
-        found = getattr(importlib.import_module(module), name)
+        record = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
-    if not isinstance(found, Algorithm):
-        raise UserError(f"algo={algo!r} is a {type(found).__name__}, not an Algorithm (kit.trainers.algorithm).")
-    return found
+    if not isinstance(record, Algorithm):
+        raise UserError(f"algo={algo!r} is a {type(record).__name__}, not an Algorithm (kit.trainers.algorithm).")
+    return record
 
 
 def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
-    """A resolved `config` with another number of worlds, and what goes with it."""
+    """A resolved `config` with another number of envs and hyperparameters that fit it."""
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 
 
 def largest_batch(rollout: int, at_most: int) -> int:
-    """The largest divisor of `rollout` (steps × worlds) that is no more than `at_most`."""
+    """The largest divisor of `rollout` (n_steps × n_envs) that is no more than `at_most`."""
     return next(size for size in range(min(rollout, at_most), 0, -1) if rollout % size == 0)

@@ -1,4 +1,4 @@
-"""Hyperparameters as people write them (YAML, JSON; SB3's and rl-zoo's spellings), checked, as arguments."""
+"""Check hyperparameters from YAML or JSON (SB3's and rl-zoo's spellings) and convert them to keyword arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_OVERRIDES = {
     *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("action_noise", "optimize_memory_usage"),
 }
-"""RunConfig's own, ours, and objects that no file can hold."""
+"""Constructor parameters that are not overrides: RunConfig's fields, kit's own, and objects that no file can hold."""
 
 NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
@@ -31,24 +31,25 @@ POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "ful
                  "clip_mean", "n_critics", "share_features_extractor", "normalize_images", "features_extractor_kwargs",
                  "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm")  # fmt: skip
 
-ANY = float("inf")
+INF = float("inf")
 RANGES = {
     **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range"), (0.0, 1.0)),
-    **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, ANY)),
+    **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
 }
-"""The smallest and the largest value that means anything; a schedule falls from one of them."""
-
+"""Smallest and largest valid value; for a schedule, of its start."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
     **{"learning_starts": 0, "gradient_steps": -1},
 }
-"""Hyperparameters that are whole numbers, and the least that each can be."""
+"""Hyperparameters that are whole numbers, with their smallest valid value."""
 
 
 def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Row:
-    """The hyperparameters of a preset's `row` with the user's `overrides`, checked. A mapping for the policy is
-    completed, not replaced. Raises `UserError`."""
+    """Merge a preset's `row` with the user's `overrides` and check the result. Raises `UserError`.
+
+    `policy_kwargs` are merged key by key, not replaced.
+    """
     hyper = nested({name: value for name, value in row.items() if name != "n_envs"})
     policy, requested = hyper.get("policy_kwargs", {}), overrides.get("policy_kwargs", {})
     hyper = {**hyper, **overrides}
@@ -62,15 +63,17 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
 
 
 def nested(row: Row) -> Row:
-    """`row` as SB3 takes it: the network's settings (`OF_POLICY`) in `policy_kwargs`."""
+    """Move the network settings of `row` (`OF_POLICY`) into `policy_kwargs`, where SB3 expects them."""
     policy = {name: row[name] for name in OF_POLICY if name in row}
     others = {name: value for name, value in row.items() if name not in OF_POLICY}
     return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
 
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for the algorithm's class; `overrides` is left as it is. Raises `UserError` for the first one
-    that it does not have, or whose value is of a wrong type or cannot be."""
+    """Convert `overrides` to keyword arguments of the algorithm's class; `overrides` itself stays unchanged.
+
+    Raises `UserError` for the first unknown name, wrong type or invalid value.
+    """
     known = _annotations(algorithm)
     valid = [*known, "normalize"]
     result: dict[str, Any] = {}
@@ -89,26 +92,29 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def explained(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
-    """Every hyperparameter: its default, None where SB3 finds one itself, and what it is, in the words of SB3's own
-    documentation."""
-    makers = (algorithm.policy, algorithm.stock, algorithm.trainer)
-    documented = [cls for made in makers for cls in reversed(made.__mro__)]
+def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
+    """Default and description of every hyperparameter, from SB3's docstrings.
+
+    The default is None if SB3 computes it.
+    """
+    classes = (algorithm.policy, algorithm.stock, algorithm.trainer)
+    documented = [cls for subclass in classes for cls in reversed(subclass.__mro__)]
     docs = [inspect.cleandoc(cls.__doc__ or "") for cls in documented]
-    said = {name: " ".join(text.split()) for doc in docs for name, text in PARAMETER.findall(doc)}
-    given = {name: p.default for cls in documented for name, p in inspect.signature(cls).parameters.items()}
+    descriptions = {name: " ".join(text.split()) for doc in docs for name, text in PARAMETER.findall(doc)}
+    signature = {name: p.default for cls in documented for name, p in inspect.signature(cls).parameters.items()}
     names = [name for name in _annotations(algorithm) if name != "policy_kwargs"]
     names += [name for name in OF_POLICY if name in inspect.signature(algorithm.policy).parameters]
-    spelled = {name: value if isinstance(value := given[name], int | float | str) else None for name in names}
+    defaults = {name: value if isinstance(value := signature[name], int | float | str) else None for name in names}
     normalize = f"running normalisation of observations and rewards: true, false, or some of {', '.join(NORMALIZE)}"
-    return {name: (spelled[name], said.get(name, "")) for name in names} | {"normalize": (False, normalize)}
+    return {name: (defaults[name], descriptions.get(name, "")) for name in names} | {"normalize": (False, normalize)}
 
 
 PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)
+"""A parameter in a Sphinx docstring."""
 
 
 def _annotations(algorithm: Algorithm) -> dict[str, Any]:
-    """Of every hyperparameter but `normalize`."""
+    """Type annotations of all hyperparameters except `normalize`."""
     parameters = inspect.signature(algorithm.stock).parameters
     return {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
 
@@ -127,17 +133,17 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
     if not any(type(value) is kind for kind in kinds):
-        wanted = " or ".join(WORDS[kind] for kind in kinds if kind in WORDS)
-        raise UserError(f"overrides {name}={value!r} is a {type(value).__name__}; write {wanted}.")
+        expected = " or ".join(TYPE_NAMES[kind] for kind in kinds if kind in TYPE_NAMES)
+        raise UserError(f"overrides {name}={value!r} is a {type(value).__name__}; write {expected}.")
     return value
 
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null",
-         tuple: "a list", dict: "a mapping"}  # fmt: skip
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null",
+              tuple: "a list", dict: "a mapping"}  # fmt: skip
 
 
 def _schedule(name: str, text: str) -> LinearSchedule:
-    """From "lin_0.0003": 0.0003, falling to 0 over the run."""
+    """Parse a linear schedule such as "lin_0.0003", which falls from 0.0003 to 0 over the run."""
     match = re.fullmatch(r"lin_(\d*\.?\d+(?:[eE][-+]?\d+)?)", text)
     if not match:
         raise UserError(f'overrides {name}={text!r} is not a schedule; write a number, or "lin_0.0003" to fall to 0.')
@@ -145,11 +151,12 @@ def _schedule(name: str, text: str) -> LinearSchedule:
     return LinearSchedule(float(match[1]), 0.0, 1.0)
 
 
-def _check_range(name: str, said: Any, value: Any) -> None:
-    low, high = RANGES.get(name, (-ANY, ANY))
+def _check_range(name: str, written: Any, value: Any) -> None:
+    """Raise `UserError` if `value` is out of range; the message quotes it as `written` by the user."""
+    low, high = RANGES.get(name, (-INF, INF))
     if type(value) in (int, float) and not low <= value <= high:
-        most = f" and at most {high:g}" if high < ANY else ""
-        raise UserError(f"overrides {name}={said!r} cannot be; it has to be at least {low:g}{most}.")
+        most = f" and at most {high:g}" if high < INF else ""
+        raise UserError(f"overrides {name}={written!r} is out of range; it has to be at least {low:g}{most}.")
 
 
 def _normalize(value: Any) -> bool | dict[str, Any]:

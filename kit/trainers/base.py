@@ -1,4 +1,4 @@
-"""What every trainer shares: the tensor env under SB3's view of it, boundaries, exact state, and a plain SB3 zip."""
+"""Base class of all trainers: tensor env behind SB3's interface, iteration hooks, exact state, SB3 zip export."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
-"""Iterations between two rows of metrics on a GPU, which stands still while its figures are read."""
+"""Iterations between two logs of metrics on a GPU, because reading them synchronises with the GPU."""
 
 
-def spare_the_compiler() -> None:
-    """torch loads its compiler with the first optimizer, over a second, only to mark these methods as not to be
-    compiled (torch/_compile.py). Marked as they are, they do without."""
+def skip_compiler_import() -> None:
+    """Save the second that torch takes to import its compiler with the first optimizer.
+
+    torch imports it only to mark these methods as not to be compiled (torch/_compile.py). Here they are marked already.
+    """
     for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict):
         if plain := getattr(method, "__wrapped__", None):
             plain.__dict__.setdefault("__dynamo_disable", plain)
 
 
 class TensorTrainer(BaseAlgorithm):
-    """A mixin before one of SB3's algorithms.
+    """Mixin for SB3 algorithms that trains on a tensor env and resumes exactly.
 
-    `state()` at an iteration boundary and `load_state()` in a new process decide the future bit for bit on the CPU;
-    after `load_state`, `learn(total_timesteps)` goes on to that total. Callbacks, logger, `save` and `load` are SB3's,
-    and a saved zip holds nothing of this library: plain SB3 opens it.
+    On the CPU a run that saves `state()` at the end of an iteration and loads it with `load_state()` in a new process
+    continues bit for bit. After `load_state`, `learn(total_timesteps)` continues to that total. Callbacks, logger,
+    `save` and `load` are SB3's, and plain SB3 opens a saved zip, which holds nothing of this library.
     """
 
     tensor_env: BatchEnv
@@ -51,13 +53,15 @@ class TensorTrainer(BaseAlgorithm):
     _last_obs: Obs | None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, normalize: bool | dict[str, Any] = False, **kwargs: Any) -> None:
-        """SB3's arguments, its env being a view of a tensor env (`kit.envs.sb3.TensorVecEnv`). `normalize` scales
-        observations and rewards by running statistics: true, or some of `Normalizer`'s settings."""
-        self.on_boundary: Callable[[], None] = _nothing
+        """Take SB3's arguments; the env is a `kit.envs.sb3.TensorVecEnv`.
+
+        `normalize` scales observations and rewards by running statistics: True, or a dict of `Normalizer` settings.
+        """
+        self.on_boundary: Callable[[], None] = _no_op
         self.should_stop: Callable[[], bool] = _never
         self._normalize = normalize
         self._attached: dict[str, Component] = {}
-        spare_the_compiler()
+        skip_compiler_import()
         super().__init__(*args, **kwargs)
 
     # -- set-up ----------------------------------------------------------------------------------------------------
@@ -71,7 +75,7 @@ class TensorTrainer(BaseAlgorithm):
         if self.ep_info_buffer is None:
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(maxlen=self._stats_window_size)
-        if self.device.type != "cpu":  # SB3's distributions would ask the device about every one of their parameters
+        if self.device.type != "cpu":  # validating each parameter of a distribution would synchronise with the GPU
             torch.distributions.Distribution.set_default_validate_args(False)
         if self._normalize:
             settings = self._normalize if isinstance(self._normalize, dict) else {}
@@ -80,10 +84,10 @@ class TensorTrainer(BaseAlgorithm):
         self._actors: dict[bool, Actor] = {}
         if self.env is not None:
             self.tensor_env = tensor_env_of(self.env)
-            self._begin()
+            self._reset_envs()
 
-    def _begin(self) -> None:
-        """New episodes in every world."""
+    def _reset_envs(self) -> None:
+        """Start new episodes in all envs."""
         self._last_obs = self.tensor_env.reset(seed=self.seed)
         self.tensor_env.stagger()
         if self.normalizer is not None:
@@ -98,17 +102,17 @@ class TensorTrainer(BaseAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and not self._ready:
-            self._begin()
+            self._reset_envs()
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
             self._unread.clear()
-        if reset_num_timesteps:  # up to this total, also from a loaded state; otherwise, as in SB3, so many more
+        if reset_num_timesteps:  # total_timesteps counts a loaded state's steps too; without it SB3 adds them on top
             total_timesteps -= self.num_timesteps
         self._ready = False
         custom = self._custom_logger
         if not custom:
-            fresh = self.num_timesteps == 0
-            self._logger = utils.configure_logger(self.verbose, self.tensorboard_log, tb_log_name, fresh)
+            new_log = self.num_timesteps == 0
+            self._logger = utils.configure_logger(self.verbose, self.tensorboard_log, tb_log_name, new_log)
         self._custom_logger = True
         try:
             return super()._setup_learn(total_timesteps, callback, False, tb_log_name, progress_bar)
@@ -118,31 +122,34 @@ class TensorTrainer(BaseAlgorithm):
     # -- boundaries ------------------------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        """Before every env step and every minibatch."""
+        """Raise `Interrupted` if `should_stop()`; called before every env step and every minibatch."""
         if self.should_stop():
-            raise Interrupted(f"asked to stop at step {self.num_timesteps:,}")
+            raise Interrupted(f"stop requested at step {self.num_timesteps:,}")
 
     def _boundary(self) -> None:
-        """After every iteration, when `state()` is whole."""
+        """Call `on_boundary` at the end of an iteration, where `state()` is complete."""
         self.on_boundary()
 
     def end(self) -> None:
-        """It was trained for the last time; for whoever else has a part in it."""
+        """End the other ranks of a distributed run after the last `learn`; does nothing in a single process."""
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def as_actor(self, deterministic: bool = True) -> Actor:
-        """The policy as it acts, on the weights as they are from now on."""
+        """The policy as a module from raw observations to env actions; it shares the weights, so it stays current."""
         if deterministic not in self._actors:
             assert isinstance(self.env, VecEnv) and isinstance(self.env.unwrapped, TensorVecEnv)
             view = self.env.unwrapped.view
-            given = self.policy, view, self.normalizer, self.action_space, deterministic
-            self._actors[deterministic] = self.actor_class(*given)
+            self._actors[deterministic] = self.actor_class(
+                self.policy, view, self.normalizer, self.action_space, deterministic
+            )
         return self._actors[deterministic]
 
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
-        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`. A recurrent policy takes
-        them for the first of an episode; `kit.envs.play` carries its hidden state on."""
+        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`.
+
+        A recurrent policy starts from a zero hidden state here; `kit.envs.play` carries the hidden state along.
+        """
         return self.as_actor(deterministic)(obs)[0]
 
     def predict(
@@ -152,7 +159,7 @@ class TensorTrainer(BaseAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """SB3's `predict`, for raw observations also where the policy was trained on normalised ones."""
+        """SB3's `predict`, for raw observations even if the policy was trained on normalised ones."""
         if self.normalizer is not None:
             tensors = tree_map(lambda x: torch.as_tensor(x, device=self.device), observation)
             observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.observe(tensors))
@@ -163,22 +170,23 @@ class TensorTrainer(BaseAlgorithm):
     def _record_episodes(
         self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
     ) -> None:
-        """Put the episodes that ended (True in `done`, any shape) into SB3's window, in order. A GPU is asked for them
-        only when somebody wants to know (`_read_episodes`)."""
+        """Add the finished episodes (True in `done`, any shape) to SB3's window, in order.
+
+        On a GPU the tensors are kept until `_read_episodes`, so that no step synchronises.
+        """
         if self.device.type == "cpu":
             self._count_episodes(done, returns, lengths, success)
         else:
             self._unread.append([None if x is None else x.clone() for x in (done, returns, lengths, success)])
 
     def _read_episodes(self) -> None:
-        """Before the window is looked at."""
+        """Move unread episodes from the GPU into SB3's window; called before the window is read."""
         if self._unread:
             *columns, success = zip(*self._unread, strict=True)
             if any(x is not None for x in success):
-                told = zip(columns[0], success, strict=True)
-                columns.append(tuple(torch.zeros_like(done) if x is None else x for done, x in told))
-            whole = [torch.cat([x.flatten() for x in column]) for column in columns]
-            self._count_episodes(*whole)
+                pairs = zip(columns[0], success, strict=True)
+                columns.append(tuple(torch.zeros_like(done) if x is None else x for done, x in pairs))
+            self._count_episodes(*(torch.cat([x.flatten() for x in column]) for column in columns))
         self._unread.clear()
 
     def _count_episodes(
@@ -187,7 +195,7 @@ class TensorTrainer(BaseAlgorithm):
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
         if success is None and self.ep_success_buffer:
             success = torch.zeros_like(done)
-        if success is not None:  # those that ended before the env first gave it were none
+        if success is not None:  # episodes from before the env first reported success count as failures
             self.ep_success_buffer.extend([0.0] * (len(self.ep_info_buffer) - len(self.ep_success_buffer)))
         ended = done.flatten().nonzero().flatten()
         self._episode_num += len(ended)
@@ -199,90 +207,93 @@ class TensorTrainer(BaseAlgorithm):
 
     # -- exact state -----------------------------------------------------------------------------------------------
 
-    def attach(self, name: str, part: Component) -> None:
-        """Save `part` under `name` too, from now on."""
-        self._attached[name] = part
+    def attach(self, name: str, component: Component) -> None:
+        """Save and load `component` as `name` in every state from now on."""
+        self._attached[name] = component
 
     def policy_components(self) -> dict[str, Component]:
-        """What acting needs."""
-        parts: dict[str, Component] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
+        """State components that acting needs: weights, frozen encoder, normaliser."""
+        components: dict[str, Component] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
         view = self.as_actor().view
         if isinstance(view, FrozenView):
-            parts["encoder"] = view
-        return parts | ({} if self.normalizer is None else {"normalizer": self.normalizer})
+            components["encoder"] = view
+        return components | ({} if self.normalizer is None else {"normalizer": self.normalizer})
 
     def components(self) -> dict[str, Component]:
-        """Everything that decides the future, apart from replay data and the worlds."""
-        further: dict[str, Component] = {
+        """All state components except replay data and the env snapshot."""
+        training: dict[str, Component] = {
             "optimizer": Optimizers(self._optimizers()),
             "trainer": Counters(self),
             "rng": RandomGenerators(self.device),
         }
-        return {**self.policy_components(), **further, **self._attached}
+        return {**self.policy_components(), **training, **self._attached}
 
     def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]:
         """Name -> optimizer and its parameters by name."""
         raise NotImplementedError
 
     def state(self) -> State:
-        """Copies of everything that decides the future, apart from replay data; valid at iteration boundaries."""
+        """Copy the complete training state on the CPU, except replay data; valid at the end of an iteration."""
         self._read_episodes()
-        state = {name: part.state() for name, part in self.components().items()}
+        state = {name: component.state() for name, component in self.components().items()}
         last_obs = {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
         state["trainer"] |= last_obs
-        return {**{"normalizer": {}}, **_filled(state), "env": self.tensor_env.snapshot()}
+        return {**{"normalizer": {}}, **_nonempty(state), "env": self.tensor_env.snapshot()}
 
     def policy_state(self) -> State:
-        """The part of `state()` that acting needs: what `load_policy` takes."""
-        state = {name: part.state() for name, part in self.policy_components().items()}
-        return {**{"normalizer": {}}, **_filled(state)}
+        """Copy the components of `state()` that acting needs; `load_policy` loads them."""
+        state = {name: component.state() for name, component in self.policy_components().items()}
+        return {**{"normalizer": {}}, **_nonempty(state)}
 
     def load_state(self, state: State) -> bool:
-        """Become the trainer that `state()` was taken from; `learn(total_timesteps)` then goes on to that total. False
-        if its worlds were more or fewer, or of another simulator: then everything goes on but they, who begin new
-        episodes."""
+        """Restore a `state()`; `learn(total_timesteps)` then continues to that total.
+
+        Returns False if the state has another number of envs or another simulator: then the envs start new episodes
+        and everything else continues.
+        """
         self.load_policy(state)
-        parts = self.components()
+        components = self.components()
         for name in ("optimizer", "trainer", *(name for name in self._attached if name in state)):
-            parts[name].load_state(state[name])
-        same_envs = self._holds(state["env"])
+            components[name].load_state(state[name])
+        same_envs = self._fits_env(state["env"])
         if same_envs:
             self.tensor_env.restore(state["env"])
         if same_envs and self.tensor_env.snapshots:
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
-        else:  # the worlds could not be saved, or were others: they begin anew, the same way each time
+        else:  # envs without snapshots, or other envs: reset with a seed that makes every resume from here equal
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
             self.tensor_env.stagger()
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=not same_envs)
-        parts["rng"].load_state(state["rng"])  # the last: resets draw too
+        components["rng"].load_state(state["rng"])  # last, because resets draw random numbers too
         self._ready = True
         return same_envs
 
-    def _holds(self, worlds: dict[str, torch.Tensor]) -> bool:
-        """Whether `worlds`, a snapshot, is of as many as here and of the same simulator."""
-        mine = self.tensor_env.snapshot()
+    def _fits_env(self, snapshot: dict[str, torch.Tensor]) -> bool:
+        """Whether `snapshot` has this env's number of envs and simulator state."""
         return all(
-            name in worlds and worlds[name].shape == value.shape and worlds[name].dtype == value.dtype
-            for name, value in mine.items()
+            name in snapshot and snapshot[name].shape == value.shape and snapshot[name].dtype == value.dtype
+            for name, value in self.tensor_env.snapshot().items()
         )
 
     def load_policy(self, state: State) -> None:
-        """Only what acting needs. Any number of worlds will do."""
-        parts = self.policy_components()
-        if "encoder" in parts:
-            parts["encoder"].load_state(state.get("encoder", {}))
-        parts["policy"].load_state(state["policy"])
+        """Load only the components that acting needs; the number of envs may differ."""
+        components = self.policy_components()
+        if "encoder" in components:
+            components["encoder"].load_state(state.get("encoder", {}))
+        components["policy"].load_state(state["policy"])
         if "frozen" in state:
-            parts["frozen"].load_state(state["frozen"])
+            components["frozen"].load_state(state["frozen"])
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
     def warm_start(self, state: State) -> None:
-        """Take over the policy of another trainer's `state`, what its normaliser knows and, where they are the same
-        ones, its optimizers. Raises `UserError` if the policy does not fit."""
+        """Load a pretrained policy, its normaliser and, if they have the same names, its optimizers.
+
+        Raises `UserError` if the policy does not fit.
+        """
         if bool(state.get("normalizer")) != (self.normalizer is not None):
-            raise UserError("of the two only one normalises what it sees; give both the same overrides normalize")
+            raise UserError("only one of the two runs normalises observations; give both the same overrides normalize")
         self.load_policy(state)
         if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
             self.components()["optimizer"].load_state(state["optimizer"])
@@ -298,22 +309,22 @@ class TensorTrainer(BaseAlgorithm):
 
 
 def tensor_env_of(env: VecEnv) -> BatchEnv:
-    """The tensor env that `env` is a view of."""
+    """The tensor env behind the SB3 `env`. Raises `UserError` for a `VecEnv` without one."""
     if is_vecenv_wrapped(env, VecNormalize):
-        raise UserError("VecNormalize around env is not seen by tensors; give the trainer normalize=True instead.")
+        raise UserError("VecNormalize around env has no effect on tensors; give the trainer normalize=True instead.")
     if is_vecenv_wrapped(env, VecTransposeImage):
         raise UserError(f"observation_space={env.unwrapped.observation_space} has its channels last; put them first.")
     if not isinstance(env.unwrapped, TensorVecEnv):
-        raise UserError(f"env={env} has no tensors inside; make it with kit.make_vec.")
+        raise UserError(f"env={env} is not a tensor env; make it with kit.make_vec.")
     return env.unwrapped.tensor_env
 
 
-def _filled(state: State) -> State:
-    """Without parts that have nothing to say."""
+def _nonempty(state: State) -> State:
+    """`state` without empty components."""
     return {name: values for name, values in state.items() if values}
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 

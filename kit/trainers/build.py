@@ -1,4 +1,4 @@
-"""From a resolved RunConfig and an env to a trainer."""
+"""Build a trainer from a resolved RunConfig and an env."""
 
 from __future__ import annotations
 
@@ -23,42 +23,47 @@ if TYPE_CHECKING:
     from kit.trainers.distributed.group import ProcessGroup
 
 WORTH_SHARING = 200_000
-"""Numbers made by the largest layer for one minibatch, from which more threads pay. Two threads on two cores, quiet or
-beside a program that keeps one of them busy, to one thread: 33,000 numbers (Ant's row) 1.4 and 0.5 times as fast,
-262,000 (Mission's row) 1.7 and 0.3. Small networks are left to one thread, which takes its time but not others'."""
+"""Smallest output size of the largest layer, in numbers per minibatch, for which torch uses more than one thread.
+
+Speed of two threads relative to one, on two idle cores and on two cores of which another program keeps one busy: 33,000
+numbers (Ant's row) 1.4 and 0.5 times, 262,000 (Mission's row) 1.7 and 0.3 times. A small network on one thread is a
+little slower and does not compete with other programs.
+"""
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
-    """See `kit.trainers.make_trainer`. Also sets the number of threads that torch uses in this process."""
+    """Build a trainer; see `kit.trainers.make_trainer`. Also sets torch's number of threads in this process."""
     plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
     view = encoder.make_view() if encoder.make_view else None
-    if isinstance(view, FrozenView):  # it was built with these
+    if isinstance(view, FrozenView):  # `choose` has already applied the encoder's options
         requested.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
     if config.device == "cpu" and encoders.sees_images(env.observation_space):
         keep_freed()
     if isinstance(config.threads, int):
-        torch.set_num_threads(1)  # first weights of large networks would differ with the number of threads
-    with warnings.catch_warnings():  # SB3 advises against small networks on GPUs, with its own envs in mind
+        torch.set_num_threads(1)  # initial weights of large networks depend on the number of threads
+    with warnings.catch_warnings():  # SB3's warning about small networks on GPUs assumes its own envs
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
-        made: Callable[..., TensorTrainer] = plan.algorithm.trainer
+        trainer_class: Callable[..., TensorTrainer] = plan.algorithm.trainer
         if group is not None:
             from kit.trainers.distributed.ppo import DistributedPPO
 
-            made = partial(DistributedPPO, group=group)
+            trainer_class = partial(DistributedPPO, group=group)
         vec_env = TensorVecEnv(env, view)
-        trainer = made(encoder.policy, vec_env, seed=config.seed, device=config.device, **hyperparameters)
+        trainer = trainer_class(encoder.policy, vec_env, seed=config.seed, device=config.device, **hyperparameters)
     if isinstance(config.threads, int) and largest_layer(trainer) >= WORTH_SHARING:
         torch.set_num_threads(config.threads)
     return trainer
 
 
 def largest_layer(trainer: TensorTrainer) -> int:
-    """Numbers that come out of the largest layer in an update; convolutions count once for each place of the kernel.
-    An LSTM works on a few rows at a time, one step after another, and does not count."""
+    """Estimate the output size of the largest layer for one minibatch, in numbers.
+
+    A convolution counts as 100 positions of its kernel. An LSTM does not count, since it works on a few rows at a time.
+    """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]
     return rows * max(shape[0] * (100 if len(shape) > 2 else 1) for shape in shapes if len(shape) > 1)

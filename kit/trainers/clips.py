@@ -1,4 +1,4 @@
-"""Stacks of pictures that are put together when somebody looks at them; until then every frame lies in memory once."""
+"""Lazy frame stacks: each image is stored once, and a stack is gathered only when a network reads it."""
 
 from __future__ import annotations
 
@@ -12,47 +12,50 @@ from kit.envs.obs import is_image, tree_map
 
 
 class Clips:
-    """N stacks of T pictures. Of the tensor that they stand for, it can do what an update needs before it looks.
+    """N lazy stacks of T images; supports `index_select` and `split`, and `materialize` gives the tensor.
 
-    In memory channels lie last and time in front, as convolutions on a CPU like them.
+    The gathered tensor is time-major and channels-last in memory, the fastest order for convolutions on a CPU.
     """
 
     def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
-        """`frames` (rows, H, W, C), each there once; `index` (N, T) the rows of each stack, oldest first."""
+        """`frames` (rows, H, W, C), each image once; `index` (N, T) the rows of each stack, oldest first."""
         self.frames, self.index = frames, index
 
     def index_select(self, dim: int, rows: torch.Tensor) -> Clips:
-        """The stacks `rows` (k,); `dim` is 0."""
+        """Select the stacks `rows` (k,); `dim` is 0."""
         return Clips(self.frames, self.index.index_select(dim, rows))
 
     def split(self, size: int) -> list[Clips]:
-        """Consecutive pieces of `size` stacks, the last one possibly shorter."""
-        return [Clips(self.frames, piece) for piece in self.index.split(size)]
+        """Split into consecutive groups of `size` stacks, the last possibly shorter."""
+        return [Clips(self.frames, index) for index in self.index.split(size)]
 
-    def seen(self) -> torch.Tensor:
-        """(N, T, C, H, W)"""
-        by_time = self.index.t()
-        drawn = self.frames.index_select(0, by_time.flatten()).unflatten(0, by_time.shape)
-        return drawn.transpose(0, 1).movedim(-1, -3)
-
-
-Seen: TypeAlias = Any
-"""An `Obs` in which some of the tensors may be `Clips`."""
+    def materialize(self) -> torch.Tensor:
+        """Gather the stacks as one tensor (N, T, C, H, W)."""
+        time_major = self.index.t()
+        gathered = self.frames.index_select(0, time_major.flatten()).unflatten(0, time_major.shape)
+        return gathered.transpose(0, 1).movedim(-1, -3)
 
 
-def seen(obs: Seen) -> Any:
-    """`obs` with every stack put together."""
-    return tree_map(lambda x: x.seen() if isinstance(x, Clips) else x, obs)
+LazyObs: TypeAlias = Any
+"""An `Obs` in which some tensors may be `Clips`."""
+
+
+def materialize(obs: LazyObs) -> Any:
+    """Turn every `Clips` in `obs` into a tensor."""
+    return tree_map(lambda x: x.materialize() if isinstance(x, Clips) else x, obs)
 
 
 def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
-    """Those of an env's `frames` that are of pictures; numbers are small enough to be kept as they come."""
+    """The image entries among an env's `frames`; stacks of vectors are small and stored whole."""
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {name: count for name, count in frames.items() if name in entries and is_image(entries[name])}
 
 
-def newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:
-    """The newest picture (n, H, W, C) of each stack (n, T, C, H, W) that `frames` names, and the rest of `obs`."""
+def split_newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:
+    """Split `obs` into the newest image of each frame stack and the rest.
+
+    `frames` names the stacks, (n, T, C, H, W); the images are (n, H, W, C).
+    """
     if "" in frames:
         return {"": channels_last(obs[:, -1])}, {}
     if not frames:
@@ -62,17 +65,19 @@ def newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor]
 
 
 def with_stacks(rest: Any, stacks: Mapping[str, Any]) -> Any:
-    """What `newest` took apart, with `stacks` in place of the pictures."""
+    """Put `stacks` back into the rest of an observation: the inverse of `split_newest`."""
     return stacks.get("", {**rest, **stacks} if stacks else rest)
 
 
-def channels_last(pictures: torch.Tensor) -> torch.Tensor:
+def channels_last(images: torch.Tensor) -> torch.Tensor:
     """(..., C, H, W) as (..., H, W, C)"""
-    return pictures.movedim(-3, -1)
+    return images.movedim(-3, -1)
 
 
-def before(newest: torch.Tensor, first: torch.Tensor, frames: int) -> torch.Tensor:
-    """Numbers of the steps (..., T) whose frames are seen at the steps `newest` (...), oldest first, none before the
-    step `first` (...) with which the episode began: that one fills the stack."""
+def frame_steps(newest: torch.Tensor, first: torch.Tensor, frames: int) -> torch.Tensor:
+    """Step numbers (..., T) of the frames in the stack at step `newest` (...), oldest first.
+
+    None is earlier than `first` (...), the episode's first step, which is repeated to fill the stack.
+    """
     ages = torch.arange(frames - 1, -1, -1, device=newest.device)
     return torch.maximum(newest.unsqueeze(-1) - ages, first.unsqueeze(-1))

@@ -1,8 +1,7 @@
-"""All parameters of a network as one vector: clipping, stepping and averaging take a handful of kernels whatever its
-shape.
+"""Flat parameter vector and optimizer: clipping, stepping and averaging take a few kernels for any network.
 
-The modules' own parameters become views of the vector, and SB3's optimizer keeps views of our moments, so everything
-that reads or loads them (state_dict, SB3's save and load) still does.
+The modules' parameters become views of the vector, and SB3's optimizer holds views of the flat moments. So state_dict
+and SB3's save and load keep working.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from kit.trainers.recorded import Recorded, Tensors
 
 Layout = Sequence[torch.Tensor | int]
-"""Parameters in the order wanted; a whole number leaves so many elements unused (always zero)."""
+"""Parameters in memory order; an integer reserves that many unused elements, always zero."""
 
 
 class FlatVector:
-    """The parameters of `layout` as views of `data` (P,), and their gradients as views of `grad` (P,)."""
+    """Flat storage for the parameters of `layout`, views of `data` (P,), and gradients, views of `grad` (P,)."""
 
     def __init__(self, layout: Layout) -> None:
         parameters = [p for p in layout if not isinstance(p, int)]
@@ -36,7 +35,7 @@ class FlatVector:
         self.attach()
 
     def attach(self) -> None:
-        """Make every parameter a view of `data` (again, if something has replaced it), keeping its value."""
+        """Make every parameter a view of `data`, also after a replacement, and keep its value."""
         for p, offset in self.spans:
             view = self.view(self.data, p, offset)
             if p.data_ptr() != view.data_ptr():
@@ -49,19 +48,19 @@ class FlatVector:
         self.grad.zero_()
 
     def span(self, first: torch.Tensor, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`data` and `grad` from `first` on, as views of `shape`: several parameters that lie side by side."""
+        """Views of `data` and `grad` with `shape`, starting at parameter `first` and covering its neighbours."""
         offset = next(offset for p, offset in self.spans if p is first)
         size = torch.Size(shape).numel()
         return self.data[offset : offset + size].view(shape), self.grad[offset : offset + size].view(shape)
 
     @staticmethod
     def view(vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
-        """Where `p` lies in `vector`."""
+        """The slice of `vector` that belongs to `p`, in its shape."""
         return vector[offset : offset + p.numel()].view(p.shape)
 
 
 class FlatOptimizer(FlatVector):
-    """`optimizer`'s parameters as one vector. `step` does what the optimizer itself would have done."""
+    """Flat version of `optimizer`: the same update rule on one vector."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout | None = None) -> None:
         parameters = optimizer.param_groups[0]["params"]
@@ -70,13 +69,13 @@ class FlatOptimizer(FlatVector):
         self.optimizer = optimizer
         self._rate = torch.zeros((), device=parameters[0].device)
         super().__init__(layout)
-        self._fresh = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
-        self._moments = {name: torch.full_like(self.data, self._fresh) for name in _MOMENTS[type(optimizer)]}
+        self._initial_moment = 1.0 if isinstance(optimizer, RMSpropTFLike) else 0.0
+        self._moments = {name: torch.full_like(self.data, self._initial_moment) for name in _MOMENTS[type(optimizer)]}
         self._steps = torch.zeros((), device=self.data.device)
         self._one, self._epsilon = torch.ones_like(self._steps), torch.full_like(self._steps, 1e-6)
-        optimizer.register_state_dict_pre_hook(lambda _: self._show())
-        optimizer.register_load_state_dict_post_hook(lambda _: self._absorb())
-        self._absorb()
+        optimizer.register_state_dict_pre_hook(lambda _: self._export_moments())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._import_moments())
+        self._import_moments()
         self._recorded = Recorded(self.apply, self.data.device, self.changes) if self.data.is_cuda else None
 
     def attach(self) -> None:
@@ -85,21 +84,23 @@ class FlatOptimizer(FlatVector):
 
     @property
     def changes(self) -> list[torch.Tensor]:
-        """What `step` and `apply` write."""
+        """Tensors that `step` and `apply` write in place."""
         return [self.data, self.grad, self._steps, *self._moments.values()]
 
     @torch.no_grad()
     def step(self, max_norm: float | None = None) -> None:
-        """Clip `grad` to `max_norm`, if that is given, and take one step at the learning rate that the optimizer had
-        when `attach` was last called. Destroys `grad`."""
-        limit = () if max_norm is None else (max_norm,)
+        """Clip `grad` to `max_norm` (None: no clipping) and take one optimizer step. Overwrites `grad`.
+
+        The learning rate is the optimizer's at the last `attach`.
+        """
+        arguments = () if max_norm is None else (max_norm,)
         if self._recorded is None:
-            self.apply(*limit)
+            self.apply(*arguments)
         else:
-            self._recorded(*limit)
+            self._recorded(*arguments)
 
     def apply(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
-        """`step`'s kernels, for what is recorded together with others."""
+        """The kernels of `step`, for capture in a larger CUDA graph."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
@@ -122,8 +123,8 @@ class FlatOptimizer(FlatVector):
         self.data.sub_(self.grad.div_(root).mul_(self._rate))
         return ()
 
-    def _show(self) -> None:
-        """Put our moments where torch's optimizer keeps its own."""
+    def _export_moments(self) -> None:
+        """Write views of the flat moments into the torch optimizer's state."""
         if not self._steps.item():
             return
         for p, offset in self.spans:
@@ -131,20 +132,20 @@ class FlatOptimizer(FlatVector):
             moments = {name: self.view(moment, p, offset) for name, moment in self._moments.items()}
             self.optimizer.state[p] = {"step": steps, **moments}
 
-    def _absorb(self) -> None:
-        """Take over what torch's optimizer was given by `load_state_dict`."""
+    def _import_moments(self) -> None:
+        """Copy the moments from the torch optimizer's state, after its `load_state_dict`."""
         self._steps.zero_()
         for p, offset in self.spans:
-            given = self.optimizer.state.get(p)
+            loaded = self.optimizer.state.get(p)
             for name, moment in self._moments.items():
-                self.view(moment, p, offset).copy_(given[name] if given else torch.full_like(p, self._fresh))
-            if given:
-                self._steps.fill_(float(given["step"]))
-        self._show()
+                self.view(moment, p, offset).copy_(loaded[name] if loaded else torch.full_like(p, self._initial_moment))
+            if loaded:
+                self._steps.fill_(float(loaded["step"]))
+        self._export_moments()
 
 
 class PlainOptimizer:
-    """The same methods for any other optimizer."""
+    """`FlatOptimizer`'s methods for any other optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -162,17 +163,17 @@ class PlainOptimizer:
 
 
 def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `FlatOptimizer` does what `optimizer` would: one of SB3's three, without rarer options, in float32."""
+    """Whether `FlatOptimizer` supports `optimizer`: one of SB3's three, float32, without rarer options."""
     if type(optimizer) not in _MOMENTS or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
     rare = ("weight_decay", "amsgrad", "maximize", "centered", "momentum", "capturable")
-    one_kind = {(p.device, p.dtype) for p in group["params"]} == {(group["params"][0].device, torch.float32)}
-    return one_kind and not any(group.get(option) for option in rare)
+    uniform = {(p.device, p.dtype) for p in group["params"]} == {(group["params"][0].device, torch.float32)}
+    return uniform and not any(group.get(option) for option in rare)
 
 
 def flatten(optimizer: torch.optim.Optimizer) -> FlatOptimizer | PlainOptimizer:
-    """The faster of the two, where it can."""
+    """Wrap `optimizer` in a `FlatOptimizer` if supported, else in a `PlainOptimizer`."""
     return FlatOptimizer(optimizer) if can_flatten(optimizer) else PlainOptimizer(optimizer)
 
 

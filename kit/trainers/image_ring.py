@@ -1,100 +1,110 @@
-"""The pictures of a replay: every frame that a world showed, once."""
+"""Image storage of a replay buffer: each frame of each env is stored once."""
 
 from __future__ import annotations
 
 import torch
 
 from kit.format.segments import DONE, RAGGED
-from kit.trainers.clips import before
+from kit.trainers.clips import frame_steps
 
 FRAMES = "frames."
+"""Prefix of the columns of a segment that hold images."""
 
 
-class Pictures:
-    """Of one camera: a ring of the newest frame of each row, and a pool of those with which episodes ended, which grows
-    as it must. Frames are uint8 (H, W, C)."""
+class ImageRing:
+    """Ring buffer of one camera's images, uint8 (H, W, C).
+
+    The ring holds the newest image of each row. A pool that grows on demand holds the final image of each episode.
+    """
 
     def __init__(self, name: str, frames: int, capacity: int, n_envs: int, device: torch.device) -> None:
         self.name, self.frames, self.capacity, self.n_envs, self.device = name, frames, capacity, n_envs, device
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): what was seen after the last row."""
-        self._end = torch.full((capacity, n_envs), -1, device=device)
-        """Where in the pool the last frame lies of an episode that ended with this row."""
+        """(n, H, W, C): the images after the last row."""
+        self._pool_index = torch.full((capacity, n_envs), -1, device=device)
+        """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
         self._free: list[int] = []
 
-    def add(self, slot: int, seen: torch.Tensor, following: torch.Tensor, done: torch.Tensor) -> None:
-        """Put the frames `seen` (n, H, W, C) into `slot`; what followed is kept of worlds that are `done`."""
-        self._memory(seen)[slot] = seen
-        self._put_ends(torch.tensor([slot], device=self.device), done.unsqueeze(0), following[done])
-        self.latest = following.clone()
+    def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done: torch.Tensor) -> None:
+        """Store `images` (n, H, W, C) in `slot`, and the `next_images` of envs that are `done` as final images."""
+        self._allocated(images)[slot] = images
+        self._store_final(torch.tensor([slot], device=self.device), done.unsqueeze(0), next_images[done])
+        self.latest = next_images.clone()
 
-    def seen(
-        self, row: torch.Tensor, world: torch.Tensor, begun: torch.Tensor, written: int
+    def stacks(
+        self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor, written: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks (N, T, C, H, W) as they were in the rows `row` (N,) of worlds `world` (N,), in episodes that began
-        with the rows `begun` (N,), and those after."""
+        """Frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
+
+        `row` and `env` (N,) name the transitions, `episode_start` (N,) the first rows of their episodes, `written` the
+        number of rows ever added.
+        """
         assert self.ring is not None and self.latest is not None
         flat = self.ring.flatten(0, 1)
 
-        def at(rows: torch.Tensor, worlds: torch.Tensor) -> torch.Tensor:
-            index = rows % self.capacity * self.n_envs + worlds
+        def at(rows: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
+            index = rows % self.capacity * self.n_envs + envs
             return flat.index_select(0, index.flatten()).unflatten(0, index.shape)
 
-        stack = at(before(row, begun, self.frames), world.unsqueeze(1))
-        following = at(row + 1, world)
+        stack = at(frame_steps(row, episode_start, self.frames), env.unsqueeze(1))
+        next_image = at(row + 1, env)
         last = (row == written - 1).nonzero().flatten()
-        following[last] = self.latest[world[last]]
-        end = self._end[row % self.capacity, world]
-        ended = (end >= 0).nonzero().flatten()
+        next_image[last] = self.latest[env[last]]
+        pool_index = self._pool_index[row % self.capacity, env]
+        ended = (pool_index >= 0).nonzero().flatten()
         if self._pool is not None:
-            following[ended] = self._pool[end[ended]]
-        after = torch.cat([stack[:, 1:], following.unsqueeze(1)], dim=1)
-        return stack.movedim(-1, -3), after.movedim(-1, -3)
+            next_image[ended] = self._pool[pool_index[ended]]
+        next_stack = torch.cat([stack[:, 1:], next_image.unsqueeze(1)], dim=1)
+        return stack.movedim(-1, -3), next_stack.movedim(-1, -3)
 
     def rows(self, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Copies, as columns of a segment."""
+        """Copy the images in `slots` to the CPU as columns of a segment."""
         if self.ring is None:
             return {}
-        end = self._end.index_select(0, slots).flatten()
+        pool_index = self._pool_index.index_select(0, slots).flatten()
         pool = self.ring.new_zeros(0, *self.ring.shape[2:]) if self._pool is None else self._pool
-        ends = pool.index_select(0, end[end >= 0])
-        return {FRAMES + self.name: self.ring.index_select(0, slots).cpu(), RAGGED + self.name: ends.cpu()}
+        final = pool.index_select(0, pool_index[pool_index >= 0])
+        return {FRAMES + self.name: self.ring.index_select(0, slots).cpu(), RAGGED + self.name: final.cpu()}
 
     def load(self, slots: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
-        """Put columns as from `rows` back."""
+        """Restore columns from `rows()` into `slots`."""
         frames = rows[FRAMES + self.name].to(self.device)
         if len(frames):
-            self._memory(frames[0]).index_copy_(0, slots, frames)
-            self._put_ends(slots, rows[DONE].to(self.device), rows[RAGGED + self.name].to(self.device))
+            self._allocated(frames[0]).index_copy_(0, slots, frames)
+            self._store_final(slots, rows[DONE].to(self.device), rows[RAGGED + self.name].to(self.device))
 
-    def _put_ends(self, slots: torch.Tensor, done: torch.Tensor, ends: torch.Tensor) -> None:
-        """Keep the last frames `ends` (E, H, W, C) of the rows in `slots` (k,), one for each True in `done` (k, n)."""
-        old = self._end.index_select(0, slots)
+    def _store_final(self, slots: torch.Tensor, done: torch.Tensor, final: torch.Tensor) -> None:
+        """Store the final images of the episodes that end in `slots` (k,).
+
+        `final` (E, H, W, C) has one image for each True in `done` (k, n).
+        """
+        old = self._pool_index.index_select(0, slots)
         self._free.extend(old[old >= 0].tolist())
-        places = torch.full_like(old, -1)
-        if len(ends):
-            pool = self._room(ends)
-            index = torch.tensor([self._free.pop() for _ in range(len(ends))], device=self.device)
-            pool[index] = ends
-            places[done] = index
-        self._end.index_copy_(0, slots, places)
+        new = torch.full_like(old, -1)
+        if len(final):
+            pool = self._grown_pool(final)
+            index = torch.tensor([self._free.pop() for _ in range(len(final))], device=self.device)
+            pool[index] = final
+            new[done] = index
+        self._pool_index.index_copy_(0, slots, new)
 
-    def _room(self, ends: torch.Tensor) -> torch.Tensor:
-        """The pool, with so many free places at least."""
+    def _grown_pool(self, final: torch.Tensor) -> torch.Tensor:
+        """The pool, grown if needed to have `len(final)` free places."""
         size = 0 if self._pool is None else len(self._pool)
-        lacking = len(ends) - len(self._free)
+        lacking = len(final) - len(self._free)
         if self._pool is None or lacking > 0:
-            more = max(lacking, size // 4, 16)
-            fresh = ends.new_zeros(more, *ends.shape[1:])
-            self._pool = fresh if self._pool is None else torch.cat([self._pool, fresh])
-            self._free.extend(range(size + more - 1, size - 1, -1))
+            growth = max(lacking, size // 4, 16)
+            zeros = final.new_zeros(growth, *final.shape[1:])
+            self._pool = zeros if self._pool is None else torch.cat([self._pool, zeros])
+            self._free.extend(range(size + growth - 1, size - 1, -1))
         return self._pool
 
-    def _memory(self, frames: torch.Tensor) -> torch.Tensor:
-        if self.ring is None:  # empty: claimed from the system as it is first written
-            shape = (self.capacity, *frames.shape)
-            self.ring = torch.empty(shape, dtype=frames.dtype, device=self.device)
+    def _allocated(self, images: torch.Tensor) -> torch.Tensor:
+        """The ring, allocated at the first call for images like `images` (n, H, W, C)."""
+        if self.ring is None:  # torch.empty: the system commits memory as it is first written
+            shape = (self.capacity, *images.shape)
+            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)
         return self.ring

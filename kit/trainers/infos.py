@@ -1,4 +1,4 @@
-"""SB3's list of info dicts, one for each env, built only for the callback that looks."""
+"""Lazy list of info dicts for SB3 callbacks, one per env, built only when read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.envs.obs import tree_map
 
 
 class LazyInfos(Sequence[dict[str, Any]]):
-    """`info` of a step (tensors of leading size n) as SB3's callbacks expect it."""
+    """A step's batched `info` (tensors of leading size n) as SB3's list of dicts."""
 
     def __init__(self, info: dict[str, torch.Tensor], done: torch.Tensor, truncated: torch.Tensor) -> None:
         self._info, self._done, self._truncated = info, done, truncated

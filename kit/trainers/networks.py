@@ -1,5 +1,7 @@
-"""Actor-critic networks: actions and values in a rollout, the gradient of a loss in an update, by autograd.
-`kit.trainers.fast` has a quicker version of the networks that SB3 makes by default."""
+"""Actor-critic interface for rollouts and updates, implemented with autograd.
+
+`kit.trainers.fast` has a faster implementation for SB3's default networks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from kit.trainers.rollout import Batch, Rollout
 
 @dataclass
 class Evaluated:
-    """A minibatch under the present weights."""
+    """Log-probabilities, values and entropy of a minibatch under the current weights."""
 
     log_prob: torch.Tensor
     """log π(a|s), (B,)."""
@@ -29,54 +31,56 @@ class Evaluated:
 
 
 Loss = Callable[..., torch.Tensor]
-"""(evaluated, batch, *numbers) -> the scalar to minimise: a function of tensors that never waits for the device. Where
-an update is recorded as a CUDA graph, `numbers` are scalar tensors."""
+"""(evaluated, batch, *numbers) -> scalar loss. A function of tensors that never synchronises with the device. When the
+update is captured as a CUDA graph, `numbers` are scalar tensors."""
 
 
 class Networks:
-    """An SB3 actor-critic policy and its optimizer."""
+    """An SB3 actor-critic policy with its optimizer."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self.policy = policy
         self.optimizer: Any = flatten(policy.optimizer)
 
     def attach(self) -> None:
-        """Before a rollout and before an update: take note of what others did to weights and learning rate."""
+        """Pick up replaced weights and a changed learning rate; called before each rollout and update."""
         self.optimizer.attach()
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
     def begin(self, rollout: Rollout) -> None:
-        """Before the first step of `rollout`; the weights stand still until `finish`."""
+        """Prepare for `rollout`; the weights stay fixed until `finish`."""
         self.attach()
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) for `obs` as the policy sees them, stored in `rollout`; so are, here or in `finish`, their
-        values and log-probabilities."""
+        """Sample actions (n, act) for policy inputs `obs` and store them in `rollout`.
+
+        Values and log-probabilities are stored here or in `finish`.
+        """
         actions, values, log_probs = self.policy(obs)
         rollout.values[step] = values.flatten()
         rollout.log_probs[step] = log_probs
-        rollout.act(step, actions)
+        rollout.store_actions(step, actions)
         return actions
 
     def finish(self, rollout: Rollout) -> None:
-        """After its last step."""
+        """Complete `rollout` after its last step."""
 
     def with_hidden_state(self, obs: Obs) -> Obs:
-        """`obs`, which follow the step just taken, with whatever else their values depend on."""
+        """Combine `obs` after the current step with the hidden state needed to value them; input of `values`."""
         return obs
 
-    def values(self, known: Obs) -> torch.Tensor:
-        """(n,) values of observations as the policy sees them, from what `with_hidden_state` gave."""
-        return self.policy.predict_values(known).flatten()  # type: ignore[arg-type]
+    def values(self, inputs: Obs) -> torch.Tensor:
+        """V(s) (n,) for `inputs` from `with_hidden_state`."""
+        return self.policy.predict_values(inputs).flatten()  # type: ignore[arg-type]
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
-        """Put the gradient of `loss` over `batch` where the optimizer reads it; returns the loss's input, detached."""
+        """Compute the gradient of `loss` over `batch` for the optimizer; returns the loss's inputs, detached."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
-        values, log_prob, entropy = self._evaluate(batch.assembled(), actions)
+        values, log_prob, entropy = self._evaluate(batch.materialized(), actions)
         entropy = -log_prob.mean() if entropy is None else entropy.mean()
         evaluated = Evaluated(log_prob, values.flatten(), entropy)
         self.optimizer.zero_grad()
@@ -84,9 +88,9 @@ class Networks:
         return Evaluated(*(output.detach() for output in vars(evaluated).values()))
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Values, log-probabilities of `actions` and, where it has a formula, entropy, of each row."""
+        """Values, log-probabilities of `actions` and entropy per row; entropy is None without a closed form."""
         return self.policy.evaluate_actions(batch.obs, actions)
 
     def step(self, max_norm: float) -> None:
-        """One step of the optimizer along the gradient, clipped."""
+        """Clip the gradient to `max_norm` and take one optimizer step."""
         self.optimizer.step(max_norm)

@@ -1,4 +1,4 @@
-"""Running normalisation of observations and rewards: what SB3's `VecNormalize` does, as tensors inside the trainer."""
+"""Running normalisation of observations and rewards: SB3's `VecNormalize` as tensors inside the trainer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class RunningMoments:
-    """Mean and variance (float64, over everything seen so far) of rows that arrive in batches."""
+    """Running mean and variance (float64) of rows that arrive in batches."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.var = torch.ones(shape, dtype=torch.float64, device=device)
-        self.count = 1e-4  # SB3's: a faint memory of mean 0 and variance 1
+        self.count = 1e-4  # as in SB3: a weak prior of mean 0 and variance 1
 
     def update(self, rows: torch.Tensor) -> None:
-        """`rows` (n, *shape). Chan's parallel formula."""
+        """Add `rows` (n, *shape) by Chan's parallel formula."""
         var, mean = torch.var_mean(rows.double(), dim=0, correction=0)
         n, total = rows.shape[0], self.count + rows.shape[0]
         delta = mean - self.mean
@@ -34,10 +34,10 @@ class RunningMoments:
 
 
 class Normalizer:
-    """Keeps running statistics of observations and of discounted returns, and scales by them.
+    """Scales observations and rewards by running statistics of observations and discounted returns.
 
-    A policy trained with it sees `observe(obs)`. The trainer's own `predict` and `act` do that for you. For a model
-    loaded in plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize` with the same numbers.
+    A policy trained with it reads `observe(obs)`; the trainer's `predict` and `act` apply it. For a model loaded in
+    plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize` with the same statistics.
     """
 
     def __init__(
@@ -60,28 +60,28 @@ class Normalizer:
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
         self.obs_moments = {name: RunningMoments(space.shape or (), device) for name, space in scaled.items()}
-        """By entry of the observation ("obs", or "obs.key"); pictures and whole numbers stay as they are."""
+        """Statistics per observation entry ("obs", or "obs.key"); images and integers are not scaled."""
         self.return_moments = RunningMoments((), device)
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def begin(self, obs: Obs) -> None:
-        """New episodes everywhere, first seen as `obs` (n, ...)."""
+        """Start new episodes in all envs with the first observations `obs` (n, ...)."""
         self.returns.zero_()
         self.update(obs)
 
     def update(self, obs: Obs) -> None:
-        """Learn from `obs` (n, ...)."""
+        """Update the statistics with `obs` (n, ...)."""
         if self.norm_obs:
             for name, entry in leaves("obs", obs):
                 if name in self.obs_moments:
                     self.obs_moments[name].update(entry)
 
     def observe(self, obs: Obs) -> Obs:
-        """`obs` (n, ...) as the policy sees it, float32 where it is scaled; nothing is learnt."""
+        """Scale `obs` (n, ...) for the policy, to float32; the statistics stay unchanged."""
         if not self.norm_obs:
             return obs
-        seen = {name: self._scale(name, entry) for name, entry in leaves("obs", obs)}
-        return cast(Obs, from_leaves("obs", seen))
+        scaled = {name: self._scale(name, entry) for name, entry in leaves("obs", obs)}
+        return cast(Obs, from_leaves("obs", scaled))
 
     def _scale(self, name: str, entry: torch.Tensor) -> torch.Tensor:
         if (moments := self.obs_moments.get(name)) is None:
@@ -90,29 +90,29 @@ class Normalizer:
         return scaled.clamp_(-self.clip_obs, self.clip_obs).float()
 
     def reward(self, reward: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
-        """Learn from `reward` (n,) of this step, whose worlds `done` (n,) end with it, and return it scaled."""
+        """Update the statistics with this step's `reward` (n,) and `done` (n,), and return the scaled reward."""
         self.returns = self.returns * self.gamma + reward
         self.return_moments.update(self.returns)
         self.returns.masked_fill_(done, 0.0)
         return self.scale_reward(reward)
 
     def scale_reward(self, reward: torch.Tensor) -> torch.Tensor:
-        """`reward` in units of the spread of discounted returns; nothing is learnt."""
+        """Divide `reward` by the standard deviation of discounted returns; the statistics stay unchanged."""
         if not self.norm_reward:
             return reward
         scaled = reward / torch.sqrt(self.return_moments.var + self.epsilon)
         return scaled.clamp_(-self.clip_reward, self.clip_reward).float()
 
     def state(self) -> dict[str, Any]:
-        """Copies of what was learnt so far."""
-        learnt: dict[str, Any] = {"returns": self.returns.clone()}
+        """Copy the statistics and the running returns."""
+        values: dict[str, Any] = {"returns": self.returns.clone()}
         for name, moments in self.moments().items():
-            learnt |= {f"{name}.mean": moments.mean.clone(), f"{name}.var": moments.var.clone()}
-            learnt[f"{name}.count"] = moments.count
-        return learnt
+            values |= {f"{name}.mean": moments.mean.clone(), f"{name}.var": moments.var.clone()}
+            values[f"{name}.count"] = moments.count
+        return values
 
     def load_state(self, state: dict[str, Any], statistics_only: bool = False) -> None:
-        """`statistics_only`: for another number of worlds, as in an evaluation."""
+        """Restore a `state()`; with `statistics_only` for another number of envs, as in an evaluation."""
         for name, moments in self.moments().items():
             moments.mean = state[f"{name}.mean"].to(moments.mean.device, copy=True)
             moments.var = state[f"{name}.var"].to(moments.var.device, copy=True)
@@ -121,13 +121,13 @@ class Normalizer:
             self.returns.copy_(state["returns"])
 
     def to(self, device: torch.device) -> None:
-        """Go on there."""
+        """Move the statistics to `device`."""
         self.returns = self.returns.to(device)
         for moments in self.moments().values():
             moments.mean, moments.var = moments.mean.to(device), moments.var.to(device)
 
     def moments(self) -> dict[str, RunningMoments]:
-        """All that is learnt, by name."""
+        """All running statistics by name."""
         return {**self.obs_moments, "return": self.return_moments}
 
     def to_sb3(self, venv: VecEnv) -> VecNormalize:
@@ -139,8 +139,8 @@ class Normalizer:
         wrapped = VecNormalize(venv, False, self.norm_obs, self.norm_reward, *clips, self.gamma, self.epsilon, keys)
         pairs = [(wrapped.ret_rms, self.return_moments)]
         if self.norm_obs:
-            theirs: Any = wrapped.obs_rms
-            pairs += [(theirs if name == "obs" else theirs[name[4:]], m) for name, m in self.obs_moments.items()]
+            obs_rms: Any = wrapped.obs_rms
+            pairs += [(obs_rms if name == "obs" else obs_rms[name[4:]], m) for name, m in self.obs_moments.items()]
         for rms, moments in pairs:
             rms.mean, rms.var = moments.mean.cpu().numpy().copy(), moments.var.cpu().numpy().copy()
             rms.count = moments.count

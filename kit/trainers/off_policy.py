@@ -1,4 +1,4 @@
-"""Collect, keep in the replay, draw, update, log: the loop that SAC and TD3 share."""
+"""Off-policy training loop shared by SAC and TD3: collect, store in the replay buffer, sample, update, log."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from kit.trainers.shifting import random_shift
 
 
 class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
-    """SB3's `OffPolicyAlgorithm` with its replay as tensors. An algorithm writes `explore` and `gradient_step`. Replay
-    data is not part of `state()`: see `replay_rows` and `load_replay`.
+    """SB3's `OffPolicyAlgorithm` with a tensor replay buffer.
 
-    :param random_shift: pixels by which images are moved at random before they are learnt from; 0 leaves them
+    A subclass implements `explore` and `gradient_step`. Replay data is not in `state()`: see `replay_rows` and
+    `load_replay`.
+
+    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
     """
 
-    figures: tuple[str, ...]
-    """Names of what `gradient_step` returns, as metrics show them."""
+    metric_names: tuple[str, ...]
+    """Names of the values that `gradient_step` returns, logged as "train/<name>"."""
     replay_buffer: Replay  # type: ignore[assignment]
     actor: Any
     critic: Any
@@ -45,7 +47,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         if self.n_steps != 1 or self.action_noise is not None:
-            raise UserError(f"n_steps={self.n_steps} and action_noise are SB3's alone; leave them out here.")
+            raise UserError(f"n_steps={self.n_steps} and action_noise are not supported; leave them out.")
         if not isinstance(self.replay_buffer, Replay):
             rows = max(1, self.buffer_size // self.n_envs)
             frames: dict[str, int] = {}
@@ -54,8 +56,8 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
                 space = space if isinstance(self.env.unwrapped.view, FrozenView) else env.observation_space
                 frames = image_stacks(space, env.frames)
             self.replay_buffer = Replay(rows, self.n_envs, self.device, frames)
-        self._sums = torch.zeros(len(self.figures), device=self.device)
-        self._summed = 0
+        self._metric_sums = torch.zeros(len(self.metric_names), device=self.device)
+        self._metric_steps = 0
         super()._setup_model()
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -69,8 +71,11 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train until `total_timesteps` env steps are done. A row of metrics comes each time another `log_interval`
-        env steps (SB3 counts episodes) have passed, on a GPU no oftener than every fourth iteration, and at the end."""
+        """Train until `total_timesteps` env steps are done.
+
+        Metrics are logged every `log_interval` env steps (SB3 counts episodes), on a GPU at most every fourth
+        iteration, and at the end.
+        """
         if self.device.type != "cpu":
             log_interval = max(log_interval, READ_EVERY * self.n_envs)
         total_timesteps, callback = self._setup_learn(
@@ -84,11 +89,11 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
             if not rollout.continue_training:
                 break
             gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else rollout.episode_timesteps
-            if self._has_seen_enough() and gradient_steps > 0:
+            if self._learning_started() and gradient_steps > 0:
                 self.train(gradient_steps, self.batch_size)
             self.iteration += 1
-            passed = self.num_timesteps // log_interval > before // log_interval
-            if passed or self.num_timesteps >= total_timesteps:
+            log_due = self.num_timesteps // log_interval > before // log_interval
+            if log_due or self.num_timesteps >= total_timesteps:
                 self._log_update()
                 self._read_episodes()
                 self.dump_logs()
@@ -97,7 +102,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         return self
 
     def _collect(self, callback: BaseCallback, train_freq: TrainFreq) -> RolloutReturn:
-        """Step the envs `train_freq` times (or until so many episodes end) and keep the transitions in the replay."""
+        """Step the envs for `train_freq` steps (or episodes) and store the transitions in the replay buffer."""
         by_episode = train_freq.unit.value == "episode"
         if by_episode and self.n_envs > 1:
             raise UserError(f"train_freq in episodes needs n_envs=1, not {self.n_envs}; give it in steps.")
@@ -112,12 +117,12 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
             if self.use_sde and self.sde_sample_freq > 0 and steps % self.sde_sample_freq == 0:
                 self.actor.reset_noise(self.n_envs)
             assert self._last_obs is not None
-            self._last_obs = self._kept(self._last_obs)
+            self._last_obs = self._replay_obs(self._last_obs)
             obs = tree_map(torch.clone, self._last_obs)
             scaled = self._next_action(self._last_obs)
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
-            done, new_obs = terminated | truncated, self._kept(new_obs)
-            next_obs = new_obs if frozen and not done.any() else self._kept(info["final_obs"])
+            done, new_obs = terminated | truncated, self._replay_obs(new_obs)
+            next_obs = new_obs if frozen and not done.any() else self._replay_obs(info["final_obs"])
             self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))
@@ -136,98 +141,98 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         callback.on_rollout_end()
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 
-    def _kept(self, obs: Obs) -> Obs:
-        """`obs` as the replay holds them: a frozen encoder's features in place of images."""
+    def _replay_obs(self, obs: Obs) -> Obs:
+        """`obs` as stored in the replay buffer: a frozen encoder's features replace images."""
         view = self.as_actor().view
         return view(obs) if isinstance(view, FrozenView) else obs
 
-    def _has_seen_enough(self) -> bool:
-        """Whether to learn yet; where the replay was lost it must fill again first."""
-        there = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
-        return there > self.learning_starts
+    def _learning_started(self) -> bool:
+        """Whether `learning_starts` env steps are collected; a lost replay buffer must fill again first."""
+        collected = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
+        return collected > self.learning_starts
 
     def _next_action(self, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) in [-1, 1]: uniform until learning starts, then those of `explore`."""
+        """Actions (n, act) in [-1, 1]: uniform until `learning_starts`, then from `explore`."""
         if self.num_timesteps < self.learning_starts and not (self.use_sde and self.use_sde_at_warmup):
             shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
             return torch.rand(shape, device=self.device) * 2.0 - 1.0
         with torch.no_grad():
-            return self.explore(self.as_actor().see(obs))
+            return self.explore(self.as_actor().preprocess(obs))
 
     @abstractmethod
     def explore(self, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) in [-1, 1] to try in `obs` (n, ...) as the policy sees them."""
+        """Sample exploratory actions (n, act) in [-1, 1] for policy inputs `obs` (n, ...)."""
 
     # -- the update ------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """`gradient_steps` steps, each on a fresh batch."""
+        """Take `gradient_steps` gradient steps, each on a new batch of `batch_size` transitions."""
         self.policy.set_training_mode(True)
         self._update_learning_rate([optimizer for optimizer, _ in self._optimizers().values()])
         for step in range(gradient_steps):
             self._poll()
-            self._sums += self.gradient_step(self._draw(batch_size), step)
-        self._summed += gradient_steps
+            self._metric_sums += self.gradient_step(self._sample_batch(batch_size), step)
+        self._metric_steps += gradient_steps
         self._n_updates += gradient_steps
 
     @abstractmethod
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
-        """One step of all networks on `batch`, number `step` of this call of `train`; the row of `figures`."""
+        """Update all networks on `batch`, as step number `step` of this `train` call; returns `metric_names` values."""
 
-    def _draw(self, batch_size: int) -> Transitions:
-        """A batch as the networks see it, normalised by the present statistics."""
-        batch, see = self.replay_buffer.sample(batch_size), self.as_actor().see
+    def _sample_batch(self, batch_size: int) -> Transitions:
+        """Sample a batch as network inputs, normalised by the current statistics."""
+        batch, preprocess = self.replay_buffer.sample(batch_size), self.as_actor().preprocess
         rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
-        obs, next_obs = see(batch.obs), see(batch.next_obs)
+        obs, next_obs = preprocess(batch.obs), preprocess(batch.next_obs)
         if self.random_shift:
-            obs, next_obs = (random_shift(seen, self.random_shift) for seen in (obs, next_obs))
+            obs, next_obs = (random_shift(images, self.random_shift) for images in (obs, next_obs))
         return Transitions(obs, batch.actions, rewards, next_obs, batch.terminated)
 
     def _log_update(self) -> None:
-        """Means since the last row."""
-        if not self._summed:
+        """Log the mean of each metric since the last log."""
+        if not self._metric_steps:
             return
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name, total in zip(self.figures, self._sums.tolist(), strict=True):
-            self.logger.record(f"train/{name}", total / self._summed)
+        for name, total in zip(self.metric_names, self._metric_sums.tolist(), strict=True):
+            self.logger.record(f"train/{name}", total / self._metric_steps)
         self.logger.record("train/learning_rate", self.lr_schedule(self._current_progress_remaining))
-        self._sums.zero_()
-        self._summed = 0
+        self._metric_sums.zero_()
+        self._metric_steps = 0
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     @property
     def replay_capacity(self) -> int:
-        """Rows that the replay holds at most."""
+        """Largest number of rows in the replay buffer."""
         return self.replay_buffer.capacity
 
     @property
     def replay_first(self) -> int:
-        """The oldest row in the replay."""
+        """Number of the oldest row in the replay buffer."""
         return max(self.replay_buffer.first, self.replay_written - self.replay_capacity)
 
     @property
     def replay_written(self) -> int:
-        """Rows ever added. One row is one step of all envs."""
+        """Number of rows ever added; a row is one step of all envs."""
         return self.replay_buffer.written
 
     def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copies of rows `start` to `stop`, counted from the run's first: column -> (stop - start, n_envs, ...)."""
+        """Copy rows `start` to `stop`, counted from the run's first: column -> (stop - start, n_envs, ...)."""
         return self.replay_buffer.rows(start, stop)
 
     def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
-        """Put back `rows`, the first of which is number `start_row`; after `load_state`, which says how many count."""
+        """Restore `rows`, whose first is number `start_row`. Call after `load_state`, which sets how many are valid."""
         self.replay_buffer.load(rows, start_row)
 
     def forget_replay(self) -> None:
-        """Go on without the data that could not be put back; after `load_state`."""
+        """Drop the replay data when it cannot be restored. Call after `load_state`."""
         self.replay_buffer.forget()
 
     def load_state(self, state: State) -> bool:
         same_envs = super().load_state(state)
         if same_envs and self.tensor_env.snapshots:
             assert self._last_obs is not None
-            self.replay_buffer.go_on(self._last_obs)
+            self.replay_buffer.continue_from(self._last_obs)
         else:
             self.replay_buffer.note_reset()
         return same_envs
@@ -244,47 +249,50 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         }
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_sums", "_summed"]
+        return [*super()._excluded_save_params(), "_metric_sums", "_metric_steps"]
 
 
 class ReplayCounters(Counters):
-    """Also which rows the replay holds, and sums for the next row of metrics."""
+    """Counters plus the rows in the replay buffer and the metric sums not logged yet."""
 
     trainer: OffPolicyTrainer
 
     def state(self) -> Values:
-        own = self.trainer
-        sums = {"figure_sums": own._sums.cpu().clone(), "figures_summed": own._summed}
-        lost = {"replay_first": own.replay_buffer.first} if own.replay_buffer.first else {}
-        cuts = {"replay_breaks": list(own.replay_buffer.breaks)} if own.replay_buffer.breaks else {}
-        return {**super().state(), "replay_written": own.replay_written, **lost, **cuts, **sums}
+        trainer, replay = self.trainer, self.trainer.replay_buffer
+        sums = {"figure_sums": trainer._metric_sums.cpu().clone(), "figures_summed": trainer._metric_steps}
+        first = {"replay_first": replay.first} if replay.first else {}
+        breaks = {"replay_breaks": list(replay.breaks)} if replay.breaks else {}
+        return {**super().state(), "replay_written": trainer.replay_written, **first, **breaks, **sums}
 
     def load_state(self, state: Values) -> None:
         super().load_state(state)
-        own = self.trainer
-        own.replay_buffer.written = int(state["replay_written"])
-        own.replay_buffer.first = int(state.get("replay_first", 0))
-        own.replay_buffer.breaks = [int(row) for row in state.get("replay_breaks", [])]
-        own._sums.copy_(state["figure_sums"][: len(own._sums)])
-        own._summed = int(state["figures_summed"])
+        trainer, replay = self.trainer, self.trainer.replay_buffer
+        replay.written = int(state["replay_written"])
+        replay.first = int(state.get("replay_first", 0))
+        replay.breaks = [int(row) for row in state.get("replay_breaks", [])]
+        trainer._metric_sums.copy_(state["figure_sums"][: len(trainer._metric_sums)])
+        trainer._metric_steps = int(state["figures_summed"])
 
 
-def keep_ratio(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
-    """As many gradient steps for each env step as the row has, whatever the number of envs: what is learnt depends on
-    that. SAC on Reach, 60,000 steps, mean return of three seeds: 4.10 with 8 envs, 4.14 with 16, 4.17 with 32."""
+def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
+    """Keep the preset row's ratio of gradient steps to env steps for any `n_envs`.
+
+    The final return depends on that ratio. SAC on Reach, 60,000 steps, mean return of three seeds: 4.10 with 8 envs,
+    4.14 with 16, 4.17 with 32.
+    """
     steps = int(row.get("gradient_steps", -1))
-    if steps < 0 or {"train_freq", "gradient_steps"} & set(asked):
+    if steps < 0 or {"train_freq", "gradient_steps"} & set(requested):
         return hyper
     return {**hyper, "gradient_steps": max(1, round(steps * n_envs / int(row.get("n_envs", n_envs))))}
 
 
-def smallest(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """min_i Q_i (B,) of critics' values (B, 1) each."""
+def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """min_i Q_i (B,) over the critics' values, (B, 1) each."""
     return torch.cat(values, dim=1).min(1).values
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-    """One step of `optimizer` down `loss`, which is returned detached."""
+    """Take one `optimizer` step on `loss`; returns the loss detached."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Collect, returns, update, log: the loop that PPO, RecurrentPPO and A2C share."""
+"""On-policy training loop shared by PPO, RecurrentPPO and A2C: collect, compute returns, update, log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.trainers.rollout import Rollout
 
 
 class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
-    """SB3's `OnPolicyAlgorithm` with its rollout as tensors."""
+    """SB3's `OnPolicyAlgorithm` with tensor rollouts. A subclass implements `train` and usually `loss`."""
 
     rollout_buffer: Rollout  # type: ignore[assignment]
     default_log_interval = 1
@@ -33,7 +33,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.networks = self._networks()
 
     def _networks(self) -> Networks:
-        """What rollouts and updates ask."""
+        """The actor-critic networks that rollouts and updates use."""
         return fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -47,8 +47,11 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train until `total_timesteps` env steps are done. A row of metrics comes every `log_interval` iterations (by
-        default PPO 1, A2C 10; on a GPU 4 at least), and after the last."""
+        """Train until `total_timesteps` env steps are done.
+
+        Metrics are logged every `log_interval` iterations (by default PPO 1, A2C 10; on a GPU at least 4) and at the
+        end.
+        """
         log_interval = log_interval or max(self.default_log_interval, 1 if self.device.type == "cpu" else READ_EVERY)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
@@ -73,9 +76,9 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
-        """Fill `rollout_buffer` with `n_rollout_steps` steps of every world. False if the callback wants to stop."""
+        """Fill `rollout_buffer` with `n_rollout_steps` steps of every env; returns False if the callback stops."""
         rollout, actor, normalizer = rollout_buffer, self.as_actor(), self.normalizer
-        on_cpu, knows_success = self.device.type == "cpu", False
+        on_cpu, has_success = self.device.type == "cpu", False
         self.policy.set_training_mode(False)
         rollout.begin()
         if self.use_sde:
@@ -88,7 +91,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 self._poll()
                 if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                     self.policy.reset_noise(self.n_envs)
-                obs = rollout.observe(step, actor.see(self._last_obs))
+                obs = rollout.store_obs(step, actor.preprocess(self._last_obs))
                 actions = self.networks.sample(rollout, step, obs)
                 new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
@@ -96,14 +99,14 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 rollout.episode_return[step] = info["episode_return"]
                 rollout.episode_length[step] = info["episode_length"]
                 if "success" in info:
-                    rollout.success[step], knows_success = info["success"], True
+                    rollout.success[step], has_success = info["success"], True
                 if normalizer is not None:
                     normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
-                if not on_cpu or truncated.any():  # asking a GPU would cost more than keeping them all
-                    final_obs = self.networks.with_hidden_state(actor.see(info["final_obs"]))
-                    rollout.cut(step, truncated & ~terminated, final_obs)
+                if not on_cpu or truncated.any():  # on a GPU `any` would synchronise, which costs more than storing all
+                    final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
+                    rollout.store_truncated(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
                 infos = LazyInfos(info, done, truncated)
@@ -112,7 +115,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     return False
             self.networks.finish(rollout)
         self._record_episodes(
-            rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if knows_success else None
+            rollout.done, rollout.episode_return, rollout.episode_length, rollout.success if has_success else None
         )
         callback.on_rollout_end()
         return True
@@ -121,18 +124,19 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         assert self._last_obs is not None
         with torch.no_grad():
             self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
-            last_values = self.networks.values(self.networks.with_hidden_state(self.as_actor().see(self._last_obs)))
+            last_obs = self.as_actor().preprocess(self._last_obs)
+            last_values = self.networks.values(self.networks.with_hidden_state(last_obs))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """The order in which one epoch visits the `n` rows of the rollout."""
+        """Random order in which one epoch visits the `n` rows of the rollout."""
         return torch.randperm(n, device=self.device)
 
     def _explained_variance(self) -> float:
-        """1 - Var(returns - values) / Var(returns); NaN where all returns are equal."""
+        """1 - Var(returns - values) / Var(returns); NaN if all returns are equal."""
         returns, values = self.rollout_buffer.returns, self.rollout_buffer.values
-        spread = returns.var(correction=0).item()
-        return float("nan") if spread == 0 else 1.0 - (returns - values).var(correction=0).item() / spread
+        variance = returns.var(correction=0).item()
+        return float("nan") if variance == 0 else 1.0 - (returns - values).var(correction=0).item() / variance
 
     # -- state -----------------------------------------------------------------------------------------------------
 

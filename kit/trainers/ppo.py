@@ -24,7 +24,7 @@ from kit.trainers.rollout import Batch
 
 
 class ProximalTrainer(OnPolicyTrainer):
-    """PPO's update, whatever the networks."""
+    """PPO's clipped-surrogate update, shared by PPO and RecurrentPPO."""
 
     batch_size: int
     n_epochs: int
@@ -34,7 +34,7 @@ class ProximalTrainer(OnPolicyTrainer):
     clip_range_vf: Any
 
     def train(self) -> None:
-        """Several epochs of minibatches over the rollout."""
+        """Run `n_epochs` epochs of minibatch updates over the rollout."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self.networks.attach()
@@ -42,27 +42,27 @@ class ProximalTrainer(OnPolicyTrainer):
         clip = [self.clip_range(progress)]
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
-        rollout, figures, kl = self.rollout_buffer.batch(), [], None
+        rollout, metrics, kl = self.rollout_buffer.batch(), [], None
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
                 shuffled = replace(shuffled, advantages=self._normalized(shuffled.advantages))
-            seen: list[Evaluated] = []
+            evaluated: list[Evaluated] = []
             for batch in shuffled.split(self.batch_size):
                 self._poll()
-                seen.append(self._gradient(batch, *clip))
+                evaluated.append(self._gradient(batch, *clip))
                 if self.target_kl is not None:
-                    kl = self._kl(seen[-1].log_prob - batch.log_probs)
+                    kl = self._kl(evaluated[-1].log_prob - batch.log_probs)
                     if kl > 1.5 * self.target_kl:
                         break
                 self.networks.step(self.max_grad_norm)
             self._n_updates += 1
             if self._log_now:
-                figures.append(self._figures(shuffled, seen, *clip))
+                metrics.append(self._metrics(shuffled, evaluated, *clip))
             if kl is not None and self.target_kl is not None and kl > 1.5 * self.target_kl:
                 break
         if self._log_now:
-            self._log_update(figures, *clip)
+            self._log_update(metrics, *clip)
 
     @closed_form(derivatives.ppo)
     def loss(self, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None) -> torch.Tensor:
@@ -75,45 +75,45 @@ class ProximalTrainer(OnPolicyTrainer):
         return policy_loss + self.vf_coef * value_loss - self.ent_coef * new.entropy
 
     def _gradient(self, batch: Batch, *clip: float) -> Evaluated:
-        """Put the gradient of the loss over `batch` where the optimizer reads it."""
+        """Compute the gradient of the loss over `batch` and store it for the optimizer."""
         return self.networks.gradient(self.loss, batch, *clip)
 
     def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Advantages (N,) of an epoch, each minibatch's normalised."""
+        """Normalise an epoch's advantages (N,) per minibatch."""
         return normalize(advantages, self.batch_size)
 
     def _kl(self, log_ratio: torch.Tensor) -> float:
-        """Mean KL divergence of a minibatch's policy from the rollout's."""
+        """Mean KL divergence between the rollout's policy and the current one over a minibatch."""
         return kl_divergence(log_ratio).mean().item()
 
-    # -- figures ---------------------------------------------------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------------------------------
 
-    def _figures(
-        self, epoch: Batch, seen: list[Evaluated], clip_range: float, clip_range_vf: float | None = None
+    def _metrics(
+        self, epoch: Batch, evaluated: list[Evaluated], clip_range: float, clip_range_vf: float | None = None
     ) -> torch.Tensor:
-        """One row for each minibatch of an `epoch`, columns as in `FIGURES`, on the device."""
-        values = torch.cat([new.values for new in seen])
+        """Metrics (minibatches, 5) of one epoch, columns as in `METRICS`, kept on the device."""
+        values = torch.cat([new.values for new in evaluated])
         log_probs, advantages, returns, old = (
             x[: len(values)] for x in (epoch.log_probs, epoch.advantages, epoch.returns, epoch.values)
         )
-        log_ratio = torch.cat([new.log_prob for new in seen]) - log_probs
+        log_ratio = torch.cat([new.log_prob for new in evaluated]) - log_probs
         ratio = log_ratio.exp()
         surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
-        by_row = torch.stack([
+        per_row = torch.stack([
             -surrogate,
             (returns - clip_values(values, old, clip_range_vf)).square(),
             kl_divergence(log_ratio),
             ((ratio - 1).abs() > clip_range).float(),
         ])  # fmt: skip
-        means = torch.stack([piece.mean(1) for piece in by_row.split(self.batch_size, 1)])
-        entropies = torch.stack([new.entropy for new in seen])
+        means = torch.stack([minibatch.mean(1) for minibatch in per_row.split(self.batch_size, 1)])
+        entropies = torch.stack([new.entropy for new in evaluated])
         return torch.cat([means, -entropies.unsqueeze(1)], 1)
 
     def _log_update(
-        self, figures: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None
+        self, metrics: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None
     ) -> None:
-        """`figures`: one (minibatches, 5) for each epoch. Read from the device once."""
-        rows = [torch.cat(figures).mean(0), figures[-1].mean(0), figures[-1][-1]]
+        """Log `metrics`, one (minibatches, 5) tensor per epoch, with a single read from the device."""
+        rows = [torch.cat(metrics).mean(0), metrics[-1].mean(0), metrics[-1][-1]]
         means, last_epoch, last = torch.stack(rows).tolist()
         record = self.logger.record
         record("train/entropy_loss", means[ENTROPY])
@@ -132,46 +132,50 @@ class ProximalTrainer(OnPolicyTrainer):
 
 
 class PPO(ProximalTrainer, sb3.PPO):
-    """SB3's PPO on tensors."""
+    """SB3's PPO with tensor rollouts."""
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
 
-FIGURES = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)
+METRICS = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)
+"""Columns of the metrics of a minibatch."""
 
 
 def normalize(advantages: torch.Tensor, size: int) -> torch.Tensor:
-    """`advantages` (N,), each run of `size` rows brought to mean 0 and standard deviation 1; a single row stays."""
+    """Normalise `advantages` (N,) to mean 0 and std 1 in minibatches of `size`; a minibatch of one row is unchanged."""
     whole = len(advantages) // size * size
-    pieces = [advantages[:whole].view(-1, size), advantages[whole:].view(1, -1)]
-    for i, rows in enumerate(pieces):
+    minibatches = [advantages[:whole].view(-1, size), advantages[whole:].view(1, -1)]
+    for i, rows in enumerate(minibatches):
         if rows.shape[1] > 1:
             std, mean = torch.std_mean(rows, dim=1, keepdim=True)
-            pieces[i] = (rows - mean) / (std + 1e-8)
-    return torch.cat([rows.flatten() for rows in pieces])
+            minibatches[i] = (rows - mean) / (std + 1e-8)
+    return torch.cat([rows.flatten() for rows in minibatches])
 
 
 def kl_divergence(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Estimates of KL(π_old, π), one for each row: (r - 1) - log r, never negative (Schulman, 2020)."""
+    """Estimate KL(π_old ‖ π) per row as (r - 1) - log r, which is never negative (Schulman, 2020)."""
     return log_ratio.exp() - 1 - log_ratio
 
 
 def clip_values(values: torch.Tensor, old: torch.Tensor, clip_range_vf: Any = None) -> torch.Tensor:
-    """`values` (B,), no further than `clip_range_vf` from the rollout's `old` ones."""
+    """Clip `values` (B,) to within `clip_range_vf` of the rollout's `old` values; None leaves them unclipped."""
     return values if clip_range_vf is None else old + (values - old).clamp(-clip_range_vf, clip_range_vf)
 
 
-def divide(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
-    """The batch divides the rollout: what the user asks for must, any other becomes the largest below it that does."""
+def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
+    """Make `batch_size` divide the rollout.
+
+    A preset's batch size is lowered to the largest divisor; a `requested` one that does not divide is a `UserError`.
+    """
     n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
     rollout = n_envs * n_steps
-    fitting = largest_batch(rollout, batch_size)
-    if "batch_size" in asked and fitting != batch_size:
+    divisor = largest_batch(rollout, batch_size)
+    if "batch_size" in requested and divisor != batch_size:
         raise UserError(
             f"batch_size={batch_size} does not divide n_envs × n_steps = {n_envs} × {n_steps} = {rollout}; "
-            f"the largest below it that does is {fitting}."
+            f"the largest divisor below it is {divisor}."
         )
-    return {**hyper, "batch_size": fitting}
+    return {**hyper, "batch_size": divisor}
 
 
 ALGORITHM = Algorithm(
@@ -180,7 +184,7 @@ ALGORITHM = Algorithm(
     row={"n_envs": 16, "n_steps": 256, "batch_size": 512},
     stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
-    rule=divide,
+    rule=fit_batch_size,
     more_envs=True,
     distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),

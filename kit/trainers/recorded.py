@@ -1,7 +1,7 @@
-"""A function of tensors, recorded once as a CUDA graph and replayed: one launch in place of dozens.
+"""CUDA graphs: record a function of tensors once and replay it with one launch instead of dozens.
 
-On a GPU a small network's update is a queue of kernels that take less time than Python needs to ask for them. A graph
-holds them all, with the addresses that they read and write.
+On a GPU a small network's update is a queue of kernels that run faster than Python can launch them. A graph holds them
+all, with the addresses that they read and write.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from kit.machine.memory import nothing_collected
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
 Recording = tuple[Tensors, Tensors, Callable[[], object]]
-"""The inputs, the outputs, and what computes these from those."""
+"""Static inputs, static outputs, and the call that replays the graph."""
 
 
 class Recorded:
-    """`function` of tensors, recorded for each new set of shapes.
+    """A function of tensors as CUDA graphs, one for each set of argument shapes.
 
-    Beside its arguments it may read and write only tensors that stay where they are, ask the device nothing, and draw
-    no random numbers. `changes` are the tensors that it writes in place: warming up, which recording needs, leaves no
-    trace in them. What it returns holds until the next call. An argument that is a number reaches `function` as a
-    scalar tensor. On a CPU there is nothing to record with.
+    Apart from its arguments, `function` may only read and write tensors with fixed addresses; it must not synchronise
+    with the device or draw random numbers. `changes` are the tensors that it writes in place; the warm-up calls before
+    recording leave them unchanged. The outputs are valid until the next call. A number as argument reaches `function`
+    as a scalar tensor. Works on CUDA devices only.
     """
 
     def __init__(self, function: Function, device: torch.device, changes: Sequence[torch.Tensor] = ()) -> None:
@@ -37,8 +37,8 @@ class Recorded:
         if shapes not in self._recordings:
             self._recordings[shapes] = self._record(arguments)
         inputs, outputs, replay = self._recordings[shapes]
-        for kept, argument in zip(inputs, arguments, strict=True):
-            kept.copy_(argument) if isinstance(argument, torch.Tensor) else kept.fill_(argument)
+        for static, argument in zip(inputs, arguments, strict=True):
+            static.copy_(argument) if isinstance(argument, torch.Tensor) else static.fill_(argument)
         replay()
         return outputs
 
@@ -54,9 +54,12 @@ class Recorded:
 
 
 def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tuple[Tensors, Callable[[], object]]:
-    """A CUDA graph of `function`. Libraries set themselves up in the calls before, on a stream of their own, as
-    PyTorch's notes on CUDA graphs ask; other threads (checkpoints on their way to disk) may use the GPU meanwhile.
-    Of several devices `device` is the one whose streams are meant: work on another's would run and not be recorded."""
+    """Capture `function` as a CUDA graph on `device`; returns the outputs and the replay call.
+
+    Three warm-up calls on a side stream initialise the libraries, as PyTorch's notes on CUDA graphs require. Other
+    threads may use the GPU during capture, for example to write checkpoints. `device` must be current, since work on
+    another device's streams would run and not be captured.
+    """
     with torch.cuda.device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -1,8 +1,8 @@
-"""PPO for policies that remember: sb3-contrib's RecurrentPPO, an LSTM before the actor and one before the critic.
+"""Recurrent PPO, as in sb3-contrib: an LSTM before the actor and one before the critic.
 
-An update goes through the rollout world after world, as sb3-contrib does: a batch is a piece of that row of steps, cut
-where a world or an episode begins. Each cut is a sequence that starts from what was remembered there when it was lived,
-and all sequences of a batch go through an LSTM side by side, in one call.
+An update orders the rollout env by env, as sb3-contrib does, and splits that order into minibatches. Within a minibatch
+a new sequence starts wherever an env or an episode starts. Each sequence starts from the hidden state that was stored
+during the rollout. All sequences of a minibatch go through the LSTM in one padded call.
 """
 
 from __future__ import annotations
@@ -26,64 +26,65 @@ from kit.presets import Row
 from kit.trainers.actor import Actor
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.networks import Networks
-from kit.trainers.ppo import ProximalTrainer, divide
+from kit.trainers.ppo import ProximalTrainer, fit_batch_size
 from kit.trainers.rollout import Batch, RecurrentBatch, Rollout
 from kit.trainers.saving import State, Values
 
-# What an LSTM remembers is one tensor (n, 2, layers, hidden): the hidden state h and the cell c of each layer.
+# The hidden state of an LSTM is one tensor (n, 2, layers, hidden): h and the cell c of each layer.
 
 
 def zero_state(lstm: torch.nn.LSTM, n: int) -> torch.Tensor:
-    """The hidden state (n, 2, layers, hidden) with which episodes start."""
+    """Hidden state (n, 2, layers, hidden) at the start of an episode: zeros."""
     return torch.zeros(n, 2, lstm.num_layers, lstm.hidden_size, device=next(lstm.parameters()).device)
 
 
 def reset_where(hidden_state: torch.Tensor, episode_starts: torch.Tensor) -> torch.Tensor:
-    """`hidden_state` (n, ...), zero in the envs of `episode_starts` (n,) bool."""
+    """Zero `hidden_state` (n, ...) in the envs of `episode_starts` (n,) bool."""
     return hidden_state.masked_fill(episode_starts.view(-1, 1, 1, 1), 0.0)
 
 
 def step(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of every env: the output (n, hidden) for `features` (n, in), and the next hidden state."""
-    after = []
+    """Step the LSTM once for all envs: `features` (n, in) -> output (n, hidden) and next hidden state."""
+    next_state = []
     for layer, weights in enumerate(lstm.all_weights):
         features, cell = torch.lstm_cell(features, hidden_state[:, :, layer].unbind(1), *weights)
-        after.append(torch.stack([features, cell], 1))
-    return features, torch.stack(after, 2)
+        next_state.append(torch.stack([features, cell], 1))
+    return features, torch.stack(next_state, 2)
 
 
 class Sequences(NamedTuple):
-    """How the rows of a batch lie as sequences side by side, (length, k); the shorter ones are filled up at their end
-    with rows that nobody reads."""
+    """Padded layout (length, k) of a batch's N rows as k sequences; padding at the end is never read back."""
 
     first: torch.Tensor
-    """(k,) row with which each begins."""
+    """(k,) first row of each sequence."""
     row: torch.Tensor
-    """(length, k) the row in each place."""
+    """(length, k) row at each time step of each sequence."""
     place: torch.Tensor
-    """(N,) the place of each row, places counted step by step."""
+    """(N,) position of each row in the flattened layout."""
 
 
 def sequences(episode_starts: torch.Tensor) -> Sequences:
-    """The sequences of a batch: one starts at the first row and at each True of `episode_starts` (N,). Waits for the
-    device, to know how many there are and how long the longest is."""
-    number = torch.arange(len(episode_starts), device=episode_starts.device)
-    first = torch.cat([number[:1], 1 + episode_starts[1:].nonzero().flatten()])
-    which = torch.bucketize(number, first, right=True) - 1
-    time = number - first[which]
-    row = (first + number[: int(time.max()) + 1].unsqueeze(1)).clamp_(max=len(episode_starts) - 1)
-    return Sequences(first, row, time * len(first) + which)
+    """Split a batch into sequences: one starts at the first row and at each True of `episode_starts` (N,).
+
+    Waits for the device, to know the number of sequences and the longest length.
+    """
+    rows = torch.arange(len(episode_starts), device=episode_starts.device)
+    first = torch.cat([rows[:1], 1 + episode_starts[1:].nonzero().flatten()])
+    sequence = torch.bucketize(rows, first, right=True) - 1
+    time = rows - first[sequence]
+    row = (first + rows[: int(time.max()) + 1].unsqueeze(1)).clamp_(max=len(episode_starts) - 1)
+    return Sequences(first, row, time * len(first) + sequence)
 
 
-def unroll(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor, places: Sequences) -> torch.Tensor:
-    """Outputs (N, hidden) for the rows `features` (N, in) of sequences that start from `hidden_state` (N, ...)."""
-    side_by_side = features.index_select(0, places.row.flatten()).view(*places.row.shape, -1)
-    hidden, cell = hidden_state.index_select(0, places.first).movedim(0, 2).contiguous()
-    return lstm(side_by_side, (hidden, cell))[0].flatten(0, 1).index_select(0, places.place)
+def unroll(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor, layout: Sequences) -> torch.Tensor:
+    """Run the LSTM over all sequences of `features` (N, in) from `hidden_state` (N, ...); outputs (N, hidden)."""
+    padded = features.index_select(0, layout.row.flatten()).view(*layout.row.shape, -1)
+    hidden, cell = hidden_state.index_select(0, layout.first).movedim(0, 2).contiguous()
+    return lstm(padded, (hidden, cell))[0].flatten(0, 1).index_select(0, layout.place)
 
 
 class RecurrentNetworks(Networks):
-    """`policy`, and what it remembers of each world: a part of what is saved."""
+    """Recurrent actor-critic and its hidden state per env; the hidden state is a checkpoint component."""
 
     policy: RecurrentActorCriticPolicy
 
@@ -95,7 +96,7 @@ class RecurrentNetworks(Networks):
         self.reset()
 
     def reset(self) -> None:
-        """Episodes start in all envs."""
+        """Zero the hidden state of all envs."""
         self.hidden_state = {name: zero_state(lstm, self._n_envs) for name, lstm in self._lstms.items()}
 
     def state(self) -> Values:
@@ -110,13 +111,13 @@ class RecurrentNetworks(Networks):
         if step:
             self._reset_where(rollout.done[step - 1])
         rollout.store_hidden_state(step, cast(Obs, self.hidden_state))
-        latent, for_value, self.hidden_state = self._step(obs, self.hidden_state)
-        distribution = self._distribution(latent)
+        latent_pi, latent_vf, self.hidden_state = self._step(obs, self.hidden_state)
+        distribution = self._distribution(latent_pi)
         actions = distribution.get_actions()
-        rollout.values[step] = self.policy.value_net(for_value).flatten()
+        rollout.values[step] = self.policy.value_net(latent_vf).flatten()
         rollout.log_probs[step] = distribution.log_prob(actions)
         actions = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
-        rollout.act(step, actions)
+        rollout.store_actions(step, actions)
         return actions
 
     def finish(self, rollout: Rollout) -> None:
@@ -125,8 +126,8 @@ class RecurrentNetworks(Networks):
     def with_hidden_state(self, obs: Obs) -> Obs:
         return {"obs": obs, "hidden_state": cast(Obs, self.hidden_state)}
 
-    def values(self, known: Obs) -> torch.Tensor:
-        obs, hidden_state = cast(dict[str, Any], known).values()
+    def values(self, inputs: Obs) -> torch.Tensor:
+        obs, hidden_state = cast(dict[str, Any], inputs).values()
         return self.policy.value_net(self._step(obs, hidden_state)[1]).flatten()
 
     def _reset_where(self, episode_starts: torch.Tensor) -> None:
@@ -136,66 +137,66 @@ class RecurrentNetworks(Networks):
         self, obs: Obs, hidden_state: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Latents of actor and critic (n, ...), and the next hidden state."""
-        after: dict[str, torch.Tensor] = {}
+        next_state: dict[str, torch.Tensor] = {}
 
-        def through(name: str, features: torch.Tensor) -> torch.Tensor:
-            out, after[name] = step(self._lstms[name], features, hidden_state[name])
+        def apply_lstm(name: str, features: torch.Tensor) -> torch.Tensor:
+            out, next_state[name] = step(self._lstms[name], features, hidden_state[name])
             return out
 
-        return *self._latents(obs, through), after
+        return *self._latents(obs, apply_lstm), next_state
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         assert isinstance(batch, RecurrentBatch)
-        places, hidden_state = sequences(batch.episode_starts), cast(dict[str, torch.Tensor], batch.hidden_state)
+        layout, hidden_state = sequences(batch.episode_starts), cast(dict[str, torch.Tensor], batch.hidden_state)
 
-        def through(name: str, features: torch.Tensor) -> torch.Tensor:
-            return unroll(self._lstms[name], features, hidden_state[name], places)
+        def apply_lstm(name: str, features: torch.Tensor) -> torch.Tensor:
+            return unroll(self._lstms[name], features, hidden_state[name], layout)
 
-        latent, for_value = self._latents(batch.obs, through)
-        distribution = self._distribution(latent)
-        return self.policy.value_net(for_value), distribution.log_prob(actions), distribution.entropy()
+        latent_pi, latent_vf = self._latents(batch.obs, apply_lstm)
+        distribution = self._distribution(latent_pi)
+        return self.policy.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
 
     # -- both ------------------------------------------------------------------------------------------------------
 
     def _latents(
-        self, obs: Obs, through: Callable[[str, torch.Tensor], torch.Tensor]
+        self, obs: Obs, apply_lstm: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the last layers of actor and critic see (N, ...); `through` takes features through an LSTM."""
+        """Inputs (N, ...) of the last layers of actor and critic; `apply_lstm` maps (name, features) to outputs."""
         policy = self.policy
         features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
-        of_actor, of_critic = (features, features) if policy.share_features_extractor else features
-        actor = through("actor", of_actor)
+        actor_features, critic_features = (features, features) if policy.share_features_extractor else features
+        actor = apply_lstm("actor", actor_features)
         if "critic" in self._lstms:
-            critic = through("critic", of_critic)
+            critic = apply_lstm("critic", critic_features)
         else:
-            critic = actor.detach() if policy.shared_lstm else policy.critic(of_critic)  # type: ignore[misc]
+            critic = actor.detach() if policy.shared_lstm else policy.critic(critic_features)  # type: ignore[misc]
         return policy.mlp_extractor.forward_actor(actor), policy.mlp_extractor.forward_critic(critic)
 
-    def _distribution(self, latent: torch.Tensor) -> Distribution:
-        return self.policy._get_action_dist_from_latent(latent)
+    def _distribution(self, latent_pi: torch.Tensor) -> Distribution:
+        return self.policy._get_action_dist_from_latent(latent_pi)
 
 
 class RecurrentActor(Actor):
-    """Its hidden state is that of the actor's LSTM alone."""
+    """Recurrent policy for playing; its hidden state is that of the actor's LSTM only."""
 
     policy: RecurrentActorCriticPolicy
 
     def initial_state(self, n: int) -> HiddenState:
         return (zero_state(self.policy.lstm_actor, n),)
 
-    def choose(self, seen: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        policy = self.policy
-        features = BasePolicy.extract_features(policy, seen, policy.pi_features_extractor)  # type: ignore[arg-type]
-        (before,) = hidden_state or self.initial_state(len(features))
-        latent, after = step(policy.lstm_actor, features, before)
+    def choose(self, policy_obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
+        policy, extractor = self.policy, self.policy.pi_features_extractor
+        features = BasePolicy.extract_features(policy, policy_obs, extractor)  # type: ignore[arg-type]
+        (state,) = hidden_state or self.initial_state(len(features))
+        latent, next_state = step(policy.lstm_actor, features, state)
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent))
-        return distribution.get_actions(self.deterministic), (after,)
+        return distribution.get_actions(self.deterministic), (next_state,)
 
 
 class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[misc]
-    """sb3-contrib's RecurrentPPO on tensors."""
+    """sb3-contrib's RecurrentPPO with tensor rollouts."""
 
     actor_class = RecurrentActor
     networks: RecurrentNetworks
@@ -207,9 +208,9 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
 
     def _setup_model(self) -> None:
         kinds = [type(space) for _, space in leaves("obs", self.observation_space)]
-        if spaces.MultiDiscrete in kinds:  # their width is a numpy number, which torch's LSTM refuses
+        if spaces.MultiDiscrete in kinds:  # SB3 gives their width as a numpy number, which torch's LSTM refuses
             raise UserError(
-                f"algo={type(self).__name__!r} cannot see MultiDiscrete spaces such as this env's "
+                f"algo={type(self).__name__!r} does not support MultiDiscrete observations such as this env's "
                 f"{self.observation_space}; flatten them with gymnasium.wrappers.FlattenObservation."
             )
         super()._setup_model()
@@ -218,9 +219,9 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
     def _networks(self) -> RecurrentNetworks:
         return RecurrentNetworks(cast(RecurrentActorCriticPolicy, self.policy), self.n_envs)
 
-    def _begin(self) -> None:
-        super()._begin()
-        if "networks" in vars(self):  # else they are yet to be made, and remember nothing
+    def _reset_envs(self) -> None:
+        super()._reset_envs()
+        if "networks" in vars(self):  # the first reset comes before the networks are made
             self.networks.reset()
 
     def load_state(self, state: State) -> bool:
@@ -230,24 +231,24 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
         return same_envs
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """World after world, in the order of time, from anywhere on and round to there: sb3-contrib's order."""
+        """Env by env in time order, rotated by a random offset: sb3-contrib's order."""
         start = torch.randint(n, (1,), device=self.device)
-        number = (torch.arange(n, device=self.device) + start) % n
-        return number % self.n_steps * self.n_envs + number // self.n_steps
+        env_major = (torch.arange(n, device=self.device) + start) % n
+        return env_major % self.n_steps * self.n_envs + env_major // self.n_steps
 
 
-def _together(hyper: Row, n_envs: int, row: Row, asked: Mapping[str, Any]) -> Row:
-    """As for PPO, and networks that can be."""
+def check_hyperparameters(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
+    """Apply PPO's rule and check the LSTM settings. Raises `UserError`."""
     policy = hyper.get("policy_kwargs", {})
     for name in ("lstm_hidden_size", "n_lstm_layers"):
         if policy.get(name, 1) < 1:
             raise UserError(f"overrides policy_kwargs {name}={policy[name]!r} must be a whole number of at least 1.")
     if policy.get("shared_lstm") and policy.get("enable_critic_lstm", True):
         raise UserError(
-            "overrides policy_kwargs shared_lstm=true leaves the critic no LSTM of its own; "
-            "write enable_critic_lstm=false with it."
+            "overrides policy_kwargs shared_lstm=true leaves the critic without its own LSTM; "
+            "add enable_critic_lstm=false."
         )
-    return divide(hyper, n_envs, row, asked)
+    return fit_batch_size(hyper, n_envs, row, requested)
 
 
 ALGORITHM = Algorithm(
@@ -256,7 +257,7 @@ ALGORITHM = Algorithm(
     row={"n_envs": 16, "n_steps": 128, "batch_size": 512},
     stock_row={"n_envs": 1, "n_steps": 128, "batch_size": 128},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
-    rule=_together,
+    rule=check_hyperparameters,
     more_envs=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Off-policy data: a ring of the latest transitions of every world, as tensors."""
+"""Replay buffer: a ring of the latest transitions of all envs, as tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from kit.envs.obs import Obs, from_leaves, leaves
 from kit.format.segments import DONE, RAGGED, Segment
-from kit.trainers.clips import newest, with_stacks
-from kit.trainers.image_ring import FRAMES, Pictures
+from kit.trainers.clips import split_newest, with_stacks
+from kit.trainers.image_ring import FRAMES, ImageRing
 
 
 @dataclass
 class Transitions:
-    """A batch of N: observed, did, was paid, saw next; `terminated` says that nothing follows."""
+    """A batch of N (obs, action, reward, next_obs, terminated)."""
 
     obs: Obs
     actions: torch.Tensor
@@ -25,15 +25,15 @@ class Transitions:
 
 
 class Replay:
-    """The last `capacity` rows; a row is one step of all `n_envs` worlds.
+    """Ring buffer of the last `capacity` rows; a row is one step of all `n_envs` envs.
 
-    Rows are numbered from the first one ever added; row `r` lies in slot `r % capacity`. Memory is claimed from the
-    system as it is first written. A transition takes twice its observation, its action and 5 B more: of Reach 2 × 24
-    and 7 numbers of 4 B, 0.23 GB for a million.
+    Rows are numbered from the first ever added; row `r` is in slot `r % capacity`. The system commits memory as it is
+    first written. A transition takes two observations, an action and 5 B: for Reach 2 × 24 and 7 numbers of 4 B,
+    0.23 GB for a million.
 
-    Of the stacks of pictures that `frames` names every frame lies here once: a row has the newest, and where an episode
-    ended there is one more, the last. A clip of 8 frames 3×64×64 takes 12 kB in place of the 197 of a pair of stacks.
-    Full, the ring cannot put together its oldest rows' stacks any more and does not sample them.
+    `frames` maps image observations to the length of their frame stacks. Each image is stored once: a row has the
+    newest, and the end of an episode adds its final image. A clip of 8 frames 3×64×64 takes 12 kB instead of 197 kB for
+    a pair of stacks. When the ring is full, the oldest rows lack earlier frames for their stacks and are not sampled.
     """
 
     def __init__(
@@ -42,125 +42,133 @@ class Replay:
         self.capacity, self.n_envs, self.device, self.frames = capacity, n_envs, device, frames or {}
         self.written = 0
         self.first = 0
-        """The first row that is there: later than 0 where earlier ones were lost."""
+        """Number of the first stored row; greater than 0 if earlier rows were lost."""
         self.breaks: list[int] = []
-        """Rows after which every world began anew although no episode had ended: what followed them was not seen."""
+        """Rows where all envs were reset without `done` (after a resume), so that `next_obs` is unknown."""
         self._columns: dict[str, torch.Tensor] = {}
-        given = capacity, n_envs, device
-        self._pictures = {name: Pictures(name, count, *given) for name, count in self.frames.items()}
-        self._begun: torch.Tensor | None = None  # (capacity, n): see `_episodes`
+        self._images = {name: ImageRing(name, count, capacity, n_envs, device) for name, count in self.frames.items()}
+        self._episode_starts: torch.Tensor | None = None  # (capacity, n): see `_first_rows`
 
     def __len__(self) -> int:
-        """Rows that can be sampled."""
+        """Number of rows that can be sampled."""
         return max(0, self.written - self._oldest)
 
     @property
     def _oldest(self) -> int:
-        """The first row that can be sampled."""
-        there = max(self.first, self.written - self.capacity)
-        return there + (max(self.frames.values(), default=1) - 1 if there else 0)
+        """Number of the oldest row that can be sampled."""
+        stored = max(self.first, self.written - self.capacity)
+        return stored + (max(self.frames.values(), default=1) - 1 if stored else 0)
 
     def add(
         self, obs: Obs, actions: torch.Tensor, rewards: torch.Tensor, next_obs: Obs, terminated: torch.Tensor,
         done: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Append one row: every argument has leading size `n_envs`. `next_obs` is what truly followed, `done` (bool)
-        where an episode ended with it."""
-        pictures, rest = newest(obs, self.frames)
-        following, next_rest = newest(next_obs, self.frames)
+        """Append one row; every argument has leading size `n_envs`.
+
+        `next_obs` is the episode's own next observation, not that of a reset; `done` (bool) marks its last step.
+        """
+        images, rest = split_newest(obs, self.frames)
+        next_images, next_rest = split_newest(next_obs, self.frames)
         row = dict([*leaves("obs", rest), *leaves("next_obs", next_rest)])
         row |= {"actions": actions, "rewards": rewards, "terminated": terminated}
         slot = self.written % self.capacity
         if self.frames:
             assert done is not None
             row[DONE] = done
-            self._note_episode_starts(slot)
-            for name, kept in self._pictures.items():
-                kept.add(slot, pictures[name], following[name], done)
+            self._store_first_row(slot)
+            for name, ring in self._images.items():
+                ring.add(slot, images[name], next_images[name], done)
         for name, value in row.items():
             self._column(name, value)[slot] = value
         self.written += 1
 
     def sample(self, size: int) -> Transitions:
-        """`size` transitions, drawn with replacement by torch's global generator."""
+        """Sample `size` transitions with replacement, from torch's global generator."""
         index = torch.randint(len(self) * self.n_envs, (size,), device=self.device) + self._oldest * self.n_envs
-        for cut in self.breaks:
-            index = torch.where(index // self.n_envs == cut, index + self.n_envs, index)
-        row, world = index // self.n_envs, index % self.n_envs
+        for reset_row in self.breaks:
+            index = torch.where(index // self.n_envs == reset_row, index + self.n_envs, index)
+        row, env = index // self.n_envs, index % self.n_envs
         index = index % (self.capacity * self.n_envs)
-        drawn = {name: column.flatten(0, 1).index_select(0, index) for name, column in self._columns.items()}
-        obs, next_obs = from_leaves("obs", drawn), from_leaves("next_obs", drawn)
+        batch = {name: column.flatten(0, 1).index_select(0, index) for name, column in self._columns.items()}
+        obs, next_obs = from_leaves("obs", batch), from_leaves("next_obs", batch)
         if self.frames:
-            begun = self._episodes().flatten().index_select(0, index)
-            seen = {name: kept.seen(row, world, begun, self.written) for name, kept in self._pictures.items()}
-            obs = with_stacks(obs, {name: now for name, (now, _) in seen.items()})
-            next_obs = with_stacks(next_obs, {name: then for name, (_, then) in seen.items()})
-        return Transitions(obs, drawn["actions"], drawn["rewards"], next_obs, drawn["terminated"])
+            episode_start = self._first_rows().flatten().index_select(0, index)
+            stacks = {
+                name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()
+            }
+            obs = with_stacks(obs, {name: stack for name, (stack, _) in stacks.items()})
+            next_obs = with_stacks(next_obs, {name: next_stack for name, (_, next_stack) in stacks.items()})
+        return Transitions(obs, batch["actions"], batch["rewards"], next_obs, batch["terminated"])
 
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copies of rows `start` to `stop` on the CPU: column name -> (stop - start, n_envs, ...), and of pictures with
-        which episodes ended one for each True in the column "done"."""
+        """Copy rows `start` to `stop` to the CPU: column name -> (stop - start, n_envs, ...).
+
+        Columns of final images have one entry for each True in the column "done" instead.
+        """
         if not max(self.first, self.written - self.capacity) <= start <= stop <= self.written:
             raise ValueError(f"rows {start} to {stop} are not all among the last {len(self)} of {self.written}")
         slots = torch.arange(start, stop, device=self.device) % self.capacity
         rows = {name: column.index_select(0, slots).cpu() for name, column in self._columns.items()}
-        for pictures in self._pictures.values():
-            rows |= pictures.rows(slots)
+        for ring in self._images.values():
+            rows |= ring.rows(slots)
         return rows
 
     def load(self, rows: dict[str, torch.Tensor], start: int) -> None:
-        """Put `rows` (as from `rows()`, the first one numbered `start`) back; `written` says which still count."""
+        """Restore `rows` from `rows()`, the first one numbered `start`.
+
+        Only the last `capacity` rows before `written` are used.
+        """
         stop = start + len(rows["rewards"])
         first, last = max(start, self.written - self.capacity), min(stop, self.written)
         slots = torch.arange(first, max(first, last), device=self.device) % self.capacity
         rows = Segment(start, rows).part(first - start, first - start + len(slots)).rows
-        for pictures in self._pictures.values():
-            pictures.load(slots, rows)
+        for ring in self._images.values():
+            ring.load(slots, rows)
         for name, value in rows.items():
             if len(value) and not name.startswith((RAGGED, FRAMES)):
                 self._column(name, value[0]).index_copy_(0, slots, value.to(self.device))
-        self._begun = None
+        self._episode_starts = None
 
     def forget(self) -> None:
-        """Nothing that was written so far is there any more."""
+        """Drop all rows written so far."""
         self.first = self.written
 
-    def go_on(self, obs: Obs) -> None:
-        """The worlds, put back as they were, are seen as `obs`."""
-        for name, picture in newest(obs, self.frames)[0].items():
-            self._pictures[name].latest = picture.clone()
+    def continue_from(self, obs: Obs) -> None:
+        """Take `obs` of the restored envs as the images after the last row."""
+        for name, image in split_newest(obs, self.frames)[0].items():
+            self._images[name].latest = image.clone()
 
     def note_reset(self) -> None:
-        """The worlds begin new episodes, whatever they were doing."""
+        """Record that all envs were reset without `done` after the last row."""
         if self.written and self.frames:
             self.breaks.append(self.written - 1)
 
-    def _note_episode_starts(self, slot: int) -> None:
-        """Of the row that is about to be written to `slot`."""
-        if self.written == self.first:  # nothing is there, at first or after a loss
-            self._begun = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
+    def _store_first_row(self, slot: int) -> None:
+        """Store the first row of each env's episode for the next row, which goes to `slot`."""
+        if self.written == self.first:  # the buffer is empty, new or after a loss
+            self._episode_starts = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
             return
-        begun, before = self._episodes(), (self.written - 1) % self.capacity
-        ended = self._columns[DONE][before] | (self.written - 1 in self.breaks)
-        begun[slot] = torch.where(ended, self.written, begun[before])
+        first_row, last = self._first_rows(), (self.written - 1) % self.capacity
+        ended = self._columns[DONE][last] | (self.written - 1 in self.breaks)
+        first_row[slot] = torch.where(ended, self.written, first_row[last])
 
-    def _episodes(self) -> torch.Tensor:
-        """Of each row in the ring (capacity, n_envs) the number of the row with which its episode began, or an earlier
-        one where that is out of sight."""
-        if self._begun is not None:
-            return self._begun
-        there = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)
-        ended = self._columns[DONE].index_select(0, there % self.capacity)
-        for cut in self.breaks:
-            ended[there == cut] = True
-        begun = torch.zeros_like(ended, dtype=torch.int64)
-        begun[1:] = torch.where(ended[:-1], there[1:].unsqueeze(1), 0).cummax(0).values
-        whole = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
-        self._begun = whole.index_copy_(0, there % self.capacity, begun)
-        return self._begun
+    def _first_rows(self) -> torch.Tensor:
+        """Number of the first row of each slot's episode (capacity, n_envs), or an earlier one if it is overwritten."""
+        if self._episode_starts is not None:
+            return self._episode_starts
+        rows = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)
+        ended = self._columns[DONE].index_select(0, rows % self.capacity)
+        for reset_row in self.breaks:
+            ended[rows == reset_row] = True
+        starts = torch.zeros_like(ended, dtype=torch.int64)
+        starts[1:] = torch.where(ended[:-1], rows[1:].unsqueeze(1), 0).cummax(0).values
+        ring = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
+        self._episode_starts = ring.index_copy_(0, rows % self.capacity, starts)
+        return self._episode_starts
 
     def _column(self, name: str, row: torch.Tensor) -> torch.Tensor:
+        """The column `name`, allocated at the first call for values like `row` (n, ...)."""
         if name not in self._columns:
             shape = (self.capacity, *row.shape)
-            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # empty: nothing touched yet
+            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # empty: not committed yet
         return self._columns[name]

@@ -1,4 +1,4 @@
-"""One rollout of every world as tensors (steps, worlds, ...) on the training device, and its returns."""
+"""Rollout buffer as tensors (n_steps, n_envs, ...) on the training device, with GAE and returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from kit.envs.obs import Obs, tree_map
-from kit.trainers.clips import Clips, Seen, before, channels_last, newest, seen, with_stacks
+from kit.trainers.clips import Clips, LazyObs, channels_last, frame_steps, materialize, split_newest, with_stacks
 
 
 def gae(
@@ -20,16 +20,16 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> torch.Tensor:
-    """Generalized advantage estimates (T, n) (Schulman et al., 2015).
+    """Generalized advantage estimation (T, n) (Schulman et al., 2015).
 
-    `rewards`, `values`, `done` (bool) are (T, n), `last_values` (n,) is the value of what follows the last step.
-    A world that is done, for whichever reason, starts anew: no value crosses. Where time ran out, the value of what
-    would have followed belongs to the reward already (`Rollout.bootstrap`).
+    `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. No value
+    crosses a `done`, terminated or truncated. `Rollout.bootstrap` has added γ V(final observation) to the rewards of
+    truncated steps before.
     """
-    going_on = (~done).to(values.dtype)
+    not_done = (~done).to(values.dtype)
     next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
-    delta = rewards + gamma * next_values * going_on - values  # δ_t = r_t + γ V(s_t+1) - V(s_t)
-    carry = gamma * gae_lambda * going_on
+    delta = rewards + gamma * next_values * not_done - values  # δ_t = r_t + γ V(s_t+1) - V(s_t)
+    carry = gamma * gae_lambda * not_done
     advantages = torch.empty_like(delta)
     last = torch.zeros_like(last_values)
     for delta_t, carry_t, out in zip(reversed(delta.unbind()), reversed(carry.unbind()), reversed(advantages.unbind()),
@@ -40,9 +40,9 @@ def gae(
 
 @dataclass
 class Batch:
-    """Transitions in any order, leading size N: what an update learns from."""
+    """Minibatch of rollout transitions in any order, leading size N."""
 
-    obs: Seen
+    obs: LazyObs
     actions: torch.Tensor
     values: torch.Tensor
     log_probs: torch.Tensor
@@ -53,39 +53,41 @@ class Batch:
         return self.returns.shape[0]
 
     def take(self, index: torch.Tensor) -> Self:
-        """The rows `index` (k,), copied."""
+        """Copy the rows `index` (k,)."""
         return type(self)(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
 
-    def assembled(self) -> Self:
-        """With every stack of frames put together: `obs` as the networks see them."""
-        return replace(self, obs=seen(self.obs))
+    def materialized(self) -> Self:
+        """The batch with every lazy frame stack in `obs` turned into a tensor for the networks."""
+        return replace(self, obs=materialize(self.obs))
 
     def split(self, size: int) -> list[Self]:
-        """Consecutive pieces of `size` rows, the last one possibly shorter; views."""
+        """Split into consecutive batches of `size` rows, the last possibly shorter; views."""
         columns = [_split(getattr(self, f.name), size) for f in fields(self)]
-        return [type(self)(*piece) for piece in zip(*columns, strict=True)]
+        return [type(self)(*values) for values in zip(*columns, strict=True)]
 
 
 @dataclass
 class RecurrentBatch(Batch):
-    """Those of a policy that remembers."""
+    """Minibatch for a recurrent policy."""
 
     episode_starts: torch.Tensor
-    """(N,) bool: the first step that the rollout has of a world, or of an episode."""
+    """(N,) bool: the first step of an env in the rollout, or of an episode."""
     hidden_state: Obs
-    """What was remembered before the step, (N, ...) each; in an episode's first as of one that remembers nothing."""
+    """Hidden state before the step, (N, ...) each; zero at the first step of an episode."""
 
 
-def _split(obs: Seen, size: int) -> Sequence[Seen]:
+def _split(obs: LazyObs, size: int) -> Sequence[LazyObs]:
     if isinstance(obs, dict):
-        pieces = [_split(value, size) for value in obs.values()]
-        return [dict(zip(obs, piece, strict=True)) for piece in zip(*pieces, strict=True)]
+        columns = [_split(value, size) for value in obs.values()]
+        return [dict(zip(obs, values, strict=True)) for values in zip(*columns, strict=True)]
     return obs.split(size)
 
 
 class Rollout:
-    """Storage for `n_steps` steps of `n_envs` worlds, written once per iteration and read by one update. Of the stacks
-    of pictures that `frames` names it keeps every frame once."""
+    """Rollout buffer of `n_steps` steps of `n_envs` envs, filled once per iteration and read by one update.
+
+    `frames` maps image observations to the length of their frame stacks; the buffer stores each frame once.
+    """
 
     def __init__(
         self, n_steps: int, n_envs: int, device: torch.device, frames: Mapping[str, int] | None = None
@@ -98,65 +100,71 @@ class Rollout:
         self.rewards, self.values, self.log_probs, self.advantages, self.returns = (zeros() for _ in range(5))
         self.done = zeros(torch.bool)
         self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
-        self.obs: Obs | None = None  # (T, n, ...), made when the first ones are seen; of stacks there are only
-        self._pictures: dict[str, torch.Tensor] = {}  # (those before the first step and T, n, H, W, C)
+        self.obs: Obs | None = None  # (T, n, ...), allocated at the first step, without frame stacks
+        self._images: dict[str, torch.Tensor] = {}  # (frames - 1 + T, n, H, W, C), from before the first step on
         self.actions: torch.Tensor | None = None
-        self.hidden_state: Obs | None = None  # (T, n, ...), of policies that have one
-        self._cuts: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
+        self.hidden_state: Obs | None = None  # (T, n, ...), recurrent policies only
+        self._truncations: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
-        self._cuts.clear()
+        """Clear what the previous rollout must not leave behind."""
+        self._truncations.clear()
         self.success.zero_()
 
-    def observe(self, step: int, obs: Obs) -> Obs:
-        """Store `obs` (n, ...) of `step` and return it as stored."""
-        frames, rest = newest(obs, self.frames)
+    def store_obs(self, step: int, obs: Obs) -> Obs:
+        """Store `obs` (n, ...) of `step` and return the stored view."""
+        frames, rest = split_newest(obs, self.frames)
         if self.obs is None:
             self.obs = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), rest)
             for name, frame in frames.items():
-                self._pictures[name] = frame.new_zeros(self.frames[name] - 1 + self.n_steps, *frame.shape)
+                self._images[name] = frame.new_zeros(self.frames[name] - 1 + self.n_steps, *frame.shape)
         stacks: dict[str, Any] = {name: obs[name] if isinstance(obs, dict) else obs for name in frames}
         for name, frame in frames.items():
             earlier = self.frames[name] - 1
-            self._pictures[name][earlier + step] = frame
+            self._images[name][earlier + step] = frame
             if step == 0:
-                self._pictures[name][:earlier] = channels_last(stacks[name][:, :-1]).transpose(0, 1)
-        kept = tree_map(lambda kept, value: kept[step].copy_(value), self.obs, rest)
-        return with_stacks(kept, stacks)
+                self._images[name][:earlier] = channels_last(stacks[name][:, :-1]).transpose(0, 1)
+        stored = tree_map(lambda column, value: column[step].copy_(value), self.obs, rest)
+        return with_stacks(stored, stacks)
 
-    def act(self, step: int, actions: torch.Tensor) -> torch.Tensor:
-        """Store `actions` (n, ...) of `step`; returns the row that holds them until the next rollout, while a recorded
-        graph writes every step's to one address."""
+    def store_actions(self, step: int, actions: torch.Tensor) -> torch.Tensor:
+        """Store `actions` (n, ...) of `step` and return the stored row.
+
+        The row is valid until the next rollout; a CUDA graph overwrites its own output at every step.
+        """
         if self.actions is None:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
         return self.actions[step]
 
     def store_hidden_state(self, step: int, hidden_state: Obs) -> None:
-        """Store what the policy remembered, (n, ...) each, before it saw `step`."""
+        """Store the policy's hidden state before `step`, (n, ...) each."""
         if self.hidden_state is None:
             self.hidden_state = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), hidden_state)
-        tree_map(lambda kept, part: kept[step].copy_(part), self.hidden_state, hidden_state)
+        tree_map(lambda column, value: column[step].copy_(value), self.hidden_state, hidden_state)
 
-    def cut(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
-        """Note the worlds `truncated` (n,) bool, which time stopped at `step` as they were in `final_obs` (n, ...).
-        Only their rows are kept; on a GPU, which is not asked which those are, all, unless they are pictures."""
-        asked = truncated.device.type == "cpu" or self.frames
-        worlds = truncated.nonzero().flatten() if asked else None
-        rows = tree_map(lambda x: x.clone() if worlds is None else x[worlds], final_obs)
-        self._cuts.append((step, truncated, worlds, rows))
+    def store_truncated(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
+        """Store the final observations of the envs `truncated` (n,) bool at `step`, from `final_obs` (n, ...).
+
+        On a CPU, and for frame stacks, only their rows are stored. On a GPU all rows are, because selecting them would
+        synchronise.
+        """
+        select = truncated.device.type == "cpu" or self.frames
+        envs = truncated.nonzero().flatten() if select else None
+        rows = tree_map(lambda x: x.clone() if envs is None else x[envs], final_obs)
+        self._truncations.append((step, truncated, envs, rows))
 
     def bootstrap(self, value: Callable[[Obs], torch.Tensor], gamma: float) -> None:
-        """Time is not part of the task: where it ran out, the reward gains γ V(final observation)."""
-        if not self._cuts:
+        """Add γ V(final observation) to the rewards of truncated steps: a time limit is not part of the task."""
+        if not self._truncations:
             return
-        values = value(tree_map(lambda *x: torch.cat(x), *(rows for *_, rows in self._cuts)))
-        sizes = [self.n_envs if worlds is None else len(worlds) for _, _, worlds, _ in self._cuts]
-        for (step, truncated, worlds, _), worth in zip(self._cuts, values.split(sizes), strict=True):
-            if worlds is None:
-                self.rewards[step] += gamma * worth * truncated
+        values = value(tree_map(lambda *x: torch.cat(x), *(rows for *_, rows in self._truncations)))
+        sizes = [self.n_envs if envs is None else len(envs) for _, _, envs, _ in self._truncations]
+        for (step, truncated, envs, _), final_values in zip(self._truncations, values.split(sizes), strict=True):
+            if envs is None:
+                self.rewards[step] += gamma * final_values * truncated
             else:
-                self.rewards[step, worlds] += gamma * worth
+                self.rewards[step, envs] += gamma * final_values
 
     def finish(self, last_values: torch.Tensor, gamma: float, gae_lambda: float) -> None:
         """Compute `advantages` and the TD(λ) `returns` (T, n) from `last_values` (n,)."""
@@ -164,7 +172,7 @@ class Rollout:
         self.returns = self.advantages + self.values
 
     def batch(self) -> Batch:
-        """All transitions, step-major: row t · n_envs + world. Views, no copies."""
+        """All transitions in step-major order, row t · n_envs + env. Views, no copies."""
         assert self.obs is not None and self.actions is not None
         obs = with_stacks(tree_map(lambda x: x.flatten(0, 1), self.obs), self._clips())
         flat = [obs, self.actions.flatten(0, 1)]
@@ -177,14 +185,15 @@ class Rollout:
         return RecurrentBatch(**vars(batch), episode_starts=episode_starts, hidden_state=hidden_state)
 
     def _clips(self) -> dict[str, Clips]:
-        """The stacks, step-major."""
+        """Lazy frame stacks of all rows, step-major."""
         clips: dict[str, Clips] = {}
         for name, frames in self.frames.items():
             earlier = frames - 1
             step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
-            anew = torch.where(self.done[:-1], step[1:], -earlier)  # what was seen before the first step is one's own
-            first = torch.cat([torch.full_like(step[:1], -earlier), anew]).cummax(0).values
-            row = (before(step, first, frames) + earlier) * self.n_envs
-            world = torch.arange(self.n_envs, device=self.device).unsqueeze(1)
-            clips[name] = Clips(self._pictures[name].flatten(0, 1), (row + world).flatten(0, 1))
+            # frames stored from before the first step belong to its episode, so that one starts at -earlier
+            starts = torch.where(self.done[:-1], step[1:], -earlier)
+            first = torch.cat([torch.full_like(step[:1], -earlier), starts]).cummax(0).values
+            row = (frame_steps(step, first, frames) + earlier) * self.n_envs
+            env = torch.arange(self.n_envs, device=self.device).unsqueeze(1)
+            clips[name] = Clips(self._images[name].flatten(0, 1), (row + env).flatten(0, 1))
         return clips

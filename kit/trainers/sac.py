@@ -15,16 +15,16 @@ from kit.encoders.asymmetric import AsymmetricSAC
 from kit.envs.obs import Obs
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, smallest
+from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q
 from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
 
 class SAC(OffPolicyTrainer, sb3.SAC):
-    """SB3's SAC on tensors."""
+    """SB3's SAC with a tensor replay buffer."""
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
-    figures: tuple[str, ...] = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
+    metric_names: tuple[str, ...] = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -32,10 +32,11 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         if self.log_ent_coef is not None:
             self.attach("temperature", Temperature(self.log_ent_coef))
         else:
-            self.figures = self.figures[:-1]
-            self._sums = self._sums[:-1]
+            self.metric_names = self.metric_names[:-1]
+            self._metric_sums = self._metric_sums[:-1]
 
     def explore(self, obs: Obs) -> torch.Tensor:
+        """a ~ π(s)"""
         return self.actor(_tensor(obs))
 
     # -- the losses ------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         """L_Q = ½ Σ_i E[(Q_i(s, a) - y)²],   y = r + γ (1 - d) (min_i Q'_i(s', a') - α log π(a'|s')),   a' ~ π(s')"""
         with torch.no_grad():
             next_actions, next_log_prob = self.actor.action_log_prob(_tensor(batch.next_obs))
-            next_q = smallest(self.critic_target(_tensor(batch.next_obs), next_actions))
+            next_q = min_q(self.critic_target(_tensor(batch.next_obs), next_actions))
             target = batch.rewards + self.gamma * (~batch.terminated) * (next_q - ent_coef * next_log_prob)
         values = self.critic(_tensor(batch.obs), batch.actions)
         return 0.5 * torch.stack([F.mse_loss(q.squeeze(1), target) for q in values]).sum()
@@ -53,7 +54,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         self, batch: Transitions, actions: torch.Tensor, log_prob: torch.Tensor, ent_coef: torch.Tensor
     ) -> torch.Tensor:
         """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s)"""
-        return (ent_coef * log_prob - smallest(self.critic(_tensor(batch.obs), actions))).mean()
+        return (ent_coef * log_prob - min_q(self.critic(_tensor(batch.obs), actions))).mean()
 
     def ent_coef_loss(self, log_prob: torch.Tensor) -> torch.Tensor:
         """L_α = -log α · E[log π(a|s) + target entropy]"""
@@ -70,23 +71,23 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         polyak = step % self.target_update_interval == 0
         if self._stacked is not None:
-            return self._stacked.step(batch, polyak)[: len(self.figures)]
+            return self._stacked.step(batch, polyak)[: len(self.metric_names)]
         if self.use_sde:
             self.actor.reset_noise()
         actions, log_prob = self.actor.action_log_prob(_tensor(batch.obs))
         if self.ent_coef_optimizer is not None and self.log_ent_coef is not None:
             ent_coef = self.log_ent_coef.detach().exp().squeeze(0)
-            further = [descend(self.ent_coef_optimizer, self.ent_coef_loss(log_prob))]
+            ent_coef_loss = [descend(self.ent_coef_optimizer, self.ent_coef_loss(log_prob))]
         else:
-            ent_coef, further = self.ent_coef_tensor, []
+            ent_coef, ent_coef_loss = self.ent_coef_tensor, []
         critic_loss = descend(self.critic.optimizer, self.critic_loss(batch, ent_coef))
         actor_loss = descend(self.actor.optimizer, self.actor_loss(batch, actions, log_prob, ent_coef))
         if polyak:
-            self._move_targets()
-        return torch.stack([ent_coef, actor_loss, critic_loss, *further])
+            self._update_targets()
+        return torch.stack([ent_coef, actor_loss, critic_loss, *ent_coef_loss])
 
-    def _move_targets(self) -> None:
-        """θ' ← θ' + τ (θ - θ'); running statistics are copied."""
+    def _update_targets(self) -> None:
+        """Polyak-average the target networks, θ' ← θ' + τ (θ - θ'), and copy batch-norm statistics."""
         with torch.no_grad():
             torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
             for target, source in zip(self.batch_norm_stats_target, self.batch_norm_stats, strict=True):
@@ -110,11 +111,11 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         return optimizers
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_stacked", "figures"]
+        return [*super()._excluded_save_params(), "_stacked", "metric_names"]
 
 
 class Temperature:
-    """log α, where it is learnt: a part of checkpoints."""
+    """Checkpoint component that holds log α when the entropy coefficient is learnt."""
 
     def __init__(self, log_ent_coef: torch.Tensor) -> None:
         self.log_ent_coef = log_ent_coef
@@ -127,14 +128,14 @@ class Temperature:
 
 
 def _with_temperature(state: State) -> State:
-    """`state` of a run of before 0.2 had log α among the trainer's counters."""
+    """Move log α from the trainer's counters, where runs before 0.2 saved it, to its own component."""
     if "temperature" in state or "log_ent_coef" not in state.get("trainer", {}):
         return state
     return {**state, "temperature": {"log_ent_coef": state["trainer"]["log_ent_coef"]}}
 
 
 def _tensor(obs: Obs) -> torch.Tensor:
-    """SB3's annotation of what its networks take; dicts pass too."""
+    """Cast `obs` to the type that SB3 annotates for network inputs; dicts work too."""
     return cast(torch.Tensor, obs)
 
 

@@ -1,13 +1,14 @@
-"""What decides a run's future, as parts that can each save themselves: `trainer.components()` is all of it.
+"""Checkpoint state: components that save and load themselves. `trainer.components()` lists them.
 
-    policy      weights; those that are frozen are a part of their own, stored once per run
+    policy      weights
+    frozen      frozen weights of pretrained encoders, stored once per run
     normalizer  running statistics
     optimizer   moments and learning rates
-    trainer     counters and the latest episodes
+    trainer     counters, the latest episodes and the last observations
     rng         every random generator of the process
-    env         every world, and what was last seen of it
+    env         snapshot of all envs
 
-A further policy, a memory, a pool of opponents is one more part: `trainer.attach("opponents", pool)`.
+Add your own, such as another policy or a pool of opponents, with `trainer.attach("opponents", pool)`.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from kit.errors import UserError
 Values = dict[str, Any]
 """Name -> tensor, number, text, bool, None or list."""
 State = dict[str, Values]
-"""What a checkpoint holds: part -> its values."""
+"""Contents of a checkpoint: component name -> its values."""
 
 
 class Component(Protocol):
-    """Anything that can be saved."""
+    """Part of the training state that saves and loads itself."""
 
     def state(self) -> Values:
-        """Copies, on the CPU."""
+        """Copy the values to the CPU."""
 
-    def load_state(self, state: Values) -> None: ...
+    def load_state(self, state: Values) -> None:
+        """Restore values from `state()`."""
 
 
 class Weights:
-    """Of a policy, but for the frozen ones."""
+    """Weights of a policy, without frozen ones."""
 
     def __init__(self, policy: BasePolicy) -> None:
         self.policy = policy
@@ -55,12 +57,12 @@ class Weights:
         lacking = mine.keys() - state.keys() - frozen_names(self.policy)
         if unknown or lacking:
             names = ", ".join([*unknown, *sorted(lacking)][:3])
-            raise UserError(f"the policy does not fit: {names} differ; name its env and net.")
+            raise UserError(f"the policy does not fit: {names} differ; use the env and network it was trained with.")
         self.policy.load_state_dict({**mine, **state})
 
 
 class FrozenWeights(Weights):
-    """Those that no optimizer moves: of pretrained encoders."""
+    """Frozen weights of pretrained encoders, which no optimizer changes."""
 
     def state(self) -> Values:
         copies = _copies(self.policy)
@@ -71,14 +73,14 @@ class FrozenWeights(Weights):
 
 
 def frozen_names(policy: BasePolicy) -> set[str]:
-    """Names of parameters and buffers in those parts of feature extractors that learn nothing."""
+    """Names of parameters and buffers in frozen modules of feature extractors."""
     names: set[str] = set()
     for path, module in policy.named_modules():
         if isinstance(module, BaseFeaturesExtractor):
-            for inside, part in module.named_modules(prefix=path):
-                parameters = list(part.parameters())
+            for prefix, submodule in module.named_modules(prefix=path):
+                parameters = list(submodule.parameters())
                 if parameters and not any(p.requires_grad for p in parameters):
-                    names |= {f"{inside}.{name}" for name in part.state_dict()}
+                    names |= {f"{prefix}.{name}" for name in submodule.state_dict()}
     return names
 
 
@@ -87,7 +89,7 @@ def _copies(policy: BasePolicy) -> Values:
 
 
 class Optimizers:
-    """Name -> optimizer and its parameters by name; saved as "<name>.<parameter>.<slot>"."""
+    """Optimizer state by name: name -> optimizer and its parameters; saved as "<name>.<parameter>.<slot>"."""
 
     def __init__(self, named: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]) -> None:
         self.named = named
@@ -117,7 +119,7 @@ class Optimizers:
 
 
 class Counting(Protocol):
-    """A trainer's counters, by SB3's names, and its window of latest episodes."""
+    """A trainer's counters and window of latest episodes, by SB3's names."""
 
     num_timesteps: int
     iteration: int
@@ -130,7 +132,7 @@ class Counting(Protocol):
 
 
 class Counters:
-    """Where a trainer stands, and the latest episodes."""
+    """Step, update and episode counters of a trainer, and its latest episodes."""
 
     def __init__(self, trainer: Counting) -> None:
         self.trainer = trainer
@@ -163,7 +165,7 @@ class Counters:
 
 
 class RandomGenerators:
-    """Of Python, numpy and torch, on the CPU and on `device`."""
+    """States of the random generators of Python, numpy and torch, on the CPU and on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -188,10 +190,10 @@ class RandomGenerators:
     def load_state(self, state: Values) -> None:
         words, keys = state["python"].tolist(), state["numpy"].numpy().astype(np.uint32)
         position, gauss = int(state["numpy_position"]), (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
-        # A stranger's numbers: beyond these bounds numpy and Python read memory that is not theirs.
-        lengths, places = (len(words), len(keys)), (words[-1] if words else -1, position)
-        if lengths != (625, 624) or not all(0 <= place <= 624 for place in places):
-            raise UserError("the checkpoint's random generators hold what no generator can; it is not one of kit's.")
+        # Untrusted input: beyond these bounds numpy and Python read out of bounds.
+        lengths, positions = (len(words), len(keys)), (words[-1] if words else -1, position)
+        if lengths != (625, 624) or not all(0 <= p <= 624 for p in positions):
+            raise UserError("the checkpoint's random generators hold an invalid state; it was not written by kit.")
         torch.set_rng_state(state["torch"])
         random.setstate((3, tuple(words), state["python_gauss"]))
         np.random.set_state(("MT19937", keys, position, *gauss))

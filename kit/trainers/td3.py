@@ -15,18 +15,18 @@ from kit.encoders.asymmetric import AsymmetricTD3
 from kit.envs.obs import Obs
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, smallest
+from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q
 from kit.trainers.replay import Transitions
 
 
 class TD3(OffPolicyTrainer, sb3.TD3):
-    """SB3's TD3 on tensors.
+    """SB3's TD3 with a tensor replay buffer.
 
     :param exploration_noise: standard deviation of the Gaussian noise on actions in [-1, 1] while collecting
     """
 
     policy_aliases = {**sb3.TD3.policy_aliases, ASYMMETRIC: AsymmetricTD3}  # noqa: RUF012
-    figures = ("actor_loss", "critic_loss")
+    metric_names = ("actor_loss", "critic_loss")
 
     def __init__(self, *args: Any, exploration_noise: float = 0.1, **kwargs: Any) -> None:
         if exploration_noise < 0:
@@ -46,7 +46,7 @@ class TD3(OffPolicyTrainer, sb3.TD3):
             noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)
             noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
             next_actions = (self.actor_target(next_obs) + noise).clamp(-1.0, 1.0)
-            next_q = smallest(self.critic_target(next_obs, next_actions))
+            next_q = min_q(self.critic_target(next_obs, next_actions))
             target = batch.rewards + self.gamma * (~batch.terminated) * next_q
         return torch.stack([F.mse_loss(q.squeeze(1), target) for q in self.critic(obs, batch.actions)]).sum()
 
@@ -56,23 +56,23 @@ class TD3(OffPolicyTrainer, sb3.TD3):
         return -self.critic.q1_forward(obs, self.actor(obs)).mean()
 
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
-        """Critics every time; the actor and all targets every `policy_delay` steps."""
+        """Update the critics every step, the actor and all targets every `policy_delay` steps."""
         critic_loss = descend(self.critic.optimizer, self.critic_loss(batch))
         actor_loss = torch.zeros_like(critic_loss)
         if (self._n_updates + step + 1) % self.policy_delay == 0:
-            # counted for each of the steps since the last, so that the mean over steps is the mean of the losses
+            # weighted by the steps since the last actor update, so that the logged mean over steps is the mean loss
             actor_loss = self.policy_delay * descend(self.actor.optimizer, self.actor_loss(batch))
-            self._move_targets()
+            self._update_targets()
         return torch.stack([actor_loss, critic_loss])
 
-    def _move_targets(self) -> None:
-        """θ' ← θ' + τ (θ - θ'); running statistics are copied."""
+    def _update_targets(self) -> None:
+        """Polyak-average the target networks, θ' ← θ' + τ (θ - θ'), and copy batch-norm statistics."""
         pairs = ((self.critic, self.critic_target), (self.actor, self.actor_target))
         with torch.no_grad():
             for network, target in pairs:
                 torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.tau)
-                for kept, source in zip(target.buffers(), network.buffers(), strict=True):
-                    kept.copy_(source)
+                for copy, source in zip(target.buffers(), network.buffers(), strict=True):
+                    copy.copy_(source)
 
 
 ALGORITHM = Algorithm(

@@ -12,7 +12,7 @@ from kit.config import RunConfig, number, spelled
 from kit.measure.auto import resolve
 from kit.presets import OF_POLICY
 from kit.trainers import algorithm
-from kit.trainers.arguments import explained, nested
+from kit.trainers.arguments import hyperparameter_docs, nested
 
 
 class Hyperparameters:
@@ -28,7 +28,7 @@ class Hyperparameters:
     def show(self, asked: RunConfig, resolved: RunConfig) -> None:
         """What `asked` overrides, marked where the preset says otherwise; in grey what holds of the others, as in
         `resolved`. A second or so."""
-        found = explained(algorithm.find(resolved.algo))
+        found = hyperparameter_docs(algorithm.find(resolved.algo))
         preset = resolve(asked.replace(overrides={}, n_envs=resolved.n_envs))
         self._showing = threading.get_ident()
         try:

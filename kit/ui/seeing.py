@@ -38,7 +38,7 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
     obs = env.reset(seed=run.config.seed)
     for transition in islice(play(env, actor, obs), after):
         obs = transition.next_obs
-    seen = actor.see(obs)
+    seen = actor.preprocess(obs)
     glow = saliency(actor.policy, seen)
     env.close()
     pictures, titles = [], []

@@ -157,7 +157,7 @@ class Blind:
     """An actor before whose eyes all is black."""
 
     def __init__(self, actor: Any) -> None:
-        self.actor, self.memory = actor, actor.memory
+        self.actor, self.initial_state = actor, actor.initial_state
 
     def __call__(self, obs: Any, hidden_state: Any) -> Any:
         black = {k: torch.zeros_like(v) if v.dtype == torch.uint8 else v for k, v in obs.items()}

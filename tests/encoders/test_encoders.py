@@ -136,7 +136,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_grey_or_oblong_pictures_are_refused_where_they_do_not_fit() -> None:
-    for name, shape, says in (("r3d18", (8, 1, 32, 32), "sees RGB"), ("timesformer", (8, 3, 32, 48), "squares")):
+    for name, shape, says in (("r3d18", (8, 1, 32, 32), "needs RGB"), ("timesformer", (8, 3, 32, 48), "square images")):
         with pytest.raises(UserError, match=says):
             choose(name, spaces.Box(0, 255, shape, np.uint8))
 

@@ -124,7 +124,7 @@ def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
         rows = [(own // share) * WORLDS + r * share + own % share for r, own in enumerate(rows)]
         return torch.cat([own.view(-1, trainer.batch_size // PROCESSES) for own in rows], 1).flatten()
 
-    actions.begin, trainer._permutation = noise, permutation
+    actions.draw_noise, trainer._permutation = noise, permutation
     trainer.learn(config.total_steps)
     return trainer.policy.state_dict()
 

@@ -62,7 +62,7 @@ def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: st
     config = resolve(asked)
     env = kit.make_vec(config.env, 2, "cpu", 0, 1, config.env_options)
     if (algo, observation) == ("RecurrentPPO", "multi discrete"):
-        with pytest.raises(UserError, match="cannot see MultiDiscrete"):
+        with pytest.raises(UserError, match="does not support MultiDiscrete"):
             make_trainer(config, env)
         return
     trainer = make_trainer(config, env)

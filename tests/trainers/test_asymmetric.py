@@ -46,7 +46,7 @@ def trainer(algo: str, groups: list[str] | None = None, seed: int = 0, **more: A
 
 def values(model: Any, obs: Any) -> torch.Tensor:
     """What the critic makes of `obs`, of action 0 in SAC."""
-    seen = model.as_actor().see(obs)
+    seen = model.as_actor().preprocess(obs)
     with torch.no_grad():
         if hasattr(model, "critic"):
             return torch.stack(model.critic(seen, torch.zeros(2, 1)))
@@ -176,14 +176,14 @@ def test_an_export_is_of_the_policys_group(
 
 
 def test_what_does_not_go_together_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="shared_lstm=true shows the critic what the actor sees"):
+    with pytest.raises(UserError, match="shared_lstm=true gives the critic the actor"):
         trainer("RecurrentPPO", policy_kwargs={"shared_lstm": True, "enable_critic_lstm": False})
     space, groups = describe(SECRET, {"eye": True})[0], {"policy": ("eye", "seen"), "critic": ("seen", "hidden")}
-    with pytest.raises(UserError, match="frozen=True keeps features in place of observations"):
+    with pytest.raises(UserError, match="frozen=True stores features in place of observations"):
         choose("simple2dcnn", space, {"frozen": True}, groups)
     with pytest.raises(UserError, match=r"critic see images \(eye\) and the policy none"):
         choose("auto", space, {}, {"policy": ("seen",), "critic": ("eye",)})
-    with pytest.raises(UserError, match="encoder='simple2dcnn' wants pictures"):
+    with pytest.raises(UserError, match="encoder='simple2dcnn' needs images"):
         choose("simple2dcnn", space, {}, {"policy": ("seen",), "critic": ("hidden",)})
     prefixed = spaces.Dict({"seen": spaces.Box(-1, 1, (2,)), "critic_state": spaces.Box(-1, 1, (2,))})
     with pytest.raises(UserError, match="'critic_state' is no longer hidden from the actor by its name"):

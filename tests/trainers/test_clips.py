@@ -29,15 +29,15 @@ def test_a_rollout_gives_back_what_was_seen_across_episodes_and_rollouts() -> No
         shown = []
         for step in range(STEPS):
             shown.append(obs["eye"])
-            assert torch.equal(rollout.observe(step, obs)["eye"], obs["eye"])
-            rollout.act(step, torch.zeros(WORLDS, 1))
+            assert torch.equal(rollout.store_obs(step, obs)["eye"], obs["eye"])
+            rollout.store_actions(step, torch.zeros(WORLDS, 1))
             obs, _, terminated, truncated, _ = env.step(torch.rand(WORLDS, 1) - 0.3)
             rollout.done[step] = terminated | truncated
         order = torch.randperm(STEPS * WORLDS)
         for batch, rows in zip(rollout.batch().take(order).split(4), order.split(4), strict=True):
             assert isinstance(batch.obs["eye"], Clips)
-            assert torch.equal(batch.assembled().obs["eye"], torch.cat(shown)[rows])
-    kept = rollout._pictures["eye"]
+            assert torch.equal(batch.materialized().obs["eye"], torch.cat(shown)[rows])
+    kept = rollout._images["eye"]
     assert kept.shape == (STEPS + 2, WORLDS, SIDE, SIDE, 3), "and two that the first step sees"
 
 
@@ -91,7 +91,7 @@ def test_a_replay_gives_back_what_was_seen_round_the_ring() -> None:
         obs = ledger.play(env, replay, obs, 1)
         oldest = 0 if rows <= 10 else rows - 10 + 2  # two frames back the oldest stacks cannot look any more
         ledger.agrees(replay, set(range(oldest, rows)))
-    pictures = replay._pictures["eye"]
+    pictures = replay._images["eye"]
     assert pictures.ring.shape == (10, WORLDS, SIDE, SIDE, 3) and len(pictures._pool) < 40
 
 
@@ -108,7 +108,7 @@ def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
             again.load(part.rows, part.start)
     rows = set(range(7, 17))
     if same_envs:
-        again.go_on(obs)
+        again.continue_from(obs)
         ledger.agrees(again, rows)
     else:
         again.note_reset()
@@ -120,7 +120,7 @@ def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
     third = made(12, env)
     third.written, third.breaks = 18, list(again.breaks)
     third.load(again.rows(6, 18), 6)
-    third.go_on(obs)
+    third.continue_from(obs)
     ledger.agrees(third, rows)
 
 

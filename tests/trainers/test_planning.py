@@ -39,7 +39,7 @@ def test_a_game_without_physics_has_thousands_of_worlds(steps, worlds):
 
 def test_what_was_chosen_is_said():
     asked = RunConfig(env="Reach", total_steps=100_000)
-    assert plan(asked).sentence == "auto: 16 worlds on 2 threads, 256 steps, batch 256"
+    assert plan(asked).sentence == "auto: 16 envs on 2 threads, 256 steps, batch 256"
     assert plan(asked.replace(preset="sb3")).sentence == ""
 
 
@@ -48,7 +48,7 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
     asked = RunConfig(env=env, total_steps=10_000)
     cpu = resolve(asked.replace(device="cpu"))
     assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
-    monkeypatch.setattr(planning, "device_of", lambda config, pictures: "cuda")
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
     card = resolve(asked.replace(n_envs=4096))
     assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
     assert card.overrides["policy_kwargs"] == {
@@ -60,7 +60,7 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
 
 
 def test_no_more_worlds_than_a_card_has_room_for(monkeypatch):
-    monkeypatch.setattr(planning, "device_of", lambda config, pictures: "cuda")
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
     asked = RunConfig(env="Go1Joystick", total_steps=10_000_000)
     resolved = plan(asked, lambda planned: 512).config
     assert resolved.n_envs == 512 and resolved.overrides["batch_size"] == 12_288  # 512 × 24
@@ -98,7 +98,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does():
     ("fields", "says"),
     [
         ({"env": "CartPole-v1", "algo": "SAC"}, "algo='SAC' acts in Box spaces and env='CartPole-v1' has Discrete"),
-        ({"env": "FrozenLake-v1", "encoder": "nature_cnn"}, "encoder='nature_cnn' wants pictures"),
+        ({"env": "FrozenLake-v1", "encoder": "nature_cnn"}, "encoder='nature_cnn' needs images"),
         ({"env": "Reach", "env_options": {"size": 3}}, "env_options={'size': 3} do not suit env='Reach'"),
         ({"env": "nowhere:Corridor"}, "there is no module 'nowhere' on the path"),
         ({"env": "gymnasium:NoSuchEnv-v0"}, "env='gymnasium:NoSuchEnv-v0' is unknown"),

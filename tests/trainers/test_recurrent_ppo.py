@@ -99,15 +99,15 @@ def test_rollouts(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
                 assert model.rollout_buffer.done[-1].any(), "an episode ends with the rollout"
         kept.append(model.rollout_buffer)
     (mine,), (theirs,) = buffers
-    assert mine.done.sum() > 10 and len(mine._cuts) > 6
+    assert mine.done.sum() > 10 and len(mine._truncations) > 6
     assert_close(mine.obs, theirs.observations, "obs")
     for name in ("actions", "rewards", "values", "log_probs", "advantages", "returns"):
         assert_close(getattr(mine, name), getattr(theirs, name), name)
     going_on = torch.cat([torch.ones(1, WORLDS, dtype=torch.bool), ~mine.done[:-1]])  # theirs is blanked when used
     for i, name in enumerate(("hidden_states_pi", "cell_states_pi")):
         remembered = torch.from_numpy(getattr(theirs, name)).movedim(1, 2)
-        assert_close(mine.memory["actor"][:, :, i][1:][going_on[1:]], remembered[1:][going_on[1:]], name)
-    assert mine.memory["actor"][~going_on].abs().max() == 0
+        assert_close(mine.hidden_state["actor"][:, :, i][1:][going_on[1:]], remembered[1:][going_on[1:]], name)
+    assert mine.hidden_state["actor"][~going_on].abs().max() == 0
 
 
 @pytest.mark.parametrize("kwargs", UPDATES.values(), ids=UPDATES)
@@ -130,7 +130,7 @@ def assert_same_update(ours: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -
     theirs, rollout = stock.rollout_buffer, ours.rollout_buffer
     theirs.episode_starts[1:] = rollout.done[:-1].numpy()
     for name, short in (("actor", "pi"), ("critic", "vf")):
-        remembered = rollout.memory.get(name, rollout.memory["actor"]).permute(2, 0, 3, 1, 4).numpy()
+        remembered = rollout.hidden_state.get(name, rollout.hidden_state["actor"]).permute(2, 0, 3, 1, 4).numpy()
         getattr(theirs, f"hidden_states_{short}")[:], getattr(theirs, f"cell_states_{short}")[:] = remembered
     assert 10 < rollout.done[:-1].sum() < STEPS
     starts = [93, 0, 41]
@@ -172,7 +172,7 @@ def test_plain_sb3_contrib_loads_it_and_acts_as_the_actor_does(tmp_path: Path) -
     model = trainer("RecurrentPPO", learning_rate="lin_0.01", normalize=True)
     model.learn(256)
     actor, said = model.as_actor(), []
-    hidden_state = actor.memory(OBS.shape[1])
+    hidden_state = actor.initial_state(OBS.shape[1])
     for obs, starts in zip(OBS, STARTS, strict=True):
         hidden_state = restart(actor, hidden_state, torch.from_numpy(starts))
         actions, hidden_state = actor(torch.from_numpy(obs), hidden_state)
@@ -224,7 +224,7 @@ def test_what_was_seen_once_is_remembered() -> None:
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ({"shared_lstm": True}, "shared_lstm=true .* write enable_critic_lstm=false"),
+        ({"shared_lstm": True}, "shared_lstm=true .* add enable_critic_lstm=false"),
         ({"lstm_hidden_size": 0}, "lstm_hidden_size=0 must be a whole number of at least 1"),
         ({"lstm_hidden_size": "big"}, "lstm_hidden_size='big' is a str; write a whole number"),
         ({"lstm_hidden": 8}, "lstm_hidden=8 is unknown; valid are .*lstm_hidden_size"),

@@ -100,5 +100,5 @@ def test_random_generators_of_a_stranger_are_checked_before_they_are_set(name: s
     model = trainer("PPO")
     state = model.state()
     state["rng"][name] = value
-    with pytest.raises(UserError, match="random generators hold what no generator can"):
+    with pytest.raises(UserError, match="random generators hold an invalid state"):
         model.load_state(state)

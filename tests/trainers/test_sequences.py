@@ -28,9 +28,9 @@ def lived(lstm: torch.nn.LSTM) -> tuple[Rollout, torch.Tensor]:
     hidden = cell = torch.randn(2, WORLDS, 5, generator=generator)  # in the middle of an episode
     rollout.begin()
     for step in range(STEPS):
-        obs = rollout.observe(step, torch.randn(WORLDS, 4, generator=generator))
-        rollout.act(step, torch.full((WORLDS, 2), float(step)))
-        rollout.remember(step, {"actor": torch.stack([hidden, cell]).permute(2, 0, 1, 3)})
+        obs = rollout.store_obs(step, torch.randn(WORLDS, 4, generator=generator))
+        rollout.store_actions(step, torch.full((WORLDS, 2), float(step)))
+        rollout.store_hidden_state(step, {"actor": torch.stack([hidden, cell]).permute(2, 0, 1, 3)})
         out, (hidden, cell) = lstm(obs.unsqueeze(0), (hidden, cell))
         outputs.append(out[0])
         rollout.done[step] = torch.rand(WORLDS, generator=generator) < 0.3
@@ -49,7 +49,7 @@ def test_what_was_lived_step_by_step_is_told_in_one_go(size: int) -> None:
     assert isinstance(batch, RecurrentBatch)
     order = torch.arange(STEPS * WORLDS).view(STEPS, WORLDS).T.flatten().roll(-7)  # world after world, from anywhere
     for rows, piece in zip(order.split(size), batch.take(order).split(size), strict=True):
-        told = unroll(lstm, piece.obs, piece.memory["actor"], sequences(piece.begun))
+        told = unroll(lstm, piece.obs, piece.hidden_state["actor"], sequences(piece.episode_starts))
         torch.testing.assert_close(told, outputs.flatten(0, 1)[rows], rtol=0, atol=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_final_observations_are_kept_only_where_an_episode_was_cut() -> None:
     rollout = Rollout(2, 3, torch.device("cpu"))
     rollout.begin()
     rollout.rewards[:] = 1.0
-    rollout.cut(1, torch.tensor([False, True, False]), torch.tensor([[1.0], [2.0], [3.0]]))
-    assert rollout._cuts[0][3].tolist() == [[2.0]]
+    rollout.store_truncated(1, torch.tensor([False, True, False]), torch.tensor([[1.0], [2.0], [3.0]]))
+    assert rollout._truncations[0][3].tolist() == [[2.0]]
     rollout.bootstrap(lambda obs: 10 * obs[:, 0], gamma=0.5)
     assert rollout.rewards.tolist() == [[1, 1, 1], [1, 11, 1]]

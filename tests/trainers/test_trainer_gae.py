@@ -38,7 +38,7 @@ def rollout_of_two_worlds() -> Rollout:
     rollout.rewards[:] = 1.0
     rollout.values[:] = torch.tensor([[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]])
     rollout.done[1] = True
-    rollout.cut(1, torch.tensor([False, True]), torch.tensor([[7.0], [10.0]]))
+    rollout.store_truncated(1, torch.tensor([False, True]), torch.tensor([[7.0], [10.0]]))
     return rollout
 
 
@@ -62,7 +62,7 @@ def test_the_next_rollout_forgets_the_cuts_of_this_one() -> None:
 def test_a_time_limit_in_several_steps_and_worlds() -> None:
     rollout = Rollout(4, 3, torch.device("cpu"))
     rollout.begin()
-    rollout.cut(0, torch.tensor([True, False, False]), torch.tensor([[1.0], [2.0], [3.0]]))
-    rollout.cut(2, torch.tensor([False, True, True]), torch.tensor([[4.0], [5.0], [6.0]]))
+    rollout.store_truncated(0, torch.tensor([True, False, False]), torch.tensor([[1.0], [2.0], [3.0]]))
+    rollout.store_truncated(2, torch.tensor([False, True, True]), torch.tensor([[4.0], [5.0], [6.0]]))
     rollout.bootstrap(lambda obs: obs[:, 0], 1.0)
     assert rollout.rewards.tolist() == [[1, 0, 0], [0, 0, 0], [0, 5, 6], [0, 0, 0]]

@@ -138,7 +138,7 @@ def test_choices_are_drawn_with_their_probabilities(space: spaces.Space) -> None
         policy.action_net.bias.copy_(torch.linspace(-1.0, 1.0, len(policy.action_net.bias)))
         obs = torch.full((draws, 3), 0.3)
         model.networks.begin(rollout)
-        actions = model.networks.sample(rollout, 0, rollout.observe(0, obs))
+        actions = model.networks.sample(rollout, 0, rollout.store_obs(0, obs))
         _, log_prob, _ = policy.evaluate_actions(obs, actions)
         torch.testing.assert_close(rollout.log_probs[0], log_prob, rtol=0, atol=1e-5)
         found = policy.get_distribution(obs[:1]).distribution
@@ -198,7 +198,7 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
         stock.log_ent_coef.data.copy_(ours.log_ent_coef)
     batches = [ours.replay_buffer.sample(64) for _ in range(6)]
     mine, theirs = iter(batches), iter(batches)
-    monkeypatch.setattr(ours, "_draw", lambda size: next(mine))
+    monkeypatch.setattr(ours, "_sample_batch", lambda size: next(mine))
 
     def sample(size: int, env: Any) -> ReplayBufferSamples:
         b = next(theirs)

@@ -1,6 +1,6 @@
 """Distributed training: one run in several processes, each with a GPU of its own, started here or by torchrun.
 
-    group       the process group: who is in it, sums and broadcasts
+    group       process group: starting ranks, all-reduce, broadcast, gather
     ppo         PPO whose gradient is the mean over ranks
-    follower    what ranks above 0 do from start to end
+    rank        main function of the ranks above 0
 """

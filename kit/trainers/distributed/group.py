@@ -1,8 +1,8 @@
-"""The process group of a distributed run. Rank 0 starts the other ranks on its machine, or torchrun starts all, on
-several machines.
+"""Process group of a distributed run: start the ranks, all-reduce, broadcast, gather.
 
-Tensors travel by nccl between GPUs and by gloo otherwise, objects by gloo. A rank that ends is noticed at the others'
-next exchange, which raises `Interrupted`.
+Rank 0 starts the other ranks on its machine, or torchrun starts all of them on several machines. Tensors use nccl
+between GPUs and gloo otherwise, objects use gloo. When a rank ends, the next collective operation of the others raises
+`Interrupted`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE = timedelta(days=365)
-"""Time-out of an exchange: rank 0 may evaluate, save, or be paused for days while the others wait. A process that ends
-is noticed at once, for its connections close."""
+"""Time-out of collective operations. Rank 0 may evaluate, save, or be paused for days while the others wait. A process
+that ends is detected at once, because its connections close."""
 TOKEN = "KIT_GROUP_TOKEN"
-"""The environment variable that lets a process join a group started on its machine."""
-HERE = "127.0.0.1"
+"""Environment variable with the secret that a process needs to join a group started on its machine."""
+LOCALHOST = "127.0.0.1"
 EXIT_CODE_S = 5.0
-"""How long to wait for the exit code of a rank whose connection is closed."""
+"""Seconds to wait for the exit code of a rank whose connection is closed."""
 
 
 @cache
 def from_torchrun() -> ProcessGroup | None:
-    """The group of this process if torchrun has started it, else None. Each process of a machine sees one GPU."""
+    """The group of this process if torchrun started it, else None. Restricts the process to one GPU."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         return None
     local = int(os.environ["LOCAL_RANK"])
@@ -45,18 +45,21 @@ def from_torchrun() -> ProcessGroup | None:
 
 
 def start(size: int, device: str, program: str, environment: Mapping[str, str]) -> ProcessGroup:
-    """A group of which this process is rank 0. The others, each on a GPU of its own, run `python -m program RANK SIZE
-    PORT` in `environment`. Raises `UserError` where there are too few GPUs."""
+    """Start the ranks above 0 on this machine and return the group; this process is rank 0.
+
+    The others run `python -m program RANK SIZE PORT` in `environment`, each on its own GPU. Raises `UserError` if there
+    are too few GPUs.
+    """
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
     if device != "cpu" and torch.cuda.device_count() < size:
-        has = torch.cuda.device_count()
-        raise UserError(f"processes={size} need a GPU each, and this machine shows {has}; choose {has} or fewer.")
-    token, listening = secrets.token_hex(), socket.create_server((HERE, 0))  # torch itself would listen to everybody
+        n_gpus = torch.cuda.device_count()
+        raise UserError(f"processes={size} need a GPU each, and this machine has {n_gpus}; choose {n_gpus} or fewer.")
+    token, listening = secrets.token_hex(), socket.create_server((LOCALHOST, 0))  # torch would listen on all interfaces
     port = listening.getsockname()[1]
     fd = listening.detach()
-    tcp = TCPStore(HERE, port, size, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    tcp = TCPStore(LOCALHOST, port, size, is_master=True, wait_for_workers=False, master_listen_fd=fd)
     store = PrefixStore(token, tcp)
     others = [
         subprocess.Popen(
@@ -65,7 +68,7 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
         )
         for rank in range(1, size)
     ]  # fmt: skip
-    while store.add(HERE, 0) < size - 1:  # torch itself would wait for hours for one that died
+    while store.add(LOCALHOST, 0) < size - 1:  # torch would wait for hours for a process that has died
         if any(other.poll() is not None for other in others):
             raise RuntimeError("another process of this run could not start")
         time.sleep(0.05)
@@ -73,22 +76,25 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
 
 
 def connect(rank: int, size: int, port: int) -> ProcessGroup:
-    """The group that rank 0 started at `port` of this machine, and whose token is in this process's environment."""
+    """Join the group that rank 0 started at `port` of this machine, with the token in the environment."""
     from torch.distributed import PrefixStore, TCPStore
 
-    store = PrefixStore(os.environ[TOKEN], TCPStore(HERE, port, size, timeout=timedelta(seconds=30)))
-    store.add(HERE, 1)
+    store = PrefixStore(os.environ[TOKEN], TCPStore(LOCALHOST, port, size, timeout=timedelta(seconds=30)))
+    store.add(LOCALHOST, 1)
     return ProcessGroup(rank, size, size, store)
 
 
 def _gpu(local: int) -> str:
-    """The GPU of process `local` of this machine, among those visible; "" for none."""
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(local) if cards is None else (cards.split(",")[local:] or [""])[0]
+    """CUDA_VISIBLE_DEVICES for process number `local` of this machine: one visible GPU, or "" for none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(local) if visible is None else (visible.split(",")[local:] or [""])[0]
 
 
 class ProcessGroup:
-    """Of `size` processes, `on_this_machine` of them here. Rank 0 alone has the run's directory."""
+    """Collective operations of `size` processes, `on_this_machine` of them on this machine.
+
+    Only rank 0 has the run directory.
+    """
 
     def __init__(
         self,
@@ -102,57 +108,59 @@ class ProcessGroup:
         from torch import distributed
 
         self.rank, self.size, self.on_this_machine, self._others = rank, size, on_this_machine, others
-        self._all = distributed
-        if store is not None:  # all are on this machine
+        self._distributed = distributed
+        if store is not None:  # all ranks are on this machine
             loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up `tensor` over the processes, in place."""
-        with self._complete():
-            self._all.all_reduce(tensor)
+        """Sum `tensor` over all processes, in place."""
+        with self._collective():
+            self._distributed.all_reduce(tensor)
         return tensor
 
     def mean_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean of `tensor` over the processes, in place."""
+        """Average `tensor` over all processes, in place."""
         return self.sum_(tensor).div_(self.size)
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
-        """Rank 0's `tensor` to all, in place."""
-        with self._complete():
-            self._all.broadcast(tensor, 0)
+        """Broadcast rank 0's `tensor` to all processes, in place."""
+        with self._collective():
+            self._distributed.broadcast(tensor, 0)
 
     def broadcast(self, *objects: Any) -> Any:
-        """Rank 0's `objects`, in every process; the others pass none."""
+        """Broadcast rank 0's `objects` to all processes; the other ranks pass none."""
         message = [objects]
-        with self._complete():
-            self._all.broadcast_object_list(message, 0)
+        with self._collective():
+            self._distributed.broadcast_object_list(message, 0)
         return message[0]
 
-    def gather(self, part: Any = None) -> list[Any]:
-        """Each process's `part` in rank 0; the others get nothing."""
-        parts = [None] * self.size if self.rank == 0 else None
-        with self._complete():
-            self._all.gather_object(part, parts)
-        return parts or []
+    def gather(self, value: Any = None) -> list[Any]:
+        """Gather each process's `value` in rank 0; the other ranks get an empty list."""
+        values = [None] * self.size if self.rank == 0 else None
+        with self._collective():
+            self._distributed.gather_object(value, values)
+        return values or []
 
     def close(self) -> None:
-        """End the processes that this one has started, and close its connections: a thread that waits on one could
-        abort a process that exits."""
+        """Kill the processes that this one started and close its connections.
+
+        A thread that waits on an open connection could abort a process that exits.
+        """
         for other in self._others:
             other.kill()
             other.wait()
-        if self._all.is_initialized():
-            self._all.destroy_process_group()
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group()
 
     @contextmanager
-    def _complete(self) -> Iterator[None]:
-        """An exchange between all ranks. Raises `Interrupted` if one is gone."""
+    def _collective(self) -> Iterator[None]:
+        """Context of a collective operation. Raises `Interrupted` if a rank is lost."""
         try:
             yield
-        except RuntimeError as error:  # what gloo and nccl raise has no class of its own
+        except RuntimeError as error:  # gloo and nccl have no exception class of their own
             for rank, other in enumerate(self._others, 1):
                 with suppress(subprocess.TimeoutExpired):
                     if other.wait(EXIT_CODE_S) == 1:

@@ -1,12 +1,12 @@
-"""Distributed PPO: the same program in every process, one for each GPU, on envs of its own.
+"""Distributed PPO: the same program in one process per GPU, each with its share of the envs.
 
 Each rank has its share of the envs and of every minibatch. The gradient is the mean over ranks, advantages are
-normalised over the whole minibatch, and once in an iteration the ranks agree on the statistics that observations are
-normalised with. So they hold the weights that one process would hold with all the envs and the same minibatches. Logged
-figures of updates and episodes are rank 0's.
+normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So every
+rank has the weights that one process would have with all envs and the same minibatches. Logged metrics of updates and
+episodes are rank 0's.
 
-Callers steer rank 0 like any trainer. Between iterations the other ranks follow its commands: send their state for a
-checkpoint, load one, go on.
+Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands: send their state for a
+checkpoint, load one, continue, end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kit.trainers.ppo import PPO, kl_divergence
 from kit.trainers.rollout import Rollout
 from kit.trainers.saving import State
 
-OWN = "env", "normalizer", "rng", "trainer"
-"""Components of the state that each rank has for itself."""
+PER_RANK = "env", "normalizer", "rng", "trainer"
+"""State components that differ between ranks."""
 STATE, LOAD, GO, END = "state", "load", "go", "end"
 
 
 class DistributedPPO(PPO):
-    """PPO of one rank, on its own envs. It starts from rank 0's weights."""
+    """PPO of one rank on its own envs, starting from rank 0's weights."""
 
     def __init__(self, *args: Any, group: ProcessGroup, **kwargs: Any) -> None:
         self.group = group
@@ -40,11 +40,11 @@ class DistributedPPO(PPO):
         for weights in self.policy.state_dict().values():
             group.broadcast_(weights)
         if self.normalizer is not None:
-            self._agreed = {
+            self._merged = {
                 name: _sums(RunningMoments(tuple(moments.mean.shape), self.device))
                 for name, moments in self.normalizer.moments().items()
             }
-            self._agree()
+            self._merge_statistics()
 
     # -- between iterations ----------------------------------------------------------------------------------------
 
@@ -60,44 +60,45 @@ class DistributedPPO(PPO):
         if self.group.rank == 0:
             self.group.broadcast(GO, None)
         else:
-            self.follow()
+            self.obey()
 
-    def follow(self) -> None:
-        """Do what rank 0 commands until it goes on. Raises `Interrupted` if it ends."""
+    def obey(self) -> None:
+        """Execute rank 0's commands until it continues training. Raises `Interrupted` if it ends."""
         while True:
             command, state = self.group.broadcast()
             if command == STATE:
                 own = super().state()
-                self.group.gather({f"{name}.{key}": value for name in OWN for key, value in own[name].items()})
+                self.group.gather({f"{name}.{key}": value for name in PER_RANK for key, value in own[name].items()})
             elif command == LOAD:
-                self._take(state)
+                self._load(state)
             elif command == GO:
                 return
             else:
                 raise Interrupted("rank 0 ends")
 
     def end(self) -> None:
-        """In rank 0: the others end too."""
+        """End the other ranks; called by rank 0."""
         with suppress(Interrupted):
             self.group.broadcast(END, None)
 
     def state(self) -> State:
-        """In rank 0: with the others' own components."""
+        """Rank 0's state plus the per-rank components of the others; called by rank 0."""
         self.group.broadcast(STATE, None)
         others = self.group.gather()[1:]
         return {**super().state(), **{f"process{rank}": own for rank, own in enumerate(others, 1)}}
 
     def load_state(self, state: State) -> bool:
-        """In rank 0: the others load theirs. The envs of another number of processes are reset."""
+        """Load `state` in all ranks; called by rank 0. A state of another number of processes resets the envs."""
         self.group.broadcast(LOAD, state)
-        return self._take(state)
+        return self._load(state)
 
-    def _take(self, state: State) -> bool:
+    def _load(self, state: State) -> bool:
+        """Load this rank's components of `state`."""
         rank = self.group.rank
         if sum(name.startswith("process") for name in state) != self.group.size - 1:
             state = {**state, "env": {}}
         elif rank:
-            own: State = {name: {} for name in OWN}
+            own: State = {name: {} for name in PER_RANK}
             for key, value in state[f"process{rank}"].items():
                 name, _, rest = key.partition(".")
                 own[name][rest] = value
@@ -106,7 +107,7 @@ class DistributedPPO(PPO):
         if not same_envs and rank:
             torch.manual_seed((self.seed or 0) + self.num_timesteps)
         if self.normalizer is not None:
-            self._agreed = {name: _sums(moments) for name, moments in self.normalizer.moments().items()}
+            self._merged = {name: _sums(moments) for name, moments in self.normalizer.moments().items()}
         return same_envs
 
     # -- one update -------------------------------------------------------------------------------------------------
@@ -115,21 +116,21 @@ class DistributedPPO(PPO):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
         before = self.num_timesteps
-        going_on = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        continues = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         self.num_timesteps = before + (self.num_timesteps - before) * self.group.size
         if self.normalizer is not None:
-            self._agree()
-        return going_on
+            self._merge_statistics()
+        return continues
 
-    def _agree(self) -> None:
-        """Merge the statistics that each rank has gathered since the last time."""
+    def _merge_statistics(self) -> None:
+        """Merge the normalisation statistics that the ranks have gathered since the last merge."""
         assert self.normalizer is not None
         for name, moments in self.normalizer.moments().items():
-            total = self._agreed[name] + self.group.sum_(_sums(moments) - self._agreed[name])
-            count, weighted, squares = total
-            moments.count, moments.mean = float(count.flatten()[0]), weighted / count
-            moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)  # rounding, where nothing varies
-            self._agreed[name] = _sums(moments)  # as after a resume, to the last bit
+            total = self._merged[name] + self.group.sum_(_sums(moments) - self._merged[name])
+            count, sums, squares = total
+            moments.count, moments.mean = float(count.flatten()[0]), sums / count
+            moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)  # rounding of a constant entry
+            self._merged[name] = _sums(moments)  # from the moments, so that a resume is bit-identical
 
     def _gradient(self, *args: Any) -> Evaluated:
         evaluated = super()._gradient(*args)
@@ -147,7 +148,7 @@ class DistributedPPO(PPO):
         return self.group.mean_(kl_divergence(log_ratio).mean()).item()
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "group", "_agreed"]
+        return [*super()._excluded_save_params(), "group", "_merged"]
 
 
 def _sums(moments: RunningMoments) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The same arithmetic, quicker: SB3's default networks as stacked matrices, gradients by hand, CUDA graphs.
+"""Fast paths for SB3's default networks: stacked matrices, hand-written gradients, CUDA graphs.
 
-What trainers see of it are `Networks` that answer as those of `kit.trainers.networks` do, and `StackedSAC`. Every
-result is held against SB3's own in the tests; without this room everything works, at about half the speed.
+Trainers use `StackedActorCritic`, with the interface of `kit.trainers.networks`, and `StackedSAC`. The tests compare
+every result with SB3's. Without this package everything works at about half the speed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kit.trainers.networks import Networks
 
 
 def networks(policy: ActorCriticPolicy) -> Networks:
-    """The quickest `Networks` that can do what `policy` does."""
+    """The fastest `Networks` implementation that supports `policy`."""
     from kit.trainers.fast.stacked import StackedActorCritic, can_stack
 
     return StackedActorCritic(policy) if can_stack(policy) else Networks(policy)

@@ -1,4 +1,4 @@
-"""Perceptrons of one shape side by side: each layer one batched product of (k, out, in) weights, gradients by hand."""
+"""Stacked perceptrons of one shape: one batched matrix product per layer, with hand-written gradients."""
 
 from __future__ import annotations
 
@@ -11,55 +11,58 @@ from torch import nn
 from kit.trainers.flat import FlatVector
 
 Net = Sequence[Sequence[nn.Linear]]
-"""A perceptron's layers; each a list of linear maps of the same input, whose outputs lie side by side."""
+"""Layers of a perceptron. A layer is a list of linear maps of the same input, whose outputs are concatenated."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of each element: h = apply_(gain · x), in place, and what it makes of a gradient given h."""
+    """Elementwise activation h = apply_(gain · x), in place, and its backward pass, given the output h."""
 
     apply_: Callable[[torch.Tensor], torch.Tensor]
-    through: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    backward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """(gradient w.r.t. h, h) -> gradient w.r.t. x."""
     gain: float = 1.0
 
 
 def _tanh_(twice: torch.Tensor) -> torch.Tensor:
-    """tanh x = 2 σ(2x) - 1, given 2x."""
+    """tanh x = 2 σ(2x) - 1, in place on 2x."""
     return torch.add(_MINUS_ONE, twice.sigmoid_(), alpha=2, out=twice)
 
 
 _MINUS_ONE = torch.tensor(-1.0)
-_through_tanh = torch.ops.aten.tanh_backward
+_tanh_backward = torch.ops.aten.tanh_backward
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Tanh: Activation(torch.tanh_, _through_tanh),
+    nn.Tanh: Activation(torch.tanh_, _tanh_backward),
     nn.ReLU: Activation(torch.relu_, lambda grad, h: torch.ops.aten.threshold_backward(grad, h, 0)),
     nn.ELU: Activation(nn.functional.elu_, lambda grad, h: torch.ops.aten.elu_backward(grad, 1.0, 1, 1, True, h)),
 }
-TANH_ON_CPU = Activation(_tanh_, _through_tanh, gain=2.0)
-"""Within 1e-7 of torch's, which takes 2.7 ns an element where σ takes 0.4 (AVX-512, torch 2.13)."""
+TANH_ON_CPU = Activation(_tanh_, _tanh_backward, gain=2.0)
+"""tanh by the sigmoid, within 1e-7 of torch's tanh: 0.4 ns per element instead of 2.7 (AVX-512, torch 2.13)."""
 
 
 def linears(sequential: nn.Module) -> list[nn.Linear]:
-    """The linear maps of SB3's perceptrons, which alternate them with activations."""
+    """The linear layers of an SB3 perceptron, which alternates them with activations."""
     return [module for module in sequential.children() if isinstance(module, nn.Linear)]
 
 
 def activation(*sequentials: nn.Module) -> type[nn.Module] | None:
-    """The activation between the linear maps of `sequentials`, if it is one and the same that we know."""
+    """The activation shared by all layers of `sequentials`, or None if it differs or is not in `ACTIVATIONS`."""
     kinds = {type(module) for net in sequentials for module in net.children()} - {nn.Linear}
     kind = kinds.pop() if len(kinds) == 1 else None
     return kind if kind in ACTIVATIONS else None
 
 
 def widths(sequential: nn.Module) -> list[int]:
-    """Outputs of each linear map."""
+    """Output size of each linear layer."""
     return [module.out_features for module in linears(sequential)]
 
 
 def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
-    """An order of parameters that lets `Perceptrons` see them stacked. Where nets differ in outputs (in the last layer,
-    at most), the narrower are padded; the padding's gradients are always zero."""
+    """Parameter order that lets `Perceptrons` view them as stacked tensors.
+
+    Nets may differ in the last layer's output size. Narrower ones are padded; the padding's gradients are always zero.
+    """
     order: list[torch.Tensor | int] = []
     for layer in zip(*nets, strict=True):
         widest = max(_outputs(maps) for maps in layer)
@@ -77,7 +80,7 @@ def _outputs(maps: Sequence[nn.Linear]) -> int:
 
 
 class Perceptrons:
-    """`k` nets on the memory of `vector`, which has their parameters in the order of `layout`."""
+    """`k` stacked perceptrons, as views of `vector`, which holds their parameters in the order of `layout`."""
 
     def __init__(self, vector: FlatVector, nets: Sequence[Net], kind: type[nn.Module]) -> None:
         self._weights: list[torch.Tensor] = []  # (k, out, in)
@@ -93,20 +96,20 @@ class Perceptrons:
             self._weight_grads.append(weight_grad)
             self._bias_grads.append(bias_grad)
         self.k = len(nets)
-        self._of_one = [[(bias[net, 0], weight[net]) for bias, weight in self._maps] for net in range(self.k)]
+        self._maps_by_net = [[(bias[net, 0], weight[net]) for bias, weight in self._maps] for net in range(self.k)]
         on_cpu = vector.data.device.type == "cpu"
         self._activation = TANH_ON_CPU if on_cpu and kind is nn.Tanh else ACTIVATIONS[kind]
 
-    def one(self, net: int, rows: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, out) of net number `net` for `rows` (B, in)."""
-        *hidden, (bias, weight) = self._of_one[net]
+    def forward_one(self, net: int, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs (B, out) of the single net number `net` for `rows` (B, in)."""
+        *hidden, (bias, weight) = self._maps_by_net[net]
         apply_, gain = self._activation.apply_, self._activation.gain
         for b, w in hidden:
             rows = apply_(torch.addmm(b, rows, w, beta=gain, alpha=gain))
         return torch.addmm(bias, rows, weight)
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Outputs (k, B, out) for `rows` (B, in), the same to each, and what `backward` needs: each layer's input."""
+        """Outputs (k, B, out) of all nets for the same `rows` (B, in), and each layer's input for `backward`."""
         *hidden, (bias, weight) = self._maps
         apply_, gain = self._activation.apply_, self._activation.gain
         inputs = [rows.unsqueeze(0).expand(self.k, -1, -1)]  # (k, B, in), no copy
@@ -115,26 +118,30 @@ class Perceptrons:
         return torch.baddbmm(bias, inputs[-1], weight), inputs
 
     def backward(self, grad: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-        """Fill the gradients of weights and biases, given the loss's by the outputs, `grad` (k, B, out)."""
+        """Fill the gradients of weights and biases from `grad` (k, B, out), the loss's gradient w.r.t. the outputs."""
         for layer in range(len(self._weights) - 1, -1, -1):
             torch.bmm(grad.mT, inputs[layer], out=self._weight_grads[layer])
             torch.sum(grad, 1, keepdim=True, out=self._bias_grads[layer])
             if layer:
-                grad = self._activation.through(torch.bmm(grad, self._weights[layer]), inputs[layer])
+                grad = self._activation.backward(torch.bmm(grad, self._weights[layer]), inputs[layer])
 
     def input_grads(self, grad: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
-        """The loss's gradients by some `columns` of what each net saw (k, B, columns), given those by the outputs,
-        `grad` (k, B, out)."""
+        """The loss's gradients w.r.t. some `columns` of each net's input (k, B, columns).
+
+        `grad` (k, B, out) is the gradient w.r.t. the outputs.
+        """
         for layer in range(len(self._weights) - 1, 0, -1):
-            grad = self._activation.through(torch.bmm(grad, self._weights[layer]), inputs[layer])
+            grad = self._activation.backward(torch.bmm(grad, self._weights[layer]), inputs[layer])
         return torch.bmm(grad, self._weights[0][..., columns])
 
     def input_grad(
         self, net: int, grad: torch.Tensor, inputs: list[torch.Tensor], rows: torch.Tensor, columns: slice
     ) -> torch.Tensor:
-        """The loss's gradient by some `columns` of the input of `rows` (R,) that net number `net` saw, given its
-        gradient by the net's outputs there, `grad` (R, out)."""
+        """The loss's gradient w.r.t. some `columns` of the input of net number `net`, for `rows` (R,) only.
+
+        `grad` (R, out) is the gradient w.r.t. that net's outputs in those rows.
+        """
         for layer in range(len(self._weights) - 1, 0, -1):
-            seen = inputs[layer][net].index_select(0, rows)
-            grad = self._activation.through(grad @ self._weights[layer][net], seen)
+            hidden = inputs[layer][net].index_select(0, rows)
+            grad = self._activation.backward(grad @ self._weights[layer][net], hidden)
         return grad @ self._weights[0][net, :, columns]

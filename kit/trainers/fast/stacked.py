@@ -1,7 +1,7 @@
-"""SB3's default actor-critic as stacked matrices, with its gradient written out: the fast path of PPO and A2C.
+"""Fast path of PPO and A2C: SB3's default actor-critic as stacked matrices with a hand-written gradient.
 
-Actor and critic are two perceptrons of the same shape on the same input. The loss is simple enough to differentiate by
-hand, and gradients land in the optimizer's one vector. tests/bench/README.md says where the time of a minibatch goes.
+Actor and critic are two perceptrons of the same shape on the same input. Gradients are written straight into the
+optimizer's flat vector. tests/bench/README.md breaks down the time of a minibatch.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.rollout import Batch, Rollout
 
 VALUE_ROWS = 65_536
-"""Observations valued at once after a rollout: bounds the memory of hidden layers."""
+"""Observations per forward pass of the critic after a rollout, to bound the memory of hidden layers."""
 
 
-def plain_numbers(space: spaces.Space) -> bool:
-    """Whether networks see the numbers of `space` as they are: neither pictures nor whole numbers."""
+def is_float_box(space: spaces.Space) -> bool:
+    """Whether SB3 passes observations of `space` to networks unchanged: floats, neither images nor integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_image_space(space)
 
 
 def can_stack(policy: ActorCriticPolicy) -> bool:
-    """Whether `StackedActorCritic` can take `policy`'s place."""
+    """Whether `StackedActorCritic` supports `policy`."""
     if type(policy) is not ActorCriticPolicy or policy.use_sde or not can_flatten(policy.optimizer):
         return False
     if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
         return False
-    if type(policy.action_dist) not in KINDS or not plain_numbers(policy.observation_space):
+    if type(policy.action_dist) not in KINDS or not is_float_box(policy.observation_space):
         return False
     actor, critic = policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net
     return activation(actor, critic) is not None and widths(actor) == widths(critic)
 
 
 class StackedActorCritic(Networks):
-    """`policy`'s weights as stacked matrices; `policy` itself goes on working on the same memory."""
+    """`policy`'s weights as stacked matrices, in memory shared with `policy`, which keeps working."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self.policy = policy
@@ -56,13 +56,13 @@ class StackedActorCritic(Networks):
         assert isinstance(head, torch.nn.Linear) and kind is not None
         nets = [[[linear] for linear in (*linears(actor), head)], [[linear] for linear in (*linears(critic), value)]]
         self._actions = KINDS[type(policy.action_dist)](policy)
-        # Their parameters last: 29 numbers before the weights would leave none where tensor cores like it, at 16 bytes
+        # The distribution's parameters come last: 29 numbers before the weights would break their 16-byte alignment,
+        # which tensor cores need
         others = [getattr(policy, name) for name in self._actions.parameters]
         self.optimizer = FlatOptimizer(policy.optimizer, [*layout(nets), *others])
         self._actions.bind(self.optimizer)
         self._nets = Perceptrons(self.optimizer, nets, kind)
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # whole, actor's, critic's
-
         self._recordings: dict[Any, Recorded] = {}
         self._device = self.optimizer.data.device
         self._graphs = self._device.type == "cuda"
@@ -71,13 +71,13 @@ class StackedActorCritic(Networks):
 
     def begin(self, rollout: Rollout) -> None:
         self.attach()
-        self._actions.begin(rollout)
+        self._actions.draw_noise(rollout)
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
-        actions, *log_prob = self._run("act", self._act, cast(torch.Tensor, obs), *self._actions.given(step))
+        actions, *log_prob = self._run("act", self._act, cast(torch.Tensor, obs), *self._actions.noise(step))
         if log_prob:
             rollout.log_probs[step] = log_prob[0]
-        return rollout.act(step, actions)
+        return rollout.store_actions(step, actions)
 
     def finish(self, rollout: Rollout) -> None:
         obs = cast(torch.Tensor, rollout.obs).flatten(0, 1)
@@ -86,44 +86,44 @@ class StackedActorCritic(Networks):
             rollout.log_probs = log_probs.view(rollout.n_steps, rollout.n_envs)
 
     def values(self, obs: Obs) -> torch.Tensor:
-        pieces = cast(torch.Tensor, obs).split(VALUE_ROWS)
-        return torch.cat([self._nets.one(1, piece.flatten(1))[:, 0] for piece in pieces])
+        chunks = cast(torch.Tensor, obs).split(VALUE_ROWS)
+        return torch.cat([self._nets.forward_one(1, chunk.flatten(1))[:, 0] for chunk in chunks])
 
-    def _act(self, obs: torch.Tensor, *given: torch.Tensor) -> Tensors:
-        """The actor alone, with noise."""
-        return self._actions.sample(self._nets.one(0, obs.flatten(1)), *given)
+    def _act(self, obs: torch.Tensor, *noise: torch.Tensor) -> Tensors:
+        """Sample actions with the actor network only."""
+        return self._actions.sample(self._nets.forward_one(0, obs.flatten(1)), *noise)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
         width = len(fields(Batch))
 
-        def whole(*inputs: Any) -> Tensors:
+        def gradient(*inputs: Any) -> Tensors:
             return self._gradient(loss, Batch(*inputs[:width]), *inputs[width:])
 
         with torch.no_grad():
-            return Evaluated(*self._run(getattr(loss, "__func__", loss), whole, *vars(batch).values(), *numbers))
+            return Evaluated(*self._run(getattr(loss, "__func__", loss), gradient, *vars(batch).values(), *numbers))
 
     def _gradient(self, loss: Loss, batch: Batch, *numbers: Any) -> Tensors:
         out, inputs = self._nets.forward(cast(torch.Tensor, batch.obs).flatten(1))  # (2, B, outputs)
         log_prob, entropy = self._actions.evaluate(out[0], batch.actions)
         evaluated = Evaluated(log_prob, out[1, :, 0], entropy)
-        by = differentiate(loss, evaluated, batch, *numbers)
+        derivatives = differentiate(loss, evaluated, batch, *numbers)
         rows = len(batch)
         if rows not in self._grads:
             grad = torch.zeros_like(out)
             self._grads[rows] = grad, grad[0], grad[1, :, 0]
         grad, actor_grad, value_grad = self._grads[rows]
-        self._actions.backward(by.log_prob, by.entropy, actor_grad)
-        value_grad.copy_(by.values)
+        self._actions.backward(derivatives.log_prob, derivatives.entropy, actor_grad)
+        value_grad.copy_(derivatives.values)
         self._nets.backward(grad, inputs)
         return evaluated.log_prob, evaluated.values, evaluated.entropy
 
-    def _run(self, name: Any, function: Any, *given: Any) -> Tensors:
-        """`function` of tensors, on a GPU as a recorded graph. What `gradient` returns outlasts the next call."""
+    def _run(self, name: Any, function: Any, *inputs: Any) -> Tensors:
+        """Call `function` of tensors, on a GPU as a CUDA graph; outputs are cloned except for "act"."""
         if not self._graphs:
-            return tuple(function(*given))
+            return tuple(function(*inputs))
         if name not in self._recordings:
             self._recordings[name] = Recorded(function, self._device, [self.optimizer.grad])
-        found = self._recordings[name](*given)
-        return found if name == "act" else tuple(kept.clone() for kept in found)
+        outputs = self._recordings[name](*inputs)
+        return outputs if name == "act" else tuple(output.clone() for output in outputs)

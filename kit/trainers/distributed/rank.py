@@ -1,4 +1,4 @@
-"""Ranks above 0 of a distributed run: no run directory and no commands of their own; they end with rank 0."""
+"""Main function of the ranks above 0 in a distributed run: they obey rank 0 and have no run directory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv
 
 
-def follow(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
-    """Train beside rank 0 to the end. Raises `Interrupted` if rank 0 was stopped, or a process is gone."""
+def run_rank(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
+    """Train as a rank above 0 to the end. Raises `Interrupted` if rank 0 stops or a process is lost."""
     from kit.errors import Interrupted
     from kit.trainers import algorithm, make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO
-    from kit.trainers.planning import part
+    from kit.trainers.planning import config_of_rank
 
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals signal all; rank 0 saves
-        signal.signal(name, signal.SIG_IGN)  # first, and then ends the others
-    (whole,) = group.broadcast()
-    config = part(algorithm.find(whole.algo), whole, group.rank, group.on_this_machine)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals signal all ranks, but only
+        signal.signal(name, signal.SIG_IGN)  # rank 0 reacts: it saves, then ends the others
+    (run_config,) = group.broadcast()
+    config = config_of_rank(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
     settings.apply(config.device)
     env = make_env(config)
     trainer = make_trainer(config, env, group)
     assert isinstance(trainer, DistributedPPO)
     try:
         trainer.learn(config.total_steps)
-        trainer.follow()
+        trainer.obey()
     except Interrupted:
         if trainer.num_timesteps < config.total_steps:
             raise
