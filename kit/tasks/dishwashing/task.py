@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
-from kit.envs.task import MujocoTask, may_have
+from kit.envs.task import MujocoTask, maybe_any
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator
 from kit.tasks.dishwashing import dirt, economy
@@ -225,7 +225,7 @@ class Dishwashing(MujocoTask):
         self._waiting_s.sub_(dt_s).clamp_(min=0.0)
         self._waiting_s.masked_fill_(self._waiting_s < dt_s / 2, 0.0)  # what rounding leaves
         served = old & (self._waiting_s <= half_s)
-        if may_have(served):
+        if maybe_any(served):
             self._serve(served)
         down = torch.where(self._waiting_s > half_s, 2 * half_s - self._waiting_s, self._waiting_s).clamp(min=0.0)
         self._middle_w[:, :2] = self._place

@@ -15,7 +15,7 @@ import torch
 
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
-from kit.envs.task import MujocoTask, may_have
+from kit.envs.task import MujocoTask, maybe_any
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError
 from kit.sim import Simulator
@@ -243,7 +243,7 @@ class Joystick(MujocoTask):
         torch.addcmul(self._least_noise, noise, self._noise_width, out=memory["noise"])
         self.sim.xfrc_applied.zero_()
         due = self._timers.sub_(CONTROL_DT_S) <= 0
-        if may_have(due):
+        if maybe_any(due):
             self._change_command(due[:, :1], command, command_left)
             self._push(due[:, 1:], push)
         torch.add(self.home, action, alpha=ACTION_SCALE_RAD, out=self.sim.ctrl)
