@@ -197,7 +197,7 @@ def test_joysticks_privileged_numbers_are_the_simulators() -> None:
         obs, *_ = env.step(torch.zeros(3, 12))
         rows = obs["privileged"].double().split([part.width for part in env.task_info.sees["privileged"]], 1)
         known = dict(zip([part.what.split(",")[0] for part in env.task_info.sees["privileged"]], rows, strict=True))
-        push = known["velocity that a push gives in this step"].norm(dim=1)
+        push = known["velocity added by a push in this step"].norm(dim=1)
         pushed |= bool(((push > 0.0999) & (push < 1.0001)).any())
         assert ((push == 0) | ((push > 0.0999) & (push < 1.0001))).all(), "0.1 to 1 m/s"
     assert pushed

@@ -19,9 +19,10 @@ def lines(page) -> list[str]:
 
 def test_reach_says_what_it_sees_does_and_is_paid_for():
     said = lines(task("Reach"))
-    assert "7 angles of the arm's joints rad" in said and "3 from the hand to the goal in units of 0.25 m" in said
-    assert "7 velocities of the arm's joints rad/s" in said
-    assert "+5 a metre nearer to the goal" in said and "-0.002 a step at full speed of one joint" in said
+    assert "7 joint angles of the arm rad" in said and "3 vector from the hand to the goal in units of 0.25 m" in said
+    assert "7 joint velocities of the arm rad/s" in said
+    assert "+5 per metre that the hand moves closer to the goal" in said
+    assert "-0.002 per step, times the sum of squared actions" in said
     assert "ends after 100 steps, 5 s, or earlier: the gripper has closed" in said
     assert "the hand has come within 15 cm of the goal" in said and "100,000 steps" in said
 
