@@ -227,7 +227,7 @@ def test_dishwashings_privileged_numbers_are_what_cannot_be_seen() -> None:
     assert torch.allclose(known[:, 0], plate[:, 7] / 50, atol=1e-5) and ((known[:, 0] >= 1) & (known[:, 0] <= 2)).all()
     assert torch.allclose(known[:, 2:4], plate[:, [6, 2]], atol=1e-6)
     assert torch.allclose(known[:, 5], plate[:, 5] / 0.12, atol=1e-5) and (known[:, 5] > 0).any()
-    force = obs["state"][:, 64].double()  # contact force, of what the weakest plate stands
+    force = obs["state"][:, 64].double()  # contact force, divided by the limit of the weakest plate
     assert torch.allclose(known[:, 1] * known[:, 0], force, atol=1e-5)
 
 
