@@ -28,14 +28,14 @@ def test_reach_says_what_it_sees_does_and_is_paid_for():
 
 
 def test_what_wants_lessons_says_which():
-    lesson = '16,000,000 steps a lesson: one as it is, then a branch with env_options {"presence": 0}'
+    lesson = '16,000,000 steps a lesson: first as it is, then a branch with env_options {"presence": 0}'
     assert any(line.startswith(lesson) for line in lines(task("Mission")))
 
 
 def test_options_change_the_card():
     seen = lines(task("ReachVision", {"cameras": ["top"], "size": 32, "frames": 2, "joints": False}))
     assert " top: pictures of 32 × 32 pixels, the latest 2" in seen and not any("angles" in line for line in seen)
-    assert "2 attackers together have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
+    assert "at least 2 attackers have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
 
 
 @pytest.mark.parametrize("name", names())
