@@ -126,7 +126,7 @@ def test_who_cannot_play_is_refused_before_anything_is_made(guards: Run, tmp_pat
             "plays Mission as defenders; name a run that plays Mission as",
         ),
         ({"side": "judges"}, "side='judges' is unknown; valid are attackers and defenders"),
-        ({"attackers": str(guards.path)}, "they are the side that learns"),
+        ({"attackers": str(guards.path)}, "are the side that learns"),
     ):
         with pytest.raises(UserError, match=says):
             kit.train(env="Mission", env_options=options, runs_dir=str(tmp_path / "new"), overrides=TINY, **SMALL)

@@ -108,7 +108,7 @@ class Dishwashing(MujocoTask):
             ),
             pays=(
                 (per_usd * price * self.rules.advance, "per plate, paid bit by bit as its dirt is removed"),
-                (per_usd * price * (1 - self.rules.advance), "per clean plate; otherwise the first is taken back"),
+                (per_usd * price * (1 - self.rules.advance), "per clean plate; otherwise the sum above is taken back"),
                 (-per_usd * self.rules.breakage_usd, "per broken plate"),
                 (-per_usd * self.rules.energy_usd_kwh, "per kWh of energy"),
                 (-per_usd * self.rules.machine_usd_h, "per hour of machine time (a reward of 1 is 0.10 USD)"),
