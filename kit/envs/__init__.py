@@ -9,7 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kit.envs.registry import alone, carry, describe, find, make_task, make_vec, names, opponents, plays
+from kit.envs.registry import (
+    child_environ,
+    describe,
+    find,
+    learner_side,
+    make_task,
+    make_vec,
+    names,
+    opponents,
+    without_opponents,
+)
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv as BatchEnv
@@ -22,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
-    "alone", "carry", "describe", "find", "make_task", "make_vec", "names", "numbers", "opponents", "plays",
+    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "opponents",
+    "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
 """Aliases of former names, kept for one release."""

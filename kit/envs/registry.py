@@ -113,12 +113,12 @@ def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[st
     return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
 
 
-def alone(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
+def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `env_options` without opponents from runs, for envs that only give spaces or measure speed."""
     return {name: value for name, value in env_options.items() if name not in opponents(env, env_options)}
 
 
-def plays(env: str, env_options: Mapping[str, Any]) -> str:
+def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
     """Return the side that the learning policy plays, or "" for a task without opponents."""
     sides = getattr(find(env), "opponents", ())
     return str(env_options.get("side", sides[0])) if sides else ""
@@ -171,7 +171,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     return spec
 
 
-def carry(config: RunConfig) -> dict[str, str]:
+def child_environ(config: RunConfig) -> dict[str, str]:
     """Return environment variables that let a child process make the env of `config`.
 
     They carry the module search path (with modules beside the notebook), the trusted modules, and Gymnasium ids that

@@ -26,7 +26,7 @@ AFTER = 10
 
 def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
-    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
+    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
     try:
         said: TaskInfo = getattr(made, "task_info", TaskInfo())
         rows = [
