@@ -1,7 +1,7 @@
-"""Tasks as vector envs: kit's own by name, one's own by module:Class, and every Gymnasium env by its id.
+"""Vector envs: kit's own tasks by name, your own by "module:Class", and every Gymnasium env by its id.
 
-Importing this registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` does both. Names can be
-looked up without loading torch or MuJoCo.
+Importing this package registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` imports and makes
+in one call. Looking up names loads neither torch nor MuJoCo.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kit.envs.registry import alone, carry, describe, find, make_task, make_vec, names, opponents, plays
+from kit.envs.registry import (
+    child_environ,
+    describe,
+    find,
+    learner_side,
+    make_task,
+    make_vec,
+    names,
+    opponents,
+    without_opponents,
+)
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv as BatchEnv
@@ -22,17 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
-    "alone", "carry", "describe", "find", "make_task", "make_vec", "names", "numbers", "opponents", "plays",
+    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "opponents",
+    "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
-"""Kept for a release."""
+"""Aliases of former names, kept for one release."""
 
 
 def __getattr__(name: str) -> Any:
-    """What tasks are written with, loaded on first use."""
-    where = {"TaskInfo": "task_info", "Field": "task_info", "numbers": "task_info"}
-    where |= {"MujocoTask": "task", "Task": "task", "BatchEnv": "contract", "TensorEnv": "vec"}
+    """Load the classes that tasks are written with on first use."""
+    modules = {"TaskInfo": "task_info", "Field": "task_info", "numbers": "task_info"}
+    modules |= {"MujocoTask": "task", "Task": "task", "BatchEnv": "contract", "TensorEnv": "vec"}
     name = OLD_NAMES.get(name, name)
-    if name not in where:
+    if name not in modules:
         raise AttributeError(f"module 'kit.envs' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"kit.envs.{where[name]}"), name)
+    return getattr(importlib.import_module(f"kit.envs.{modules[name]}"), name)

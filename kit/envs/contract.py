@@ -1,4 +1,4 @@
-"""What every vector env of kit's is: tensors in, tensors out. Trainers, evaluations and films know nothing else."""
+"""The vector env interface: tensors in, tensors out. Trainers, evaluations and videos use nothing else."""
 
 from __future__ import annotations
 
@@ -15,84 +15,84 @@ from kit.envs.obs import Groups, Obs
 
 Info = dict[str, Any]
 Step = tuple[Obs, torch.Tensor, torch.Tensor, torch.Tensor, Info]
-"""obs, reward (n,), terminated (n,) bool, truncated (n,) bool, info."""
+"""(obs, reward (n,), terminated (n,) bool, truncated (n,) bool, info)."""
 
 
 class BatchEnv(ABC):
-    """`num_envs` worlds stepped together.
+    """A vector env of `num_envs` envs, stepped as one batch.
 
-        obs = env.reset(seed=0)                                             # (n, ...), or a dict of such
+        obs = env.reset(seed=0)                                             # tensor (n, ...) or dict of such tensors
         obs, reward, terminated, truncated, info = env.step(action)         # action (n, ...)
 
-    Finished worlds come back already reset. `terminated` (the task ended) and `truncated` (time ran out in a world that
-    had not ended) are never both true. Observations have the dtypes of the space, reals as float32.
+    Finished envs are reset within the same step. `terminated` (the task ended) and `truncated` (the time limit was
+    reached without termination) are never both true. Observations have the dtypes of the space; reals are float32.
 
-    `info` holds, for every world: "final_obs" (n, ...), the true next observation before any reset, of which only the
-    rows of finished worlds differ from `obs`; "episode_return" and "episode_length" (n,), totals up to and including
-    this step; "success" (n,) bool; and the task's own figures (n,), of which those called "reward/NAME" are the terms
-    of this step's reward.
+    `info` holds these entries for all envs:
 
-    "success" counts in the step that ends an episode (`terminated | truncated`), and there alone. An env may leave it
-    out of other steps. An episode that ends in a step without it was no success, unless the env never gives it: then it
-    has no success rate.
+     - "final_obs" (n, ...): the next observation before any reset; it differs from `obs` in finished envs only.
+     - "episode_return", "episode_length" (n,): totals up to and including this step.
+     - "success" (n,) bool: counts only in the step that ends an episode (`terminated | truncated`) and may be missing
+       from other steps. An episode whose last step lacks it is not a success. An env that never reports it has no
+       success rate.
+     - The task's own metrics (n,). Metrics named "reward/NAME" are the terms of this step's reward.
     """
 
     num_envs: int
     device: torch.device
     observation_space: gymnasium.Space
-    """Of one world, as is the action space."""
+    """Space of one env, as is `action_space`."""
     action_space: gymnasium.Space
     episode_steps: int
-    """After which an episode is cut."""
+    """Time limit: steps after which an episode is truncated."""
     control_dt_s: float
     """Seconds per step."""
     video_speed: float = 1.0
-    """Seconds of an episode in one of its film."""
+    """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of the task's `info`."""
+    """Evaluation metric that selects the best policy: "mean_return", "success_rate", or one of the task's `info`."""
     obs_groups: Groups = MappingProxyType({})
-    """Who sees what: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty where everybody
-    sees everything."""
+    """Observation groups: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty if every
+    network sees all entries."""
     frames: Mapping[str, int] = MappingProxyType({})
-    """Entries of the observation, "" where it is a single Box, that are stacks (n, T, ...) of the latest T frames, the
-    newest last: within an episode each differs from the one before by one frame, and its first is T times the same."""
+    """Frame-stacked entries of the observation ("" if it is a single Box) -> T. Their shape is (n, T, ...), newest
+    frame last. Consecutive stacks of an episode differ by one frame; the first repeats the first frame T times."""
     cameras: tuple[str, ...] = ()
-    """Views that `render` knows; the first is the default."""
+    """Camera names for `render`; the first is the default."""
     snapshots: bool = True
-    """`snapshot` holds everything: after `restore` the future is the same, bit for bit on the CPU."""
-    snapshot_note: str = "Every world is saved exactly, as part of every checkpoint."
-    """A sentence for the user."""
+    """Whether `snapshot` holds the full state, so that `restore` continues identically (bit for bit on the CPU)."""
+    snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
+    """Message for the user about `snapshots`."""
     physics: tuple[mujoco.MjModel, int] | None = None
-    """The model and its substeps per step, where there is bare physics to compare with."""
+    """MuJoCo model and substeps per step, to measure the speed of the bare physics; None without such a model."""
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
-        """Begin a new episode in every world; the same `seed` gives the same episodes."""
+        """Start a new episode in every env. The same `seed` gives the same episodes."""
 
     def stagger(self) -> None:
-        """Before training: let the worlds' first episodes end at different times, where the env thinks that good."""
+        """Desynchronise the first episodes before training by random time limits, if the env's task asks for it."""
         return None
 
     @abstractmethod
     def step(self, action: torch.Tensor) -> Step:
-        """One step with `action` (n, ...); continuous ones are clipped to the action space."""
+        """Step all envs with `action` (n, ...). Continuous actions are clipped to the action space."""
 
     def scripted(self) -> torch.Tensor | None:
-        """Actions (n, ...) of a plan that learns nothing, to compare policies with, where the task has one."""
+        """Return actions (n, ...) of the task's scripted baseline policy, or None if it has none."""
         return None
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of everything that decides the future where `snapshots`, else what `restore` needs to begin anew."""
+        """Copy the full state of all envs. Without `snapshots`, copy what `restore` needs to start new episodes."""
 
     @abstractmethod
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        """Go back to `snapshot`, of an env of the same kind and size."""
+        """Load `snapshot`, taken from an env of the same kind and size."""
 
     @abstractmethod
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
-        """Pictures of every world as it is now, uint8 (n, cameras, height, width, 3); by default the first camera."""
+        """Render the current state of all envs as uint8 (n, cameras, height, width, 3); default: the first camera."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""

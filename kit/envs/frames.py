@@ -1,7 +1,7 @@
-"""Stacks of frames: what a world has looked like lately, made of what it looks like now.
+"""Frame stacking.
 
-A task draws only the newest frame of an entry and says in `frames` how many of them a policy sees at once. The stack
-(n, T, ...) holds them with the newest last; an episode begins with its first frame T times.
+A task returns only the newest frame of an entry and declares in `frames` how many frames T the policy sees. The env
+stacks the latest T as (n, T, ...), newest last. At the start of an episode the first frame is repeated T times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.errors import UserError
 
 
 def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasium.Space:
-    """`space` with each entry of `frames` as so many of it, (T, ...); the entry "" is a Box by itself."""
+    """Return `space` with each entry of `frames` stacked to (T, ...). The name "" means a single Box."""
     for name, count in frames.items():
         entry = space if name == "" else space.get(name) if isinstance(space, spaces.Dict) else None
         if not isinstance(entry, spaces.Box):
@@ -33,54 +33,56 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
 
 
 class FrameStacks:
-    """The latest frames of `n` worlds. What it hands out is the caller's own."""
+    """The latest T frames of `n` envs. Returned stacks are copies."""
 
     def __init__(self, frames: Mapping[str, int]) -> None:
         self.frames = dict(frames)
-        self._kept: dict[str, list[torch.Tensor]] = {}  # each (n, ...), the newest last
+        self._latest: dict[str, list[torch.Tensor]] = {}  # entry -> T frames (n, ...), newest last
 
-    def begin(self, obs: Obs) -> Obs:
-        """New episodes in every world, first seen as `obs` (n, ...)."""
-        self._kept = {name: [_entry(obs, name).clone() for _ in range(t)] for name, t in self.frames.items()}
+    def reset(self, obs: Obs) -> Obs:
+        """Start new episodes in all envs, with the first frames in `obs` (n, ...)."""
+        self._latest = {name: [_entry(obs, name).clone() for _ in range(t)] for name, t in self.frames.items()}
         return self._stacked(obs)
 
     def push(self, obs: Obs) -> Obs:
-        """`obs` (n, ...) with what is newest in it as the end of a stack."""
-        for name, kept in self._kept.items():
-            kept.append(kept.pop(0).copy_(_entry(obs, name)))
+        """Append the newest frames and return `obs` (n, ...) with stacks in their place."""
+        for name, latest in self._latest.items():
+            latest.append(latest.pop(0).copy_(_entry(obs, name)))
         return self._stacked(obs)
 
-    def renew(self, obs: Obs, worlds: torch.Tensor, first: Obs) -> Obs:
-        """`obs` (n, ...), as `push` gave it, where the worlds numbered `worlds` (k,) have begun anew and are seen as
-        `first` (k, ...)."""
-        for name, kept in self._kept.items():
-            for frame in kept:
-                frame.index_copy_(0, worlds, _entry(first, name))
-        return self._stacked(_put(obs, worlds, first, self.frames) if isinstance(obs, dict) else obs)
+    def reset_envs(self, obs: Obs, env_ids: torch.Tensor, first: Obs) -> Obs:
+        """Start new episodes in the envs `env_ids` (k,), with the first observations `first` (k, ...).
+
+        Returns a copy of `obs` (n, ...), the result of `push`, with the rows of these envs replaced.
+        """
+        for name, latest in self._latest.items():
+            for frame in latest:
+                frame.index_copy_(0, env_ids, _entry(first, name))
+        return self._stacked(_replace(obs, env_ids, first, self.frames) if isinstance(obs, dict) else obs)
 
     def _stacked(self, obs: Obs) -> Obs:
-        stacks = {name: torch.stack(kept).transpose(0, 1) for name, kept in self._kept.items()}
+        stacks = {name: torch.stack(latest).transpose(0, 1) for name, latest in self._latest.items()}
         if isinstance(obs, Mapping):
             return {**obs, **stacks}
         return stacks.get("", obs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of the stacks, (n, T, ...)."""
-        return {name: torch.stack(kept, dim=1) for name, kept in self._kept.items()}
+        """Copy the stacks, (n, T, ...)."""
+        return {name: torch.stack(latest, dim=1) for name, latest in self._latest.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put `state` back."""
-        for name, kept in self._kept.items():
-            for frame, was in zip(kept, state[name].unbind(1), strict=True):
-                frame.copy_(was)
+        """Load stacks returned by `state`."""
+        for name, latest in self._latest.items():
+            for frame, saved in zip(latest, state[name].unbind(1), strict=True):
+                frame.copy_(saved)
 
 
 def _entry(obs: Any, name: str) -> torch.Tensor:
     return obs[name] if name else obs
 
 
-def _put(obs: Any, worlds: torch.Tensor, first: Any, but: Mapping[str, int]) -> Any:
-    """A copy of `obs` whose rows `worlds` are `first`'s, apart from the entries named in `but`."""
+def _replace(obs: Any, env_ids: torch.Tensor, first: Any, skip: Mapping[str, int]) -> Any:
+    """Copy `obs` with the rows `env_ids` replaced by `first`, except in the entries named in `skip`."""
     if not isinstance(obs, Mapping):
-        return obs.index_copy(0, worlds, first)
-    return {name: v if name in but else _put(v, worlds, first[name], {}) for name, v in obs.items()}
+        return obs.index_copy(0, env_ids, first)
+    return {name: v if name in skip else _replace(v, env_ids, first[name], {}) for name, v in obs.items()}

@@ -1,12 +1,12 @@
-"""Observation groups: who sees which entries of a task's observation, as rsl_rl's `obs_groups`.
+"""Observation groups: which network sees which entries of the observation, like rsl_rl's `obs_groups`.
 
     class MyTask(Task):
         obs_groups = {"policy": ("joints",), "critic": ("joints", "privileged"), "teacher": ("privileged",)}
 
     kit.train(env="my_tasks:MyTask", env_options={"obs_groups": ["critic", "teacher"]})
 
-An env delivers the union of the policy's group and of the groups asked for; nothing else is computed. Where that is a
-single entry it is the observation, not a Dict of one (unless the task's `bare` is false).
+An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. If that
+is a single entry, the observation is the entry itself and not a Dict (unless the task's `bare` is false).
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ if TYPE_CHECKING:
     from kit.envs.task import Task
 
 OPTION = "obs_groups"
-"""Among env_options."""
+"""Name of this option in env_options."""
 
-class Delivery(NamedTuple):
-    """What an env gives of a task's observation."""
+
+class DeliveredObs(NamedTuple):
+    """The part of a task's observation that the env delivers."""
 
     observation_space: gymnasium.Space
-    """With frames stacked."""
+    """Includes frame stacking."""
     frames: Mapping[str, int]
     obs_groups: Groups
-    """Of what is delivered; empty where everybody sees all of it."""
+    """Groups over the delivered entries; empty if every group sees all of them."""
     entries: tuple[str, ...] | None
-    """To be picked from what the task observes (`kit.envs.obs.pick`); None for all."""
+    """Entries to take from `Task.observe` (see `kit.envs.obs.pick`); None for all."""
 
 
-def delivery(task: Task) -> Delivery:
-    """What an env gives of `task`. Raises `UserError` for groups of entries that there are not."""
+def delivered_obs(task: Task) -> DeliveredObs:
+    """Determine which observation the env of `task` delivers. Raises `UserError` for unknown entries in groups."""
     space, frames = task.observation_space, task.frames
     check(task.obs_groups, space)
     if not task.obs_groups:
-        return Delivery(stacked_space(space, frames), frames, {}, None)
+        return DeliveredObs(stacked_space(space, frames), frames, {}, None)
     names = task.delivered
     groups = {group: tuple(task.obs_groups[group]) for group in task.groups if group in task.obs_groups}
     picked = pick_space(space, names, task.bare)
     if not isinstance(picked, spaces.Dict):
         frames = {"": frames[names[0]]} if names[0] in frames else {}
-        return Delivery(stacked_space(picked, frames), frames, {}, names)
+        return DeliveredObs(stacked_space(picked, frames), frames, {}, names)
     frames = {name: count for name, count in frames.items() if name in names}
-    split = any(set(seen) != set(names) for seen in groups.values())
-    return Delivery(stacked_space(picked, frames), frames, groups if split else {}, names)
+    differ = any(set(seen) != set(names) for seen in groups.values())
+    return DeliveredObs(stacked_space(picked, frames), frames, groups if differ else {}, names)
 
 
 def requested(env: str, task: Task, option: Any) -> tuple[str, ...]:
-    """The groups that `option`, the value of env_options `obs_groups`, asks for, the policy's first."""
+    """Validate `option`, the value of env_options `obs_groups`, and return the groups, the policy's first."""
     others = [group for group in task.obs_groups if group != POLICY]
     if not others:
         raise UserError(f"env_options obs_groups={option!r}: env={env!r} has no groups besides the policy's.")
@@ -72,17 +73,17 @@ def requested(env: str, task: Task, option: Any) -> tuple[str, ...]:
 
 
 def check(groups: Groups, space: gymnasium.Space) -> None:
-    """Raise `UserError` unless `groups` share out entries of `space`."""
+    """Raise `UserError` unless `groups` is empty, or has a policy group and names entries of the Dict `space`."""
     if not groups:
         return
     if not isinstance(space, spaces.Dict):
-        raise UserError(f"obs_groups={dict(groups)!r} share out the entries of a Dict, and this env gives {space}.")
+        raise UserError(f"obs_groups={dict(groups)!r} needs a Dict observation space, but this env has {space}.")
     if not groups.get(POLICY):
-        raise UserError(f"obs_groups={dict(groups)!r} must say what the policy sees: write a group 'policy'.")
+        raise UserError(f"obs_groups={dict(groups)!r} has no group 'policy'; add one with the policy's entries.")
     for group, names in groups.items():
         for name in names:
             if name not in space.spaces:
                 raise UserError(
-                    f"obs_groups {group!r} names {name!r}, which is no entry of the observation; it has "
+                    f"obs_groups {group!r} names {name!r}, which is not an entry of the observation; it has "
                     f"{', '.join(space.spaces)}."
                 )

@@ -15,13 +15,13 @@ from kit.envs.registry import make_task
 from kit.envs.vec import TensorEnv
 
 Infos = dict[str, Any]
-_TOTALS = ("final_obs", "episode_return", "episode_length")  # what Gymnasium's own wrappers report in their own way
+_TOTALS = ("final_obs", "episode_return", "episode_length")  # left out of `info`: Gymnasium's wrappers report them
 
 
 class TaskEnv(gymnasium.Env[Any, Any]):
-    """One world of the task named `task`. `info` holds the task's figures as numbers, `is_success` among them.
+    """Gymnasium env of the task named `task`. `info` holds the task's metrics as numbers, including `is_success`.
 
-    `camera` names the view that `render` shows, by default the task's first.
+    `camera` is the camera that `render` uses, by default the task's first.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -56,9 +56,9 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         return _numpy(obs, 0), reward.item(), bool(terminated.item()), bool(truncated.item()), numbers
 
     def render(self) -> np.ndarray | None:
-        """RGB picture, uint8 (height, width, 3)."""
+        """Render an RGB image, uint8 (height, width, 3)."""
         if self.render_mode is None:
-            gymnasium.logger.warn('render() draws nothing without render_mode="rgb_array" in make().')
+            gymnasium.logger.warn('render() returns None without render_mode="rgb_array" in make().')
             return None
         return self.tensor_env.render(*self._view)[0, 0].numpy()
 
@@ -67,8 +67,8 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
 
 class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
-    """`num_envs` worlds of the task named `task`. Finished worlds are reset in the same step; what they ended with is
-    in `infos["final_obs"]` and `infos["final_info"]`, as in Gymnasium's own vector envs."""
+    """Gymnasium `VectorEnv` of the task named `task`. Finished envs are reset in the same step; their last observation
+    and info are in `infos["final_obs"]` and `infos["final_info"]`, as in Gymnasium's own vector envs."""
 
     metadata: dict[str, Any] = {  # noqa: RUF012
         "render_modes": ["rgb_array"],
@@ -118,8 +118,8 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if done.any():
             final_obs = np.full(self.num_envs, None, dtype=object)
             final_info = {name: value.copy() for name, value in infos.items() if name[0] != "_"}
-            for world in np.flatnonzero(done):
-                final_obs[world] = _numpy(info["final_obs"], int(world))
+            for i in np.flatnonzero(done):
+                final_obs[i] = _numpy(info["final_obs"], int(i))
             infos |= {"final_obs": final_obs, "_final_obs": done, "_final_info": done.copy()}
             infos["final_info"] = {**final_info, **{f"_{name}": done.copy() for name in final_info}}
         return (
@@ -131,18 +131,18 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         )
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """One RGB picture per world, uint8 (height, width, 3)."""
+        """Render one RGB image per env, uint8 (height, width, 3)."""
         return tuple(self.tensor_env.render(*self._view)[:, 0].cpu().numpy()) if self.render_mode else None
 
     def close_extras(self, **kwargs: Any) -> None:
         self.tensor_env.close()
 
 
-def _numpy(obs: Obs, world: int | None = None) -> Any:
-    """Of all worlds, or of one."""
-    return tree_map(lambda x: (x if world is None else x[world]).cpu().numpy(), obs)
+def _numpy(obs: Obs, index: int | None = None) -> Any:
+    """Convert the observation of all envs, or of the env `index`, to numpy."""
+    return tree_map(lambda x: (x if index is None else x[index]).cpu().numpy(), obs)
 
 
 def _rename(info: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The figures of a step under the names that Gymnasium's users know."""
+    """Return the task's metrics, with "success" under Gymnasium's usual name "is_success"."""
     return {"is_success" if name == "success" else name: v for name, v in info.items() if name not in _TOTALS}

@@ -1,4 +1,4 @@
-"""Anybody's Gymnasium env behind the contract of vector envs: stepped by SB3's, tensors at the border."""
+"""Vector env of any Gymnasium env: SB3's vector envs step it, observations and rewards become tensors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _KNOWN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class GymnasiumEnv(BatchEnv):
-    """`num_envs` copies of a Gymnasium env: of a class or a registered one, made with `options`.
+    """A vector env of `num_envs` copies of a Gymnasium env, given by class or id and made with `options`.
 
-    Entries of nested Dicts get names such as "hand/force"; Tuples, texts and the like are flattened. By default the
-    copies take turns in this process, which is faster than processes of their own unless a step takes milliseconds
-    (`processes=True`). An attribute `obs_groups` of the env says who sees what of a Dict, as a `Task`'s does.
+    Nested Dicts are flattened to names such as "hand/force"; Tuple, Text and similar spaces are flattened to vectors.
+    By default the copies are stepped one after the other in this process; `processes=True` gives each its own process,
+    which is faster only if a step takes milliseconds. An env attribute `obs_groups` declares observation groups of a
+    Dict, like a `Task`'s.
 
-    Gymnasium's own MuJoCo envs are snapshotted exactly. Others begin new episodes on `restore`, as `snapshot_note`
-    says.
+    Snapshots of Gymnasium's own MuJoCo envs are exact. Other envs start new episodes on `restore`; `snapshot_note`
+    tells the user.
     """
 
     cameras: tuple[str, ...] = ("default",)
@@ -62,9 +63,9 @@ class GymnasiumEnv(BatchEnv):
         self.obs_groups = {group: tuple(names) for group, names in declared.items()}
         self.snapshots = all(self.vec_env.get_attr("resumable"))
         self.snapshot_note = (
-            f"{name} is saved exactly, as part of every checkpoint."
+            f"The full state of {name} is saved exactly, in every checkpoint."
             if self.snapshots
-            else f"{name} cannot save where its worlds stand, so a resumed run begins new episodes in them."
+            else f"{name} cannot save the state of its envs, so a resumed run begins new episodes in them."
         )
         self.episode_steps = (env.max_episode_steps if isinstance(env, EnvSpec) else None) or 1000
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
@@ -74,7 +75,7 @@ class GymnasiumEnv(BatchEnv):
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Begin a new episode in every world; world i is seeded with `seed` + i."""
+        """Start a new episode in every env; env i is seeded with `seed` + i."""
         if seed is not None:
             self._seed = seed
             self.vec_env.seed(seed)
@@ -83,10 +84,10 @@ class GymnasiumEnv(BatchEnv):
         return self._tensor(self.vec_env.reset())
 
     def step(self, action: torch.Tensor) -> Step:
-        numbers = action.cpu().numpy()
+        actions = action.cpu().numpy()
         if isinstance(self.action_space, spaces.Box):
-            numbers = np.clip(numbers, self.action_space.low, self.action_space.high)
-        obs_, reward_, done_, infos = self.vec_env.step(numbers)
+            actions = np.clip(actions, self.action_space.low, self.action_space.high)
+        obs_, reward_, done_, infos = self.vec_env.step(actions)
         obs, reward, done = self._tensor(obs_), torch.as_tensor(reward_, dtype=torch.float32), torch.as_tensor(done_)
         truncated = torch.tensor([bool(info["TimeLimit.truncated"]) for info in infos])
         self._return += reward
@@ -104,17 +105,17 @@ class GymnasiumEnv(BatchEnv):
         return obs, reward.to(device), (done & ~truncated).to(device), truncated.to(device), info
 
     def _final(self, obs: Obs, done: np.ndarray, infos: list[dict[str, Any]]) -> Obs:
-        """`obs` with the rows of finished worlds replaced by what those worlds ended with."""
+        """Return `obs` with the rows of finished envs replaced by their terminal observations."""
         if not done.any():
             return obs
         final = tree_map(torch.clone, obs)
-        for world in np.flatnonzero(done).tolist():
-            last = self._tensor(infos[world]["terminal_observation"])
-            tree_map(lambda rows, row, world=world: rows[world].copy_(row), final, last)
+        for i in np.flatnonzero(done).tolist():
+            last = self._tensor(infos[i]["terminal_observation"])
+            tree_map(lambda rows, row, i=i: rows[i].copy_(row), final, last)
         return final
 
     def _tensor(self, obs: Any) -> Obs:
-        """Real numbers become float32; bytes and whole numbers keep their type."""
+        """Convert to tensors: reals to float32; integer types, including bytes, stay."""
 
         def convert(values: Any) -> torch.Tensor:
             tensor = torch.as_tensor(np.asarray(values), device=self.device)
@@ -126,50 +127,53 @@ class GymnasiumEnv(BatchEnv):
         common = {"return": self._return.clone(), "length": self._length.clone(), "seed": torch.tensor(self._seed)}
         if not self.snapshots:
             return common
-        worlds = self.vec_env.env_method("snapshot")
-        return common | {f"world.{name}": torch.from_numpy(np.stack([w[name] for w in worlds])) for name in worlds[0]}
+        states = self.vec_env.env_method("snapshot")
+        return common | {f"world.{name}": torch.from_numpy(np.stack([s[name] for s in states])) for name in states[0]}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        """Go back to `snapshot`, of an env of the same id and size; without `snapshots`, begin new episodes seeded by
-        it, so that restoring twice gives the same (call `reset` for their first observation)."""
+        """Load `snapshot`, taken from an env of the same id and size.
+
+        Without `snapshots`, start new episodes instead. Their seed follows from `snapshot`, so that restoring twice
+        gives the same episodes (call `reset` for their first observation).
+        """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
             return
         own = {name[6:]: value.cpu().numpy() for name, value in snapshot.items() if name.startswith("world.")}
-        for world in range(self.num_envs):
-            rows = {name: value[world] for name, value in own.items()}
-            self.vec_env.env_method("restore", rows, indices=world)
+        for i in range(self.num_envs):
+            rows = {name: value[i] for name, value in own.items()}
+            self.vec_env.env_method("restore", rows, indices=i)
         self._return.copy_(snapshot["return"])
         self._length.copy_(snapshot["length"])
 
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
-        """Pictures of every world as it is now, uint8 (n, 1, height, width, 3); there is one view."""
-        pictures = np.stack(self.vec_env.env_method("picture", height, width))
-        return torch.from_numpy(pictures).unsqueeze(1)
+        """Render the current state of all envs as uint8 (n, 1, height, width, 3). There is one camera."""
+        images = np.stack(self.vec_env.env_method("image", height, width))
+        return torch.from_numpy(images).unsqueeze(1)
 
     def close(self) -> None:
         self.vec_env.close()
 
 
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
-    """Makes one copy of the env, with what `GymnasiumEnv` asks of it."""
+    """Return a function that makes one copy of the env, wrapped for `GymnasiumEnv`."""
 
     def make() -> gymnasium.Env:
         try:
             if isinstance(env, EnvSpec):
                 made = gymnasium.make(env, render_mode="rgb_array", **options)
             else:
-                pictures = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
-                made = OrderEnforcing(env(**pictures, **options))
+                mode = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
+                made = OrderEnforcing(env(**mode, **options))
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise UserError(f"env={name!r} cannot be made here with env_options={options!r}: {error}") from error
-        return _Saved(_in_our_spaces(made))
+        return _Snapshots(_flattened(made))
 
     return make
 
 
-def _in_our_spaces(env: gymnasium.Env) -> gymnasium.Env:
-    """Observations as a space that SB3 knows, or a flat Dict of such."""
+def _flattened(env: gymnasium.Env) -> gymnasium.Env:
+    """Wrap `env` so that its observation space is one that SB3 supports, or a flat Dict of such."""
     space = env.observation_space
     if isinstance(space, _KNOWN):
         return env
@@ -181,9 +185,12 @@ def _in_our_spaces(env: gymnasium.Env) -> gymnasium.Env:
     return FlattenObservation(env)
 
 
-class _Saved(gymnasium.Wrapper):
-    """Saves Gymnasium's MuJoCo envs: physics, everything computed from it that observations may read (positions of
-    bodies lag behind the joints, so they cannot be recomputed), the random generator and the clock of the episode."""
+class _Snapshots(gymnasium.Wrapper):
+    """Snapshots of Gymnasium's MuJoCo envs: physics, derived arrays, random generator and elapsed steps.
+
+    Derived arrays (everything that observations may read) are saved because body positions lag behind the joints, so
+    they cannot be recomputed.
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -196,7 +203,7 @@ class _Saved(gymnasium.Wrapper):
         self._clock: Any = next((layer for layer in layers if isinstance(layer, TimeLimit)), None)
 
     def _derived(self) -> dict[str, np.ndarray]:
-        """The arrays of MjData whose size is fixed, by name."""
+        """Return the arrays of MjData that have a fixed size, by name."""
         data = self.env.unwrapped.data  # type: ignore[attr-defined]
         arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
         return {k: a for k, a in arrays.items() if isinstance(a, np.ndarray) and a.size and is_fixed(data, a)}
@@ -222,29 +229,29 @@ class _Saved(gymnasium.Wrapper):
         if self._clock is not None:
             self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
 
-    def picture(self, height: int, width: int) -> np.ndarray:
-        """uint8 (height, width, 3): MuJoCo worlds by our own renderer, which needs no OpenGL, others by their own, cut
-        or repeated to size."""
+    def image(self, height: int, width: int) -> np.ndarray:
+        """Render uint8 (height, width, 3). MuJoCo envs use kit's renderer, which needs no OpenGL; others their own,
+        resized by repeating or dropping pixels."""
         inner: Any = self.env.unwrapped
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data
 
             return render_data(inner.model, inner.data, height, width).numpy()
-        picture = np.asarray(self.env.render())
-        rows = np.arange(height) * picture.shape[0] // height
-        columns = np.arange(width) * picture.shape[1] // width
-        return picture[rows][:, columns]
+        image = np.asarray(self.env.render())
+        rows = np.arange(height) * image.shape[0] // height
+        columns = np.arange(width) * image.shape[1] // width
+        return image[rows][:, columns]
 
 
 def _pack(generator: np.random.Generator) -> np.ndarray:
-    """The state of a PCG64 generator as uint64 (6,)."""
+    """Return the state of a PCG64 generator as uint64 (6,)."""
     state: Any = generator.bit_generator.state
     words = [word for number in (state["state"]["state"], state["state"]["inc"]) for word in divmod(number, 2**64)]
     return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
 
 
 def _unpack(generator: np.random.Generator, packed: np.ndarray) -> None:
-    """Put what `_pack` took back."""
+    """Load the generator state returned by `_pack`."""
     high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) for word in packed)
     generator.bit_generator.state = {
         "bit_generator": "PCG64",

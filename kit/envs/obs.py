@@ -1,4 +1,4 @@
-"""Observations: a tensor, or a nested dict of tensors, of any rank and dtype, with the worlds in front."""
+"""Observations: a batched tensor, or a nested dict of such tensors, of any rank and dtype."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from gymnasium import Space, spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
 Obs: TypeAlias = "torch.Tensor | dict[str, Obs]"
-"""(n, ...), or one such tensor for each key of a Dict space, which may hold further ones."""
+"""A tensor (n, ...), or for a Dict space a dict of observations."""
 
 POLICY, CRITIC, TEACHER = "policy", "critic", "teacher"
-"""Observation groups (`kit.envs.groups`)."""
+"""Names of observation groups (`kit.envs.groups`)."""
 Groups: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Group -> the entries that it sees, top-level keys of a Dict observation."""
-
+"""Group -> its entries, top-level keys of a Dict observation."""
 
 COLOURS = (1, 3, 4)
-"""Channels that a picture has: grey, RGB, or RGB and one more."""
+"""Possible numbers of image channels: grey, RGB, or RGB and one more."""
 
 
 def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
-    """`function` of one tensor, or of each entry of dicts with the same keys."""
+    """Apply `function` to tensors, or to each entry of nested dicts with the same keys."""
     if isinstance(obs[0], Mapping):
         return {key: tree_map(function, *(o[key] for o in obs)) for key in obs[0]}
     return function(*obs)
 
 
 def select(mask: torch.Tensor, new: Obs, old: Obs) -> Obs:
-    """Rows of `new` where `mask` (n,) bool, of `old` elsewhere, whatever the rank of an entry."""
+    """Take rows from `new` where `mask` (n,) bool is true and from `old` elsewhere, for entries of any rank."""
     return tree_map(lambda a, b: torch.where(mask.view(-1, *[1] * (b.ndim - 1)), a, b), new, old)
 
 
 def leaves(name: str, obs: Any) -> Iterator[tuple[str, Any]]:
-    """Each tensor under `name`, or "name.key", "name.key.inner" for entries of dicts."""
+    """Flatten `obs` into (name, tensor) pairs: "name", or "name.key" and "name.key.inner" for nested dicts."""
     if not isinstance(obs, Mapping):
         yield name, obs
         return
@@ -45,45 +44,47 @@ def leaves(name: str, obs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
-    """What `leaves` took apart, out of `columns` that may hold others too."""
+    """Rebuild the observation that `leaves` flattened from `columns`, which may hold other names too."""
     if name in columns:
         return columns[name]
     keys = [key[len(name) + 1 :].partition(".")[0] for key in columns if key.startswith(f"{name}.")]
     return {key: from_leaves(f"{name}.{key}", columns) for key in dict.fromkeys(keys)}
 
 
-def entries(nested: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    """What a nested dict or Dict space holds, under flat names such as "hand/force"."""
+def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Flatten a nested dict or Dict space into pairs with names such as "hand/force"."""
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            yield from entries(value, f"{inside}{key}/")
+            yield from entries(value, f"{prefix}{key}/")
         else:
-            yield f"{inside}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
-    """The entries `names` of `obs` that are there; if `bare`, a single one by itself unless it is a dict. None picks
-    everything."""
+    """Select the entries `names` of `obs`; None selects all. If `bare`, a single entry that is not a dict is returned
+    without its dict."""
     if names is None or not isinstance(obs, Mapping):
         return obs
     picked = {name: value for name, value in obs.items() if name in names}
-    alone = bare and len(names) == 1 and not any(isinstance(value, Mapping) for value in picked.values())
-    return next(iter(picked.values())) if alone else picked
+    single = bare and len(names) == 1 and not any(isinstance(value, Mapping) for value in picked.values())
+    return next(iter(picked.values())) if single else picked
 
 
 def pick_space(space: Space, names: Collection[str] | None, bare: bool = True) -> Space:
-    """The space of what `pick` gives."""
+    """Return the space of the observations that `pick` returns."""
     if names is None or not isinstance(space, spaces.Dict):
         return space
     picked = {name: inner for name, inner in space.spaces.items() if name in names}
-    alone = bare and len(picked) == 1 and not any(isinstance(inner, spaces.Dict) for inner in picked.values())
-    return next(iter(picked.values())) if alone else spaces.Dict(picked)
+    single = bare and len(picked) == 1 and not any(isinstance(inner, spaces.Dict) for inner in picked.values())
+    return next(iter(picked.values())) if single else spaces.Dict(picked)
 
 
 class PolicyView:
-    """Observations in the shapes that SB3's policies take: images with their channels first, nested dicts flat with
-    names such as "hand/force"; of `names` alone, if given. Types stay, no number changes, and where nothing is to be
-    done nothing is."""
+    """Convert observations to the layout of SB3's policies: images channels first, nested dicts flattened.
+
+    Flattened names look like "hand/force". With `names`, only these entries are kept. Dtypes and values do not change;
+    an observation that already has this layout is returned as it is.
+    """
 
     _names: Collection[str] | None = None
 
@@ -94,18 +95,17 @@ class PolicyView:
         self._same = self.space == space
 
     def __call__(self, obs: Obs) -> Obs:
-        """`obs` (n, ...) of the env's space as one of `space`."""
+        """Convert `obs` (n, ...) of the env's space to `self.space`."""
         if self._same:
             return obs
         obs = pick(obs, self._names)
         flat = dict(entries(obs)) if isinstance(obs, Mapping) else {"": obs}
-        wanted = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
-        seen: dict[str, Any] = {name: _move(value, wanted[name].shape or ()) for name, value in flat.items()}
-        return seen if isinstance(obs, Mapping) else seen[""]
-
+        inner = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
+        converted: dict[str, Any] = {name: _move(value, inner[name].shape or ()) for name, value in flat.items()}
+        return converted if isinstance(obs, Mapping) else converted[""]
 
     def frames(self, frames: Mapping[str, int]) -> Mapping[str, int]:
-        """An env's `frames` under the names that entries have here."""
+        """Return an env's `frames` with the entry names of this view."""
         if self._names is None or isinstance(self.space, spaces.Dict):
             return frames
         (name,) = self._names
@@ -113,20 +113,20 @@ class PolicyView:
 
 
 def is_image(space: Space) -> bool:
-    """Whether `space` is of pictures, uint8 of three dimensions, or of stacks of them, four."""
+    """Return whether `space` holds images: a uint8 Box with three dimensions, or four for frame stacks."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
-def newest_image(pictures: torch.Tensor) -> np.ndarray:
-    """RGB, uint8 (H, W, 3), of the pictures that a policy sees of one world, (C, H, W), or the last of (T, C, H, W)."""
-    picture = pictures[-1] if pictures.ndim == 4 else pictures
-    colours = picture.movedim(0, -1)[..., -3:] if len(picture) >= 3 else picture[-1:].movedim(0, -1)
+def newest_image(images: torch.Tensor) -> np.ndarray:
+    """Return the newest image of one env as RGB, uint8 (H, W, 3), from an entry (C, H, W) or (T, C, H, W)."""
+    image = images[-1] if images.ndim == 4 else images
+    colours = image.movedim(0, -1)[..., -3:] if len(image) >= 3 else image[-1:].movedim(0, -1)
     return np.broadcast_to(colours.cpu().numpy(), (*colours.shape[:2], 3))
 
 
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Channels before height and width, if that is what is missing to `shape`."""
-    last = value.ndim - 1  # torch's ONNX exporter writes a negative axis down as it is
+    """Move channels before height and width, unless `value` has `shape` (without the batch) already."""
+    last = value.ndim - 1  # a positive axis, because torch's ONNX exporter copies a negative one unchanged
     return value if tuple(value.shape[1:]) == shape else value.movedim(last, last - 2)
 
 

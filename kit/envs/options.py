@@ -1,4 +1,4 @@
-"""A task's options as one frozen dataclass: every constant with its unit, its bounds and where it comes from."""
+"""Base class for a task's options: a frozen dataclass whose fields have a default, bounds, a unit and a source."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from kit.errors import UserError
 
 
 def number(default: float, low: float, high: float) -> Any:
-    """A field from `low` to `high`."""
+    """Declare a numeric field with bounds `low` to `high`, both included."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `env_options` may say: subclasses add fields, numbers made with `number`. A value of the wrong kind or out
-    of bounds raises `UserError`."""
+    """Options of a task, set by `env_options`. Subclasses add fields; numeric fields are declared with `number`.
+
+    A value of the wrong type or out of bounds raises `UserError`.
+    """
 
     task: ClassVar[str]
-    """Whose they are."""
+    """Name of the task, for error messages."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -35,12 +37,12 @@ class Options:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The defaults, with what `options` say. An unknown name raises `UserError`."""
+        """Build from the defaults, overridden by `options`. An unknown name raises `UserError`."""
         names = [f.name for f in fields(cls)]
         for name in options:
             if name not in names:
                 close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
                 hint = f"did you mean {close[0]}? " if close else ""
-                whose = f"is not one of {cls.task}'s; {hint}valid are {', '.join(names)}."
-                raise UserError(f"env_options {name}={options[name]!r} {whose}")
+                valid = f"is not one of {cls.task}'s; {hint}valid are {', '.join(names)}."
+                raise UserError(f"env_options {name}={options[name]!r} {valid}")
         return cls(**options)

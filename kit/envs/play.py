@@ -1,4 +1,4 @@
-"""The loop in which a policy acts in an env: hidden state, episode starts, whole episodes."""
+"""The loop that plays a policy in an env: hidden state, episode starts, counting of whole episodes."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ from kit.envs.contract import BatchEnv, Info
 from kit.envs.obs import Obs, select
 
 HiddenState = tuple[torch.Tensor, ...]
-"""A hidden state: tensors (n, ...) with the envs in front, none if the policy is not recurrent."""
+"""Hidden state of a recurrent policy: tensors (n, ...); empty for other policies."""
 
 
 @runtime_checkable
 class Player(Protocol):
-    """A policy without noise or with it, recurrent or not."""
+    """Policy interface: (obs, hidden_state) -> (action, hidden_state), deterministic or stochastic."""
 
     def initial_state(self, n: int) -> HiddenState:
-        """The hidden state with which episodes of `n` envs start."""
+        """Return the hidden state at the start of an episode, for `n` envs."""
 
     def __call__(self, obs: Obs, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
-        """Actions (n, ...) for `obs` (n, ...), and the hidden state afterwards."""
+        """Return actions (n, ...) for `obs` (n, ...), and the next hidden state."""
 
 
 class Transition(NamedTuple):
-    """One step of every env."""
+    """One step of all envs."""
 
     obs: Obs
-    """(n, ...); with `hidden_state` what the player was given."""
+    """(n, ...); the player's input, with `hidden_state`."""
     hidden_state: HiddenState
-    """That of envs in `episode_starts` is new."""
+    """The player's input; the initial state in the envs of `episode_starts`."""
     episode_starts: torch.Tensor
     """(n,) bool: the first step of an episode."""
     action: torch.Tensor
     next_obs: Obs
-    """(n, ...), of finished envs the first of their next episode."""
+    """(n, ...); in finished envs the first observation of the next episode."""
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
     info: Info
     ended: torch.Tensor
-    """(n,) bool: the last step of one of the episodes that count."""
+    """(n,) bool: the last step of an episode that counts."""
 
 
 def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) -> Iterator[Transition]:
-    """Step `env` with the actions of `player`, from `obs`, which `env.reset` gave. Ends when every env has finished
-    `episodes`: these count, the same number of each, so that short ones do not count more often."""
+    """Step `env` with the actions of `player`, starting from `obs`, the result of `env.reset`.
+
+    Ends when every env has finished `episodes` episodes. The first `episodes` of each env count: the same number per
+    env, so that short episodes are not overrepresented.
+    """
     n = env.num_envs
     hidden_state, episode_starts = player.initial_state(n), torch.ones(n, dtype=torch.bool, device=env.device)
     finished = torch.zeros(n, dtype=torch.long, device=env.device)
@@ -66,6 +69,6 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
 
 
 def restart(player: Player, hidden_state: HiddenState, episode_starts: torch.Tensor) -> HiddenState:
-    """`hidden_state` with that of the envs in `episode_starts` (n,) bool as new."""
+    """Reset `hidden_state` to the initial state in the envs of `episode_starts` (n,) bool."""
     states = zip(player.initial_state(len(episode_starts)), hidden_state, strict=True)
     return tuple(cast(torch.Tensor, select(episode_starts.to(now.device), new, now)) for new, now in states)

@@ -1,4 +1,4 @@
-"""Which env a name means, here and in child processes. Names are looked up without loading torch or MuJoCo."""
+"""Look up and make envs by name, in this process and in child processes. Lookup loads neither torch nor MuJoCo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ _TASKS = {
     "Reach": "kit.tasks.reach.task:Reach",
     "ReachVision": "kit.tasks.reach.vision:ReachVision",
 }
-"""Task name -> module:class; the module is imported when the task is made."""
+"""Task name -> module:Class. The module is imported when the task is made."""
 MOVED = {
     "kit.envs.ant": "kit.tasks.ant",
     "kit.envs.dishwashing": "kit.tasks.dishwashing.task",
@@ -48,13 +49,13 @@ MOVED = {
     "kit.envs.reach": "kit.tasks.reach.task",
     "kit.envs.reach_vision": "kit.tasks.reach.vision",
 }
-"""Where tasks were until 0.2, as configs of older runs may name them."""
+"""Module names of tasks until 0.2 -> today's, for configs of older runs."""
 CARRIED = "KIT_REGISTERED_ENV"
-"""A variable of child processes: the Gymnasium spec, in JSON, of an env that their parent knows."""
+"""Environment variable for child processes: JSON spec of a Gymnasium env that the parent process has registered."""
 
 
 def names() -> list[str]:
-    """kit's own tasks."""
+    """Return the names of kit's own tasks."""
     return sorted(_TASKS)
 
 
@@ -66,86 +67,86 @@ def make_vec(
     threads: int | None = None,
     env_options: Mapping[str, Any] | None = None,
 ) -> BatchEnv:
-    """A vector env of `n_envs` worlds.
+    """Make a vector env of `n_envs` envs.
 
-    `env` is one of kit's tasks ("Reach"; "kit/Reach-v0" is the same), a class of one's own ("my_tasks:Corridor", a
-    `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` go to its constructor; of a
-    task's, `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`) are known to all.
-    `threads` is how many CPU threads share the physics, by default one per usable core.
+    `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), your own class ("my_tasks:Corridor", a `Task` or a
+    Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` are passed to its constructor; every
+    task also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the number
+    of CPU threads for the physics, by default one per usable core.
     """
     if not isinstance(n_envs, int) or n_envs < 1:
         raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
-    found = find(env)
-    if _is_task(found):
+    entry = find(env)
+    if _is_task(entry):
         from kit.envs.vec import TensorEnv
 
         return TensorEnv(make_task(env, **env_options or {}), n_envs, device, seed, threads)
     from kit.envs.gymnasium_env import GymnasiumEnv
 
-    return GymnasiumEnv(found, n_envs, device, seed, **env_options or {})
+    return GymnasiumEnv(entry, n_envs, device, seed, **env_options or {})
 
 
 def make_task(name: str, **options: object) -> Task:
-    """The task called `name`, built anew with the `options` of its constructor."""
-    found = find(name)
-    if not _is_task(found):
+    """Construct the task `name` with the `options` of its constructor."""
+    entry = find(name)
+    if not _is_task(entry):
         raise UserError(f"env={name!r} is a Gymnasium env, not a Task of kit's.")
-    return _construct(name, found, options)
+    return _construct(name, entry, options)
 
 
 class Spaces(NamedTuple):
-    """What can be known of an env without making worlds."""
+    """Spaces and properties of an env that are known without making a batch of envs."""
 
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     batched: bool
-    """Whether it is a Task, whose worlds live on the training device."""
+    """Whether the env is a `Task`, whose state lives on the training device."""
     physics: bool = True
-    """Whether a step costs what physics does; a Task without MuJoCo wants thousands of worlds."""
+    """Whether a step simulates MuJoCo physics. A `Task` without it is so cheap that it needs thousands of envs."""
     obs_groups: Groups = MappingProxyType({})
-    """Who sees what of the observation; see `BatchEnv.obs_groups`."""
+    """See `BatchEnv.obs_groups`."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Those options of a task that name a run whose policy is to play against the one that learns."""
-    named = getattr(find(env), "opponents", ())
-    return {name: value for name, value in (env_options or {}).items() if name in named and value != "stock"}
+    """Return the options that name a run whose policy plays as the opponent: side -> run."""
+    sides = getattr(find(env), "opponents", ())
+    return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
 
 
-def alone(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without such opponents: for worlds in which nobody plays, or only to see how fast it goes."""
+def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `env_options` without opponents from runs, for envs that only give spaces or measure speed."""
     return {name: value for name, value in env_options.items() if name not in opponents(env, env_options)}
 
 
-def plays(env: str, env_options: Mapping[str, Any]) -> str:
-    """The option under which a policy of this task would play against another, or nothing."""
-    parts = getattr(find(env), "opponents", ())
-    return str(env_options.get("side", parts[0])) if parts else ""
+def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
+    """Return the side that the learning policy plays, or "" for a task without opponents."""
+    sides = getattr(find(env), "opponents", ())
+    return str(env_options.get("side", sides[0])) if sides else ""
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
-    """The spaces of one world as training sees them. Raises `UserError` if the env cannot be made."""
+    """Return the spaces of one env as training sees them. Raises `UserError` if the env cannot be made."""
     return _describe(env, json.dumps(env_options or {}, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=32)
 def _describe(env: str, options: str) -> Spaces:
-    found = find(env)
-    if _is_task(found):
-        task = _construct(env, found, json.loads(options))
-        from kit.envs.groups import delivery
+    entry = find(env)
+    if _is_task(entry):
+        task = _construct(env, entry, json.loads(options))
+        from kit.envs.groups import delivered_obs
 
-        given = delivery(task)
-        return Spaces(given.observation_space, task.action_space, True, hasattr(task, "model"), given.obs_groups)
+        obs = delivered_obs(task)
+        return Spaces(obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups)
     from kit.envs.gymnasium_env import GymnasiumEnv
 
-    one = GymnasiumEnv(found, 1, **json.loads(options))
+    one = GymnasiumEnv(entry, 1, **json.loads(options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
 
 
 def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
-    """What `env` names; nothing is built. Raises `UserError` if it names nothing."""
+    """Return the class or Gymnasium spec that `env` names, without building it. Raises `UserError` if unknown."""
     name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
     if name in _TASKS:
         module, _, attribute = _TASKS[name].partition(":")
@@ -156,13 +157,13 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
-        if own.__module__ == "kit.envs.gym":  # its option names an env once more
+        if own.__module__ == "kit.envs.gym":  # a Gymnasium view, whose `task` option would name the env a second time
             raise UserError(f"env={env!r} is a view of a task; name the task itself.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
         gymnasium.registry[spec.id] = spec
     try:
-        spec = gymnasium.spec(attribute if colon else env)  # its module, once imported, has registered it
+        spec = gymnasium.spec(attribute if colon else env)  # the import of `module` above has registered the id
     except gymnasium.error.Error:
         raise UserError(_unknown(env)) from None
     if isinstance(spec.entry_point, str):
@@ -170,38 +171,43 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     return spec
 
 
-def carry(config: RunConfig) -> dict[str, str]:
-    """Environment variables with which a child process finds what `config` names as this one does: modules beside the
-    notebook, those that are trusted, and ids registered here. Raises `UserError` for an env that no other process can
-    make, and for a module that is not trusted."""
+def child_environ(config: RunConfig) -> dict[str, str]:
+    """Return environment variables that let a child process make the env of `config`.
+
+    They carry the module search path (with modules beside the notebook), the trusted modules, and Gymnasium ids that
+    this process has registered. Raises `UserError` for an env defined in the notebook itself, and for a module that is
+    not trusted.
+    """
     trust.permit(config)
-    env, found = config.env, find(config.env)
-    paths = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
-    paths |= trust.carried()
-    if not isinstance(found, EnvSpec) or found.id.startswith("kit/"):
-        return paths
-    point: Any = found.entry_point
+    env, entry = config.env, find(config.env)
+    variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
+    variables |= trust.carried()
+    if not isinstance(entry, EnvSpec) or entry.id.startswith("kit/"):
+        return variables
+    point: Any = entry.entry_point
     if callable(point) and point.__module__ != "__main__":
-        found = dataclasses.replace(found, entry_point=f"{point.__module__}:{point.__qualname__}")
-    if found.entry_point is None or callable(found.entry_point):
+        entry = dataclasses.replace(entry, entry_point=f"{point.__module__}:{point.__qualname__}")
+    if entry.entry_point is None or callable(entry.entry_point):
         raise UserError(
-            f"env={env!r} is made by code of this notebook alone, which a training process cannot import; put it into "
-            "a module beside the notebook and name it module:Class."
+            f"env={env!r} is defined in this notebook, which a training process cannot import; put it into a module "
+            "beside the notebook and name it module:Class."
         )
-    return {**paths, CARRIED: found.to_json()}
+    return {**variables, CARRIED: entry.to_json()}
 
 
-def _is_task(found: object) -> TypeIs[type[Task]]:
-    """Without loading kit.envs.task, and with it torch and MuJoCo: whoever has a Task has loaded it."""
+def _is_task(entry: object) -> TypeIs[type[Task]]:
+    """Return whether `entry` is a Task class, without importing kit.envs.task (and with it torch and MuJoCo): a Task
+    class can only exist if that module has been imported."""
     module = sys.modules.get("kit.envs.task")
-    return module is not None and isinstance(found, type) and issubclass(found, module.Task)
+    return module is not None and isinstance(entry, type) and issubclass(entry, module.Task)
 
 
 def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     from kit.envs import groups, randomize
 
-    random, listed = options.get(randomize.OPTION), options.get(groups.OPTION)
+    terms, group_names = options.get(randomize.OPTION), options.get(groups.OPTION)
     options = {key: value for key, value in options.items() if key not in (randomize.OPTION, groups.OPTION)}
+    _check_names(name, task, options)
     try:
         made: Task = task(**options)
     except TypeError as error:
@@ -210,15 +216,30 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
         raise UserError(f"env_options={dict(options)!r} do not suit env={name!r}: {error}.") from None
     if not hasattr(made, "name"):
         made.name = name
-    if random is not None:
-        made.randomized = randomize.chosen(name, made.random_terms, random)
-    if listed is not None:
-        made.groups = groups.requested(name, made, listed)
+    if terms is not None:
+        made.randomized = randomize.chosen(name, made.random_terms, terms)
+    if group_names is not None:
+        made.groups = groups.requested(name, made, group_names)
     return made
 
 
+def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
+    """Raise `UserError` for an option that is not a parameter of the constructor."""
+    from kit.envs.randomize import OPTION
+
+    parameters = inspect.signature(task).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [*(parameter.name for parameter in parameters), OPTION]
+    for name, value in options.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(f"env_options {name}={value!r} is not one of {env}'s; {hint}valid are {', '.join(known)}.")
+
+
 def _import(env: str, module: str) -> Any:
-    """A module on the path or in the present folder, where notebooks lie."""
+    """Import `module` from the path or the current folder (beside the notebook)."""
     trust.check(env, module)
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Any of our vector envs as a Stable-Baselines3 `VecEnv`: tensors inside, numpy at the border."""
+"""Stable-Baselines3 `VecEnv` adapter for kit's vector envs, converting between tensors and numpy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from kit.envs.obs import Obs, PolicyView, tree_map
 
 
 class TensorVecEnv(VecEnv):
-    """`tensor_env` for anything written for SB3, observations as its policies take them (`view`). It reports what SB3's
-    `Monitor` would: at the end of an episode the world's info holds "episode" {"r", "l", "t"}, "terminal_observation",
-    "TimeLimit.truncated" and, where the task knows success, "is_success"."""
+    """SB3 `VecEnv` around `tensor_env`, with observations in the layout of SB3's policies (`view`).
+
+    Infos match SB3's `Monitor`: at the end of an episode they hold "episode" {"r", "l", "t"}, "terminal_observation",
+    "TimeLimit.truncated" and, if the task reports success, "is_success".
+    """
 
     def __init__(self, tensor_env: BatchEnv, view: PolicyView | None = None) -> None:
         self.tensor_env = tensor_env
@@ -41,18 +43,18 @@ class TensorVecEnv(VecEnv):
         done = (terminated | truncated).cpu().numpy()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         final = self._numpy(info["final_obs"]) if done.any() else None
-        for world in np.flatnonzero(done):
-            infos[world] = {
-                "terminal_observation": tree_map(lambda rows, world=world: rows[world], final),
-                "TimeLimit.truncated": bool(truncated[world]),
+        for i in np.flatnonzero(done):
+            infos[i] = {
+                "terminal_observation": tree_map(lambda rows, i=i: rows[i], final),
+                "TimeLimit.truncated": bool(truncated[i]),
                 "episode": {
-                    "r": float(info["episode_return"][world]),
-                    "l": int(info["episode_length"][world]),
+                    "r": float(info["episode_return"][i]),
+                    "l": int(info["episode_length"][i]),
                     "t": round(time.time() - self._started, 6),
                 },
             }
             if "success" in info:
-                infos[world]["is_success"] = bool(info["success"][world])
+                infos[i]["is_success"] = bool(info["success"][i])
         return self._numpy(obs), reward.cpu().numpy(), done, infos
 
     def _numpy(self, obs: Obs) -> Any:
@@ -69,10 +71,10 @@ class TensorVecEnv(VecEnv):
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise NotImplementedError("the worlds of a batched env share their attributes; set them on .tensor_env")
+        raise NotImplementedError("all envs of a batch share their attributes; set them on .tensor_env")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError("the worlds of a batched env are stepped together; call methods of .tensor_env")
+        raise NotImplementedError("all envs of a batch are stepped as one; call methods of .tensor_env")
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]

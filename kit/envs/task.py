@@ -1,4 +1,4 @@
-"""What a task is: what is done, seen, paid and drawn anew in many worlds at once, as batched torch functions."""
+"""Base classes of tasks: observation, reward, termination and reset as batched torch functions over `n` envs."""
 
 from __future__ import annotations
 
@@ -18,168 +18,174 @@ from kit.errors import UserError
 from kit.sim import Simulator, make_sim
 
 
-def may_have(mask: torch.Tensor) -> bool:
-    """Whether any of `mask` is true, on the CPU; asking a GPU takes longer than work on nothing, so there: yes."""
+def maybe_any(mask: torch.Tensor) -> bool:
+    """Return `mask.any()` on the CPU and True on a GPU, where the synchronisation costs more than needless work."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 
 class Task(ABC):
-    """One task for `n` worlds at once, with physics of its own or none. With MuJoCo: `MujocoTask`.
+    """A task for a batch of `n` envs, with its own physics or none. Subclass `MujocoTask` for a MuJoCo model.
 
-    The constructor takes the task's options and sets the spaces; `build` is called once and makes the worlds. From then
-    on every method works on tensors of leading size n on `device`, in this order per step:
+    The constructor takes the task's options and sets the spaces. `build` is called once and allocates the envs. After
+    that every method works on tensors of leading size n on `device`, called in this order per step:
 
         advance(action) -> measure() -> observe(), reward(action), terminated(), success(), info()
-                                     -> where an episode ended: reset(done), measure(), observe()
+                                     -> if episodes ended: reset(done), measure(), observe()
 
-    or, with `frames`, `observe_first` in place of the last.
+    With `frames`, the last call is `observe_first`.
     """
 
     name: str
     observation_space: gymnasium.Space
-    """What `observe` gives, of one world, as are all spaces here. Boxes, discrete ones, and Dicts of these; pictures
+    """Space of what `observe` returns for one env: Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these. Images
     are uint8."""
     obs_groups: Groups = MappingProxyType({})
-    """Who sees what: group ("policy", "critic", "teacher", ...) -> entries of the Dict observation. Without groups
-    everybody sees everything. See `kit.envs.groups`."""
+    """Observation groups: "policy", "critic", "teacher", ... -> entries of the Dict observation. Empty: every network
+    sees all entries. See `kit.envs.groups`."""
     groups: tuple[str, ...] = (POLICY, CRITIC)
-    """Groups that an env delivers unless env_options `obs_groups` lists others; the policy's always is. Set before
-    `build`."""
+    """Groups that the env delivers by default; env_options `obs_groups` replaces them. The policy's group is always
+    delivered. Set before `build`."""
     bare: bool = True
-    """Whether an env with groups that delivers a single entry gives it by itself; else as a Dict of one."""
+    """Whether a single delivered entry is the observation itself; if False it is a Dict with one entry."""
     frames: Mapping[str, int] = MappingProxyType({})
-    """Entries of the observation, "" where it is a single Box, of which a policy sees the latest so many frames:
-    `observe` gives the newest (n, ...), the env a stack (n, T, ...) of them. See `kit.envs.frames`."""
+    """Entries to frame-stack ("" if the observation is a single Box) -> T. `observe` returns the newest frame (n, ...);
+    the env stacks the latest T as (n, T, ...). See `kit.envs.frames`."""
     action_space: gymnasium.Space
     episode_steps: int
-    """Steps after which an episode is cut (truncated)."""
+    """Time limit: steps after which an episode is truncated."""
     control_dt_s: float
     """Seconds per step."""
     staggered: bool = False
-    """Training begins with episodes cut at random: right where they are much longer than a rollout and worlds many, for
-    else all would be in the same phase of their episodes, and a policy learn now one phase, now the other."""
+    """Whether the first episodes of a training are truncated at random times. Use it if episodes are much longer than a
+    rollout and envs are many: otherwise all envs stay in the same phase of their episodes, and each rollout shows the
+    policy one phase only."""
     video_speed: float = 1.0
-    """Seconds of an episode in one of its film."""
+    """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
-    """Which figure of an evaluation says what the best policy is: this, "success_rate", or one of `info`."""
+    """Evaluation metric that selects the best policy: "mean_return", "success_rate", or one of `info`."""
     cameras: tuple[str, ...] = ()
-    """Views that `render` knows; the first is the default."""
+    """Camera names for `render`; the first is the default."""
     task_info: TaskInfo = TaskInfo()
-    """What people are told of it."""
+    """Description of the task for people."""
     train_steps: int | None = None
-    """To train for, so that something is learnt."""
+    """Suggested number of training steps."""
     random_terms: Mapping[str, Term] = MappingProxyType({})
-    """What may differ between envs, by name: see `kit.envs.randomize`."""
+    """Domain randomisation terms that the task offers, by name. See `kit.envs.randomize`."""
     randomized: Mapping[str, Term] = MappingProxyType({})
-    """Those that do, as env_options `randomize` says; set before `build`."""
+    """Terms switched on by env_options `randomize`. Set before `build`."""
     keeps: tuple[str, ...] = ()
-    """Names of the tensors (n, ...) that decide the future: attributes that are changed in place."""
+    """Names of the attributes that hold the task's state: tensors (n, ...), changed in place and saved in snapshots."""
 
     n: int
     device: torch.device
     dtype: torch.dtype = torch.float32
-    """Of actions and rewards."""
+    """Dtype of actions and rewards."""
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
-        """Make `n` worlds; extend this to allocate the task's own tensors."""
+        """Allocate `n` envs. Extend this to allocate the task's own tensors."""
         self.n, self.device = n, torch.device(device)
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        """Begin new episodes in the worlds of `mask` (n,) bool. Draw random numbers at full width, so that what one
-        world gets does not depend on how many others begin with it."""
+        """Start new episodes in the envs of `mask` (n,) bool. Always draw random numbers for all n envs, so that the
+        numbers of one env do not depend on how many others are reset with it."""
 
     @abstractmethod
     def advance(self, action: torch.Tensor) -> None:
-        """One step with `action` (n, ...), already inside the action space."""
+        """Simulate one step with `action` (n, ...), already clipped to the action space."""
 
     def measure(self) -> None:
-        """Compute once what several of the methods below share; called whenever the worlds have changed. It must follow
-        from the simulator and `state` alone. A small tensor costs microseconds, so a step should make few."""
+        """Compute values shared by the methods below. Called whenever the state has changed (step, reset, restore).
+
+        The values must depend on the simulator and on `state` only. Every small tensor costs microseconds, so make few.
+        """
         return None
 
     @abstractmethod
     def observe(self) -> Obs:
-        """What can be seen: (n, ...), or a dict of such, of which entries that are not `delivered` may be left out."""
+        """Return the observation: a tensor (n, ...) or a dict of such. Entries outside `delivered` may be missing."""
 
     @property
     def delivered(self) -> tuple[str, ...]:
-        """Entries of a Dict observation that somebody sees, in their order."""
+        """Entries of a Dict observation that belong to the policy's group or to one of `groups`, in their order."""
         if not self.obs_groups:
             return tuple(self.observation_space) if isinstance(self.observation_space, spaces.Dict) else ()
         seen = {name for group in (POLICY, *self.groups) for name in self.obs_groups.get(group, ())}
         return tuple(name for name in self.observation_space if name in seen)  # type: ignore[attr-defined]
 
-    def observe_first(self, worlds: torch.Tensor) -> Obs:
-        """What the worlds numbered `worlds` (k,) see as their episodes begin, (k, ...). A task that draws pictures
-        should draw no others here."""
-        return tree_map(lambda rows: rows.index_select(0, worlds), self.observe())
+    def observe_first(self, env_ids: torch.Tensor) -> Obs:
+        """Return the first observations (k, ...) of the envs `env_ids` (k,), which were just reset. A task that renders
+        images should render only theirs."""
+        return tree_map(lambda rows: rows.index_select(0, env_ids), self.observe())
 
     @abstractmethod
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        """(n,)"""
+        """Return the reward of the last step, (n,)."""
 
     @abstractmethod
     def terminated(self) -> torch.Tensor:
-        """Worlds whose episode ended for good, (n,) bool. Running out of time is not the task's business."""
+        """Return which episodes terminated, (n,) bool. The env adds truncation at the time limit."""
 
     def success(self) -> torch.Tensor | None:
-        """Worlds that have achieved the goal in this episode, (n,) bool; None for a task that is never achieved."""
+        """Return which envs have achieved the goal in this episode, (n,) bool; None for a task without a goal."""
         return None
 
     def failed(self) -> torch.Tensor | None:
-        """Worlds (n,) bool whose state means nothing any more, such as unstable physics; None if there is none."""
+        """Return which envs have an invalid state, such as unstable physics, (n,) bool; None if that cannot happen."""
         return None
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Further figures to report, each (n,). Evaluations say what they are at an episode's end, on average, or how
-        often, if it is yes or no; what those called "reward/NAME", the terms of the reward, come to in an episode; and
-        how often what "NAME_per_minute" counts happens in a minute of the task's time."""
+        """Return further metrics to report, each (n,). An evaluation aggregates them by name and dtype:
+
+         - "reward/NAME", a term of the reward: summed over the episode.
+         - "NAME_per_minute", a count: events per minute of simulated time.
+         - Any other: the value at the end of the episode, averaged over episodes; the share of episodes if bool.
+        """
         return {}
 
     def scripted(self) -> torch.Tensor | None:
-        """Actions (n, ...) of a machine that follows a plan without learning, to compare policies with."""
+        """Return actions (n, ...) of a scripted baseline policy, or None if the task has none."""
         return None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors in `keeps`."""
+        """Copy the tensors named in `keeps`."""
         return {name: getattr(self, name).clone() for name in self.keeps}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put `state` back."""
+        """Load tensors returned by `state`."""
         for name in self.keeps:
             getattr(self, name).copy_(state[name])
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of everything that decides the future of every world."""
+        """Copy the full state of all envs."""
         return {f"task.{name}": value for name, value in self.state().items()}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        """Go back to `snapshot`."""
+        """Load a state returned by `snapshot`."""
         self.load_state({name[5:]: value for name, value in snapshot.items() if name.startswith("task.")})
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        """Pictures for people, uint8 (n, len(cameras), height, width, 3)."""
-        raise UserError(f"env={self.name!r} draws no pictures; give its task a render method.")
+        """Render images for people, uint8 (n, len(cameras), height, width, 3)."""
+        raise UserError(f"env={self.name!r} cannot render images; give its task a render method.")
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         return None
 
 
 class MujocoTask(Task):
-    """A task on a MuJoCo model. It does not know which simulator runs it.
+    """A task on a MuJoCo model. The same class runs on both simulators (MuJoCo on the CPU, MuJoCo Warp on CUDA).
 
-    The constructor builds `model` and the spaces; `bind` is given the simulator once and turns names into ids. To
-    advance is to `act`, and let the physics run.
+    The constructor builds `model` and the spaces. `bind` receives the simulator once and turns names into ids.
+    `advance` calls `act` and then steps the physics.
     """
 
     model: mujoco.MjModel
     substeps: int
-    """Physics steps per step."""
+    """Physics steps per env step."""
     sim: Simulator
     shadows: bool = True
-    """In pictures for people. Before cameras that stand still, films without come five times as fast
+    """Whether images for people show shadows. With fixed cameras, videos without shadows render five times as fast
     (`kit.sim.render`)."""
 
     @property
@@ -190,12 +196,12 @@ class MujocoTask(Task):
         self.bind(make_sim(self.model, n, device, threads))
 
     def bind(self, sim: Simulator) -> None:
-        """Take the simulator; extend this to look up ids and to make the task's own per-world tensors."""
+        """Store the simulator. Extend this to look up ids and to allocate the task's own tensors (n, ...)."""
         self.sim, self.n, self.device, self.dtype = sim, sim.n, sim.device, sim.dtype
 
     @abstractmethod
     def act(self, action: torch.Tensor) -> None:
-        """Write `action` (n, act), already inside the action space, to the simulator's inputs."""
+        """Write `action` (n, act), already clipped to the action space, to the simulator's controls."""
 
     def advance(self, action: torch.Tensor) -> None:
         self.act(action)

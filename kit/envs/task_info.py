@@ -1,4 +1,4 @@
-"""What a task says of itself to people: what is seen and set, by name and unit, what is paid, how an episode ends."""
+"""Task info: a task's description for people (observation fields, action fields, reward terms, end of an episode)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from gymnasium import spaces
 
 
 class Field(NamedTuple):
-    """Some numbers that a policy sees or sets."""
+    """Consecutive numbers of an observation or action, with their meaning and unit."""
 
     what: str
     width: int
     unit: str = ""
-    """What 1 stands for, such as "rad" or "0.4 m/s"; nothing for shares and flags."""
+    """Physical size of the value 1, such as "rad" or "0.4 m/s"; empty for fractions and flags."""
 
 
 class TaskInfo(NamedTuple):
-    """Everything has a default: a task need not say it."""
+    """Description of a task, shown by `kit.ui.task` and in exports. Every field is optional."""
 
     sees: Mapping[str, Sequence[Field]] = MappingProxyType({})
-    """Entries of the observation that are rows of numbers, "" where it is nothing else."""
+    """Observation entry -> its fields, for entries that are vectors; "" if the observation is a single vector."""
     does: Sequence[Field] = ()
+    """Fields of the action."""
     pays: Sequence[tuple[float, str]] = ()
-    """The reward's weights, and what each is paid for."""
+    """Reward terms: the weight and what it is paid for, such as (5.0, "per metre closer to the goal")."""
     ends: str = ""
-    """What ends an episode besides its time."""
+    """Condition that ends an episode early."""
     succeeds: str = ""
-    """When an episode is a success."""
+    """Condition that makes an episode a success."""
     lessons: str = ""
-    """In what order to teach it, where its own settings from the beginning would not do."""
+    """Curriculum: stages to train in, where training with the default options from the start would fail."""
 
 
-def numbers(parts: Sequence[Field]) -> spaces.Box:
-    """The space of a row of these, float32."""
-    return spaces.Box(-np.inf, np.inf, (sum(part.width for part in parts),), np.float32)
+def numbers(fields: Sequence[Field]) -> spaces.Box:
+    """Box space, unbounded and float32, of a vector with these fields."""
+    return spaces.Box(-np.inf, np.inf, (sum(field.width for field in fields),), np.float32)

@@ -1,4 +1,4 @@
-"""The tensor-native vector env: `n` worlds of one task, everything in and out a tensor on the task's device."""
+"""The tensor-native vector env of a `Task`: all inputs and outputs are tensors on the task's device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gymnasium import spaces
 
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.frames import FrameStacks
-from kit.envs.groups import delivery
+from kit.envs.groups import delivered_obs
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.randomize import OPTION, Randomizer
-from kit.envs.task import MujocoTask, Task, may_have
+from kit.envs.task import MujocoTask, Task, maybe_any
 from kit.envs.task_info import TaskInfo
 
 
 class TensorEnv(BatchEnv):
-    """`num_envs` worlds of `task`."""
+    """A vector env of `num_envs` envs of `task`."""
 
     def __init__(
         self,
@@ -28,25 +28,25 @@ class TensorEnv(BatchEnv):
         dtype: torch.dtype = torch.float32,
         autoreset: bool = True,
     ) -> None:
-        """`dtype`: of real observations and rewards. Without `autoreset` finished worlds stay as they are."""
-        given = delivery(task)
+        """`dtype` is that of real observations and of rewards. Without `autoreset`, finished envs are not reset."""
+        delivered = delivered_obs(task)
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
         self.cameras, self.episode_steps = task.cameras, task.episode_steps
         self.control_dt_s, self.video_speed = task.control_dt_s, task.video_speed
         self.score = task.score
-        self.observation_space, self.frames, self.obs_groups, self._entries = given
+        self.observation_space, self.frames, self.obs_groups, self._entries = delivered
         self._stacks = FrameStacks(self.frames)
         self.action_space = task.action_space
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):
             low, high = torch.as_tensor(self.action_space.low), torch.as_tensor(self.action_space.high)
             self._bounds = low.to(self.device, task.dtype), high.to(self.device, task.dtype)
-        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.device)
+        self._all_envs = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._limit: torch.Tensor | None = None  # of the episodes that are cut at random
+        self._limit: torch.Tensor | None = None  # (n,) random time limits of the first episodes, after `stagger`
         self._generator = torch.Generator(self.device)
         self._randomizer: Randomizer | None = None
         if task.randomized:
@@ -56,10 +56,11 @@ class TensorEnv(BatchEnv):
 
     @property
     def task_info(self) -> TaskInfo:
-        """The task's, with the entries of the observation as they are called here."""
-        card, one = self.task.task_info, self._entries or ()
-        bare = len(one) == 1 and not isinstance(self.observation_space, spaces.Dict)
-        return card._replace(sees={"": card.sees.get(one[0], ())}) if bare else card
+        """The task's info, with the entry names of this env's observation. `card` is its former name, kept for one
+        release."""
+        info, entries = getattr(self.task, "card", self.task.task_info), self._entries or ()
+        bare = len(entries) == 1 and not isinstance(self.observation_space, spaces.Dict)
+        return info._replace(sees={"": info.sees.get(entries[0], ())}) if bare else info
 
     @property
     def physics(self) -> tuple[mujoco.MjModel, int] | None:  # type: ignore[override]
@@ -71,13 +72,13 @@ class TensorEnv(BatchEnv):
         self._return = torch.zeros_like(self._return)
         self._length = torch.zeros_like(self._length)
         self._limit = None
-        self._begin(self._everywhere)
-        return self._stacks.begin(self._seen(self.task.observe()))
+        self._reset_task(self._all_envs)
+        return self._stacks.reset(self._deliver(self.task.observe()))
 
     def stagger(self) -> None:
         if self.task.staggered:
-            latest, where = self.episode_steps + 1, self.device
-            self._limit = torch.randint(1, latest, (self.num_envs,), generator=self._generator, device=where)
+            high, device = self.episode_steps + 1, self.device
+            self._limit = torch.randint(1, high, (self.num_envs,), generator=self._generator, device=device)
 
     def step(self, action: torch.Tensor) -> Step:
         task = self.task
@@ -86,16 +87,16 @@ class TensorEnv(BatchEnv):
         else:
             action = torch.clamp(action.to(self.device, task.dtype), *self._bounds)
         if self._randomizer is not None:
-            self._randomizer.pass_step(self._generator)
-        task.advance(action if self._randomizer is None else self._randomizer.act(action))
+            self._randomizer.step(self._generator)
+        task.advance(action if self._randomizer is None else self._randomizer.delayed(action))
         task.measure()
 
-        obs = self._seen(task.observe())
+        obs = self._deliver(task.observe())
         reward = task.reward(action)
         terminated = task.terminated()
         success = task.success()
         failed = task.failed()
-        if failed is not None:  # such a world ends here, with nothing that could poison a network
+        if failed is not None:  # terminate with zeros, because NaN or infinity would spoil the networks
             obs = select(failed, tree_map(torch.zeros_like, obs), obs)
             reward = torch.where(failed, 0.0, reward)
             terminated = terminated | failed
@@ -110,59 +111,62 @@ class TensorEnv(BatchEnv):
         info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **task.info()}
         if success is not None:
             info["success"] = success
-        if self.autoreset and may_have(done):
-            self._begin(done)
+        if self.autoreset and maybe_any(done):
+            self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
             self._length = torch.where(done, 0, self._length)
             if self._limit is not None:
                 self._limit = torch.where(done, self.episode_steps, self._limit)
-            obs = self._renew(done, obs)
+            obs = self._first_obs(done, obs)
         return obs, reward.to(self.dtype), terminated, truncated, info
 
-    def _begin(self, worlds: torch.Tensor) -> None:
+    def _reset_task(self, envs: torch.Tensor) -> None:
+        """Start new episodes in `envs` (n,) bool."""
         if self._randomizer is not None:
-            self._randomizer.begin(worlds, self._generator)
-        self.task.reset(worlds, self._generator)
+            self._randomizer.reset(envs, self._generator)
+        self.task.reset(envs, self._generator)
         self.task.measure()
 
-    def _renew(self, done: torch.Tensor, obs: Obs) -> Obs:
-        """`obs` with what the worlds of `done` (n,) bool, which have begun anew, see now."""
+    def _first_obs(self, done: torch.Tensor, obs: Obs) -> Obs:
+        """Replace the rows of `obs` in the envs of `done` (n,) bool, which were just reset, by first observations."""
         if not self.frames:
-            return select(done, self._seen(self.task.observe()), obs)
-        worlds = done.nonzero().flatten()  # a GPU is asked: pictures take longer than that
-        return self._stacks.renew(obs, worlds, self._seen(self.task.observe_first(worlds))) if len(worlds) else obs
+            return select(done, self._deliver(self.task.observe()), obs)
+        env_ids = done.nonzero().flatten()  # synchronises with the GPU, which costs less than rendering all envs
+        if not len(env_ids):
+            return obs
+        return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids)))
 
-    def _seen(self, obs: Obs) -> Obs:
-        """The delivered entries of the task's `obs`, with noise on what the policy sees, real numbers as `dtype`."""
+    def _deliver(self, obs: Obs) -> Obs:
+        """Return the delivered entries of the task's `obs`: noise on the policy's entries, reals as `dtype`."""
         obs = pick(obs, self._entries, self.task.bare)
         if self._randomizer is not None:
-            obs = self._randomizer.observe(obs, self._generator, self.obs_groups.get(POLICY))
+            obs = self._randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def scripted(self) -> torch.Tensor | None:
         return self.task.scripted()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Task and physics, frames, running totals, random generator."""
+        """Copy the state of task, physics, frame stacks, randomisation, running totals and random generator."""
         return {
             **self.task.snapshot(),
             **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},
-            **self._randomized(),
+            **self._randomizer_state(),
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
             "generator": self._generator.get_state(),
         }
 
-    def _randomized(self) -> dict[str, torch.Tensor]:
+    def _randomizer_state(self) -> dict[str, torch.Tensor]:
         state = {} if self._randomizer is None else self._randomizer.state()
         return {f"{OPTION}.{name}": value for name, value in state.items()}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         if self._randomizer is not None:
-            start = f"{OPTION}."
-            drawn = {name.removeprefix(start): x for name, x in snapshot.items() if name.startswith(start)}
-            self._randomizer.load_state(drawn)
+            prefix = f"{OPTION}."
+            state = {name.removeprefix(prefix): x for name, x in snapshot.items() if name.startswith(prefix)}
+            self._randomizer.load_state(state)
         self.task.restore(snapshot)
         self.task.measure()
         self._stacks.load_state({name[7:]: value for name, value in snapshot.items() if name.startswith("frames.")})

@@ -67,7 +67,7 @@ def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     config = with_n_envs(config, n_envs)  # the real run's minibatches, as far as the smaller rollout has enough
     if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
-    command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.carry(config)}
+    command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.child_environ(config)}
     asked = json.dumps(config.to_dict())
     child = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, env=environment)
     if child.returncode:
@@ -88,7 +88,11 @@ def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
 
     n_envs = int(config.n_envs)
     env = envs.make_vec(
-        config.env, n_envs, config.device, config.seed, env_options=envs.alone(config.env, config.env_options)
+        config.env,
+        n_envs,
+        config.device,
+        config.seed,
+        env_options=envs.without_opponents(config.env, config.env_options),
     )
     trainer = make_trainer(config, env)
     trainer.learn(n_envs * int(config.overrides.get("n_steps", 1)))

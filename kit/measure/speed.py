@@ -118,7 +118,7 @@ def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=settings.worker_environment(int(config.threads)) | envs.carry(config),
+        env=settings.worker_environment(int(config.threads)) | envs.child_environ(config),
     )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def measure(config: RunConfig, seconds: float, tell: Tell) -> Speed:
 
 
 def _worlds(config: RunConfig, n_envs: int) -> Any:
-    options = envs.alone(config.env, config.env_options)
+    options = envs.without_opponents(config.env, config.env_options)
     return envs.make_vec(config.env, n_envs, config.device, config.seed, int(config.threads), options)
 
 

@@ -42,7 +42,7 @@ def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
         found = run.find(int(step) if step.isdecimal() else step or None)
     except UserError as error:
         raise UserError(f"env_options {option}={named!r}: {error}") from None
-    theirs = envs.plays(run.config.env, run.config.env_options)
+    theirs = envs.learner_side(run.config.env, run.config.env_options)
     if (run.config.env, theirs) != (config.env, option):
         part = f"{run.config.env} as {theirs}" if theirs else run.config.env
         raise UserError(f"env_options {option}={named!r} plays {part}; name a run that plays {config.env} as {option}.")

@@ -20,7 +20,7 @@ def load_policy(config: RunConfig, found: Checkpoint | None) -> Trainer:
     config = config.replace(device="cpu", n_envs=1, threads="auto")  # this process keeps its number of threads
     with warnings.catch_warnings():  # SB3 advises on batches larger than one world's rollout, but nothing trains here
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
-        alone = envs.alone(config.env, config.env_options)
+        alone = envs.without_opponents(config.env, config.env_options)
         trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, alone))
     state = found.read() if found is not None else {}
     if state:

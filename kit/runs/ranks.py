@@ -19,7 +19,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
     from kit import envs
     from kit.machine import settings
 
-    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.carry(config)
+    environment = settings.worker_environment(int(config.threads) // config.processes or 1) | envs.child_environ(config)
     group = groups.from_torchrun() or groups.start(config.processes, config.device, "kit.runs.ranks", environment)
     group.broadcast(config)
     return group

@@ -45,7 +45,7 @@ def request(
         config = warm.complete(given, changes)
     permit(config, trust)
     if elsewhere or config.processes > 1:
-        envs.carry(config)  # an env that no other process can make is refused
+        envs.child_environ(config)  # an env that no other process can make is refused
     opponents.check(config)
     if config.tracker is not None:
         need(config.tracker.partition(":")[0], "track")

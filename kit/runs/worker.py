@@ -22,7 +22,7 @@ def start(run: Run) -> int:
     from kit import envs
     from kit.machine import settings
 
-    environment = settings.worker_environment(int(run.config.threads)) | envs.carry(run.config)
+    environment = settings.worker_environment(int(run.config.threads)) | envs.child_environ(run.config)
     try:
         with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
             control.take(run.path)  # what was asked of an earlier session; from now on requests count

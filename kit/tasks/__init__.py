@@ -1,5 +1,6 @@
-"""What is done: kit's own tasks, a file or a folder each.
+"""kit's own tasks, one file or folder each.
 
-In a folder `task.py` is the task, `model.py` its MuJoCo model, `rules.py` its constants and options, `picture.py` what
-people see of it. `kit.envs.registry` knows their names.
+In a folder, `task.py` is the task, `model.py` its MuJoCo model, `rules.py` its options and constants, `vision.py` the
+variant with image observations, and `cameras.py` or `render.py` the rendering for people. `kit.envs.registry` lists
+their names.
 """

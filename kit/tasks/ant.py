@@ -1,4 +1,4 @@
-"""Ant: Gymnasium's Ant-v5, step for step."""
+"""Ant: a batched version of Gymnasium's Ant-v5 with identical steps."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ RESET_NOISE = 0.1
 TORSO = 1
 SEES = (
     Field("height of the torso", 1, "m"),
-    Field("how it is turned, a quaternion", 4),
-    Field("angles of the joints", 8, "rad"),
+    Field("orientation of the torso, a quaternion", 4),
+    Field("joint angles", 8, "rad"),
     Field("velocity of the torso", 3, "m/s"),
-    Field("its turning", 3, "rad/s"),
-    Field("velocities of the joints", 8, "rad/s"),
-    Field("torque and force of contacts on each body, clipped to ±1", 78, "N m, N"),
+    Field("angular velocity of the torso", 3, "rad/s"),
+    Field("joint velocities", 8, "rad/s"),
+    Field("contact torque and force on each body, clipped to ±1", 78, "N m, N"),
 )
+"""Fields of the observation, in order."""
 
 
 class Ant(MujocoTask):
-    """Run along x with 4 legs: the same model, observation, reward, termination and start as `gymnasium`'s Ant-v5.
+    """Run along x with 4 legs. Model, observation, reward, termination and reset are those of Gymnasium's Ant-v5.
 
-    Kept from there: positions of bodies after `mj_step` lag one substep behind, the forward velocity is computed from
-    those; contact forces count clipped to ±1 and are zero at the start of an episode.
+    This includes two peculiarities. Body positions lag one substep behind after `mj_step`, and the forward velocity is
+    computed from them. Contact forces are clipped to ±1 and are zero at the start of an episode.
     """
 
     name = "Ant"
@@ -56,14 +57,14 @@ class Ant(MujocoTask):
     })  # fmt: skip
     task_info = TaskInfo(
         sees={"": SEES},
-        does=(Field("torques of the joints", 8, "150 N m"),),
+        does=(Field("joint torques", 8, "150 N m"),),
         pays=(
-            (1.0, "a m/s along x"),
-            (HEALTHY_REWARD, "a step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),
-            (-CONTROL_COST, "a step at full torque of one joint"),
-            (-CONTACT_COST, "a step with a force or torque of 1, squared"),
+            (1.0, "per step and m/s of velocity along x"),
+            (HEALTHY_REWARD, "per step with the torso {} to {} m above the ground".format(*HEALTHY_Z_M)),
+            (-CONTROL_COST, "per step, times the sum of squared actions"),
+            (-CONTACT_COST, "per step, times the sum of squared contact forces and torques"),
         ),
-        ends="the torso is lower or higher",
+        ends="the torso is lower than {} m or higher than {} m".format(*HEALTHY_Z_M),
     )
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class Ant(MujocoTask):
         super().bind(sim)
         self._lowest_qpos = torch.as_tensor(self.model.qpos0 - RESET_NOISE, dtype=sim.dtype, device=sim.device)
         self._dt_s = self.control_dt_s
-        # Views of the simulator's memory, always current; the forces on the world, in the first row, are always zero:
+        # Views of the simulator's memory, always current. The first row of cfrc_ext, the world body, is always zero:
         self._pose, self._velocity, self._forces = sim.qpos[:, 2:], sim.qvel, sim.cfrc_ext.flatten(1)[:, 6:]
         self._x_w, self._z_w, self._torso_x_w = sim.qpos[:, 0], sim.qpos[:, 2], sim.xpos[:, TORSO, 0]
 
@@ -93,11 +94,11 @@ class Ant(MujocoTask):
         self.sim.ctrl.copy_(action)
 
     def measure(self) -> None:
-        self._clipped_forces = self._forces.clamp(-1.0, 1.0)  # (n, 78): torque and force on each body but the world
-        self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds, and a number
+        self._clipped_forces = self._forces.clamp(-1.0, 1.0)  # (n, 78): torque and force on each body except the world
+        self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds and not NaN
 
     def observe(self) -> torch.Tensor:
-        """`SEES`, in that order."""
+        """Return the fields of `SEES`, (n, 105)."""
         return torch.cat([self._pose, self._velocity, self._clipped_forces], dim=1)
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:

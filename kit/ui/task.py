@@ -26,9 +26,9 @@ AFTER = 10
 
 def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
-    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
+    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
     try:
-        said: TaskInfo = getattr(made, "card", TaskInfo())
+        said: TaskInfo = getattr(made, "task_info", TaskInfo())
         rows = [
             ("It sees", _parts(seen(made.observation_space, said))),
             ("It does", _parts(said.does or [_space("", made.action_space)])),
@@ -86,7 +86,7 @@ def _space(name: str, space: Any) -> Field:
 
 def _parts(parts: Iterable[Field]) -> list[str]:
     def unit(part: Field) -> str:
-        scaled = "1 is " if part.unit[:1].isdigit() else ""
+        scaled = "in units of " if part.unit[:1].isdigit() else ""
         return f" <span class='kit-dim'>{scaled}{html.escape(part.unit)}</span>" if part.unit else ""
 
     return [f"<b>{part.width or ''}</b> {html.escape(part.what)}{unit(part)}" for part in parts]

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kit.envs import carry
+from kit.envs import child_environ
 from kit.errors import UserError
 from kit.machine.settings import worker_environment
 from kit.runs.run import Run
@@ -75,7 +75,7 @@ class Film:
         return subprocess.Popen(
             ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *what],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
-            env=worker_environment(1) | carry(run.config),
+            env=worker_environment(1) | child_environ(run.config),
         )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_what_nobody_asks_for_is_neither_computed_nor_given(groups: list[str], e
     assert env.observation_space.contains({k: v[0].numpy() for k, v in obs.items()} if entries else obs[0].numpy())
     if entries is None:
         assert isinstance(obs, torch.Tensor) and obs.shape == (2, 2), "a single entry is the observation"
-        assert env.task.computed == 0 and env.card.sees[""] == env.task.task_info.sees["seen"]
+        assert env.task.computed == 0 and env.task_info.sees[""] == env.task.task_info.sees["seen"]
     else:
         assert set(obs) == entries and env.task.computed
 
@@ -115,13 +115,13 @@ def test_groups_that_there_are_not_are_refused(option: Any, says: str) -> None:
 def test_declarations_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match="env='Ant' has no groups besides the policy's"):
         make_vec("Ant", 1, env_options={"obs_groups": ["critic"]})
-    with pytest.raises(UserError, match="'critic' names 'truth', which is no entry of the observation; it has"):
+    with pytest.raises(UserError, match="'critic' names 'truth', which is not an entry of the observation; it has"):
         TensorEnv(Wrong(policy=("seen",), critic=("truth",)), 1)
-    with pytest.raises(UserError, match="must say what the policy sees"):
+    with pytest.raises(UserError, match="has no group 'policy'"):
         TensorEnv(Wrong(critic=("seen",)), 1)
     reach: Any = make_task("Reach")
     reach.obs_groups = {"policy": ("state",)}
-    with pytest.raises(UserError, match="share out the entries of a Dict"):
+    with pytest.raises(UserError, match="needs a Dict observation space"):
         TensorEnv(reach, 1)
 
 
@@ -164,7 +164,8 @@ def test_kits_tasks_tell_critic_and_teacher_what_a_policy_cannot_see(name: str) 
     env: Any = make_vec(name, 2, seed=1, env_options={**options, "obs_groups": ["critic", "teacher"]})
     assert env.obs_groups == dict(zip(("policy", "critic", "teacher"), offered, strict=True))
     plain = make_vec(name, 2, seed=1, env_options=options)
-    assert plain.obs_groups == {} and plain.card.sees.keys() >= {"" if len(offered[0]) == 1 else "joints"} - {"clip"}
+    assert plain.obs_groups == {}
+    assert plain.task_info.sees.keys() >= {"" if len(offered[0]) == 1 else "joints"} - {"clip"}
     for _ in range(30):
         action = 2 * torch.rand(2, *env.action_space.shape) - 1
         obs, least = env.step(action)[0], plain.step(action)[0]
@@ -172,8 +173,8 @@ def test_kits_tasks_tell_critic_and_teacher_what_a_policy_cannot_see(name: str) 
     same = pick(obs, offered[0], bare=isinstance(least, torch.Tensor))
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves("", same), leaves("", least), strict=True))
     for entry in {"state", "privileged"} & set(obs):
-        widths = [part.width for part in env.card.sees[entry]]
-        assert obs[entry].shape[1] == sum(widths) and all(part.what for part in env.card.sees[entry])
+        widths = [part.width for part in env.task_info.sees[entry]]
+        assert obs[entry].shape[1] == sum(widths) and all(part.what for part in env.task_info.sees[entry])
 
 
 @pytest.mark.parametrize(("video", "numbers"), [("DishwashingVideo", "Dishwashing"), ("ReachVision", "Reach")])
@@ -194,9 +195,9 @@ def test_joysticks_privileged_numbers_are_the_simulators() -> None:
     pushed = False
     for _ in range(600):
         obs, *_ = env.step(torch.zeros(3, 12))
-        rows = obs["privileged"].double().split([part.width for part in env.card.sees["privileged"]], 1)
-        known = dict(zip([part.what.split(",")[0] for part in env.card.sees["privileged"]], rows, strict=True))
-        push = known["velocity that a push gives in this step"].norm(dim=1)
+        rows = obs["privileged"].double().split([part.width for part in env.task_info.sees["privileged"]], 1)
+        known = dict(zip([part.what.split(",")[0] for part in env.task_info.sees["privileged"]], rows, strict=True))
+        push = known["velocity added by a push in this step"].norm(dim=1)
         pushed |= bool(((push > 0.0999) & (push < 1.0001)).any())
         assert ((push == 0) | ((push > 0.0999) & (push < 1.0001))).all(), "0.1 to 1 m/s"
     assert pushed
@@ -226,7 +227,7 @@ def test_dishwashings_privileged_numbers_are_what_cannot_be_seen() -> None:
     assert torch.allclose(known[:, 0], plate[:, 7] / 50, atol=1e-5) and ((known[:, 0] >= 1) & (known[:, 0] <= 2)).all()
     assert torch.allclose(known[:, 2:4], plate[:, [6, 2]], atol=1e-6)
     assert torch.allclose(known[:, 5], plate[:, 5] / 0.12, atol=1e-5) and (known[:, 5] > 0).any()
-    force = obs["state"][:, 64].double()  # contact force, of what the weakest plate stands
+    force = obs["state"][:, 64].double()  # contact force, divided by the limit of the weakest plate
     assert torch.allclose(known[:, 1] * known[:, 0], force, atol=1e-5)
 
 

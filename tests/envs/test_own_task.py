@@ -35,7 +35,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
     ("env", "options", "says"),
     [
         (OURS, {"length": 99}, "env_options={'length': 99} do not suit env=.*length=99 must be between 2 and 36"),
-        (OURS, {"lenght": 5}, "unexpected keyword argument 'lenght'"),
+        (OURS, {"lenght": 5}, "env_options lenght=5 is not one of .*'s; did you mean length"),
         ("tests.envs.corridor:Walk", {"size": 5}, "env='Walk' cannot be made here with env_options={'size': 5}"),
         ("tests.envs.corridor:Nothing", {}, "env='tests.envs.corridor:Nothing' is unknown"),
         ("no_such_module:Corridor", {}, "there is no module 'no_such_module' on the path or in .*put no_such"),
@@ -135,7 +135,7 @@ except kit.UserError as error:
     print(error)
 """
     done = run_python(code, tmp_path)
-    assert "env='Local-v0' is made by code of this notebook alone" in done.stdout, done.stdout + done.stderr
+    assert "env='Local-v0' is defined in this notebook" in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -112,7 +112,7 @@ def test_a_run_against_a_recurrent_opponent_goes_on_exactly(recurrent_guards: Ru
 def test_another_opponent_is_not_the_snapshots(guards: Run) -> None:
     env = kit.make_vec("Mission", 4, env_options={"defenders": guards.policy().as_actor()})
     other = kit.make_vec("Mission", 4, env_options={"side": "attackers"})
-    with pytest.raises(UserError, match="the defenders are not those of this snapshot"):
+    with pytest.raises(UserError, match="the defenders differ from those of this snapshot"):
         other.restore({**other.snapshot(), "task.opponent": env.snapshot()["task.opponent"]})
 
 
@@ -126,10 +126,10 @@ def test_who_cannot_play_is_refused_before_anything_is_made(guards: Run, tmp_pat
             "plays Mission as defenders; name a run that plays Mission as",
         ),
         ({"side": "judges"}, "side='judges' is unknown; valid are attackers and defenders"),
-        ({"attackers": str(guards.path)}, "they are the side that learns"),
+        ({"attackers": str(guards.path)}, "are the side that learns"),
     ):
         with pytest.raises(UserError, match=says):
             kit.train(env="Mission", env_options=options, runs_dir=str(tmp_path / "new"), overrides=TINY, **SMALL)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(UserError, match="is a run; give its policy"):
+    with pytest.raises(UserError, match="is a run; pass its policy"):
         kit.make_vec("Mission", 1, env_options={"defenders": str(guards.path)})

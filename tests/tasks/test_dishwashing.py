@@ -180,12 +180,12 @@ def test_a_plate_that_takes_too_long_is_taken_away_unpaid() -> None:
 def test_the_books_by_hand() -> None:
     rules = Rules(price_usd=0.2, breakage_usd=3.0, energy_usd_kwh=0.5, machine_usd_h=4.0, wage_usd_h=20.0)
     half_hour = torch.tensor([[30.0, 1.0, 2.0, 3.6e6, 1800.0]])
-    found = {name: value.item() for name, value in economy.figures(rules, half_hour).items()}
+    found = {name: value.item() for name, value in economy.metrics(rules, half_hour).items()}
     assert found == pytest.approx({
         "plates_per_hour": 60.0, "breakage_rate": 1 / 33, "error_rate": 3 / 33,
         "profit_per_hour": 2 * (0.2 * 30 - 3.0 - 0.5 - 2.0), "value_to_wage": 0.2 * 60 / 20,
     })  # fmt: skip
-    nothing = economy.figures(rules, torch.zeros(1, 5))
+    nothing = economy.metrics(rules, torch.zeros(1, 5))
     assert all(value.isfinite().all() for value in nothing.values())
 
 

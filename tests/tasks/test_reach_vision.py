@@ -78,7 +78,7 @@ def test_nothing_privileged_and_a_critic_that_sees_more() -> None:
     ("options", "says"),
     [({"cameras": ["back"]}, "must be a list of some of view, front"), ({"cameras": []}, "must be a list"),
      ({"size": 4}, "from 8 to 512"), ({"size": 64.5}, "whole number"), ({"frames": 0}, "at least 1"),
-     ({"camera": ["top"]}, "do not suit env='ReachVision'")],
+     ({"camera": ["top"]}, r"camera=\['top'\] is not one of ReachVision's; did you mean cameras")],
 )  # fmt: skip
 def test_what_it_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):

@@ -115,7 +115,7 @@ def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
     page = panel.task.view.children[0].children[0]
     assert page.value == ""
     panel.task.view.selected_index = 0
-    wait_for(lambda: "a metre nearer to the goal" in page.value, 60)
+    wait_for(lambda: "per metre that the hand moves closer to the goal" in page.value, 60)
     panel.form.entries["env"].value = "CartPole-v1"
     wait_for(lambda: "one of 2 choices" in page.value, 60)
 

@@ -1,1 +1,1 @@
-"""Dishwashing: plates under an economy; seen by numbers, or as clips."""
+"""Dishwashing: a sponge cleans plates for money; with vector observations or video clips."""

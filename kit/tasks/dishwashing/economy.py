@@ -1,7 +1,7 @@
-"""What washing dishes costs and brings: prices as options, and pure functions from what happened to money and figures.
+"""Income and costs of dishwashing: prices as options, and functions that compute rewards and business metrics.
 
-Amounts are US dollars. Every price is an option of the task, with the source of its default, or the words "an
-assumption" where there is none.
+Amounts are in US dollars. Every price is an option of the task. Its docstring gives the source of the default, or the
+words "an assumption".
 """
 
 from __future__ import annotations
@@ -16,55 +16,61 @@ from kit.envs.options import Options, number
 HOUR_S = 3600.0
 JOULES_PER_KWH = 3.6e6
 REWARD_PER_USD = 10.0
-"""Rewards are money in units of ten cents: a plate is worth about one, which suits networks."""
+"""Reward per US dollar. A reward of 1 is 0.10 USD; a clean plate earns about 1, a good scale for networks."""
 TERMS = ("cleaning", "delivery", "breakage", "energy", "time")
-"""What the money of a step is made of."""
+"""Reward terms."""
 LEDGER = ("clean", "broken", "rejected", "energy_j", "elapsed_s")
-"""What is counted in a shift: three kinds of plates that left the sink, joules and seconds."""
+"""Totals of a shift: plates that left the sink clean, broken, or taken away dirty; energy, J; time, s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Economy(Options):
-    """The prices."""
+    """Prices and costs, in USD."""
 
     price_usd: float = number(0.12, 0.0, 1000.0)
-    """Paid for a clean plate; an assumption: about what a person is paid for a piece, at 16 dollars an hour and the 12
+    """Price of a clean plate; an assumption: about what a person earns per piece, at 16 dollars an hour and the 12
     place settings (140 pieces) that people wash by hand in an hour (Berkholz et al., Int. J. Consumer Studies 34, 2010:
     a full dishwasher load of EN 50242 took 60 minutes on average)."""
     advance: float = number(0.5, 0.0, 1.0)
-    """Share of the price that is paid for dirt as it goes, and taken back if the plate is not delivered; the rest comes
-    with the clean plate. An assumption that changes no sum, only when the money comes."""
+    """Fraction of the price that is paid in proportion as dirt is removed, and taken back if the plate does not leave
+    the sink clean. The rest is paid for the clean plate. An assumption that changes when money is paid, not how
+    much."""
     breakage_usd: float = number(1.0, 0.0, 1000.0)
     """Cost of a broken plate; an assumption: a plain white one, bought by the dozen."""
     energy_usd_kwh: float = number(0.13, 0.0, 100.0)
-    """Of a kWh; US commercial customers paid about that in 2023 (EIA, Electric Power Monthly, table 5.6)."""
+    """Price of a kWh; about what US commercial customers paid in 2023 (EIA, Electric Power Monthly, table 5.6)."""
     standby_w: float = number(50.0, 0.0, 10_000.0)
-    """What the machine draws besides the work of its motors; an assumption."""
+    """Power of the machine besides the mechanical work of its motors; an assumption."""
     machine_usd_h: float = number(3.0, 0.0, 1000.0)
-    """Of an hour of the machine, working or waiting; an assumption: 18,000 dollars over three years of 2,000 hours."""
+    """Cost of the machine per hour, working or waiting; an assumption: 18,000 dollars over three years of 2,000
+    hours."""
     wage_usd_h: float = number(16.0, 0.01, 1000.0)
-    """Of a person who washes dishes, to compare with: the median of US dishwashers was 33,670 dollars a year (Bureau
-    of Labor Statistics, occupation 35-9021)."""
+    """Hourly wage of a human dishwasher, for the metric "value_to_wage": the median of US dishwashers was 33,670
+    dollars a year (Bureau of Labor Statistics, occupation 35-9021)."""
 
 
-class Happened(NamedTuple):
-    """What a step did, (n,) each."""
+class StepOutcome(NamedTuple):
+    """Outcome of one step, (n,) each."""
 
     progress: torch.Tensor
-    """Share of the plate's way to clean that was made, in [0, 1]."""
+    """Fraction of the dirt to be removed from the plate that this step removed, in [0, 1]."""
     paid_usd: torch.Tensor
-    """What was paid in advance for the plate, this step included."""
+    """Advance paid for the plate so far, including this step."""
     clean: torch.Tensor
+    """Whether the plate left the sink clean in this step, bool."""
     broken: torch.Tensor
+    """Whether the plate broke in this step, bool."""
     rejected: torch.Tensor
-    """Whether the plate has just left the sink, and how, bool."""
+    """Whether the plate was taken away dirty in this step, bool."""
     energy_j: torch.Tensor
     seconds: float
 
 
-def money(economy: Economy, step: Happened) -> torch.Tensor:
-    """The `TERMS` of a step (n, 5), USD. Of one plate, "cleaning" and "delivery" sum to the price if it was delivered
-    clean, and to nothing if it was not."""
+def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
+    """Compute the reward terms `TERMS` of a step, (n, 5), USD.
+
+    Summed over one plate, "cleaning" and "delivery" give the price if the plate left clean, and 0 if it did not.
+    """
     clean = step.clean.to(step.progress.dtype)
     lost = (step.broken | step.rejected).to(step.progress.dtype)
     return torch.stack(
@@ -80,16 +86,20 @@ def money(economy: Economy, step: Happened) -> torch.Tensor:
 
 
 def profit_usd(economy: Economy, ledger: torch.Tensor) -> torch.Tensor:
-    """Of a shift so far (n,), from its `LEDGER` (n, 5); a plate that is still in the sink brings nothing yet."""
+    """Compute the profit of a shift so far, (n,), from its `LEDGER` (n, 5). A plate still in the sink counts as 0."""
     clean, broken, _, energy_j, elapsed_s = ledger.unbind(1)
     running = economy.energy_usd_kwh / JOULES_PER_KWH * energy_j + economy.machine_usd_h / HOUR_S * elapsed_s
     return economy.price_usd * clean - economy.breakage_usd * broken - running
 
 
-def figures(economy: Economy, ledger: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What an owner asks of a shift, from its `LEDGER` (n, 5), each (n,): clean plates per hour; of the plates that
-    left the sink the shares broken, and broken or not clean; USD of profit per hour; and the value of the clean plates
-    in wages of a person for the same time."""
+def metrics(economy: Economy, ledger: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Compute business metrics of a shift from its `LEDGER` (n, 5), each (n,).
+
+     - "plates_per_hour": clean plates per hour.
+     - "breakage_rate", "error_rate": fraction of the plates that left the sink broken, and broken or dirty.
+     - "profit_per_hour": USD.
+     - "value_to_wage": price of the clean plates, divided by a person's wage for the same time.
+    """
     clean, broken, rejected, _, elapsed_s = ledger.unbind(1)
     hours = elapsed_s.clamp(min=1e-9) / HOUR_S
     plates = (clean + broken + rejected).clamp(min=1.0)

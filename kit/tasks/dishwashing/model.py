@@ -1,9 +1,8 @@
-"""A sink with a plate in it and a sponge on a tool with three slides. All of it is made here, from plain shapes.
+"""MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints, built from simple shapes.
 
-The world's z is 0 at the plate's top. The sponge's place is the middle of its underside. The plate lies in a mat level
-with its top, so that nothing hits it from the side; what the sponge touches is one flat shape under both. Dirt is a
-grid of thin boxes on the plate, without contacts; what is left on each of them is the task's business, which colours
-them for each world.
+World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The plate lies in a mat that
+is level with its top, so that nothing hits it from the side; the sponge touches one flat disc below both. Dirt is a
+grid of thin boxes on the plate, without contacts. The task keeps their thickness and sets their colours in each env.
 """
 
 from __future__ import annotations
@@ -20,26 +19,27 @@ DIRT = "dirt{}"
 SLIDES = ("tool_x", "tool_y", "tool_z")
 
 PLATE_M, WELL_M = 0.135, 0.12
-"""Radius of a dinner plate, and of the part of it that carries dirt."""
+"""Radius of a dinner plate, and of its well, the part that can be dirty."""
 GRID = 8
-"""Cells along each axis of the square around that part; those whose middle lies in it count."""
+"""Dirt cells along each axis of the square around the well; only cells whose centre is in the well exist."""
 CELL_M = 2 * WELL_M / GRID
 REACH_M = 0.12
-"""The sponge's middle moves so far from the sink's, along x and y."""
+"""Greatest distance of the sponge from the centre of the sink, along x and along y."""
 HOVER_M = 0.06
-"""Top of the tool's travel above the plate."""
+"""Greatest height of the sponge above the plate."""
 MAT_M = 0.3
-"""Radius of the mat: more than the sponge can reach."""
+"""Radius of the mat, beyond the sponge's reach."""
 MOST_SPEED_MPS = 0.4
+"""Greatest commanded speed of the sponge along x and along y."""
 LIFT_N, MOST_PRESS_N = 10.0, 50.0
-"""The tool pulls up with at most one and pushes down with at most the other."""
+"""Greatest force of the tool upward, and downward."""
 SLIDE_N = 60.0
-"""Most force of the slides along x and y."""
+"""Greatest force of the slides along x and y."""
 FRICTION = 0.4
-"""Between a wet sponge and glazed ceramic; an assumption."""
+"""Friction coefficient between a wet sponge and glazed ceramic; an assumption."""
 
 CAMERAS = ("view", "eye")
-_CAMERA_POSES = {  # eye and target, world frame, m; vertical field of view, degrees
+_CAMERA_POSES = {  # camera position and target, world frame, m; vertical field of view, degrees
     "view": ((0.30, -0.46, 0.44), (0.0, 0.02, 0.0), 40),
     "eye": ((0.0, -0.22, 0.55), (0.0, 0.0, 0.0), 33),
 }
@@ -47,30 +47,31 @@ _RUBBER = (0.40, 0.44, 0.48, 1)
 _STEEL, _COUNTER = (0.66, 0.69, 0.72, 1), (0.32, 0.36, 0.40, 1)
 CHINA_RGB, RIM_RGB = (0.93, 0.92, 0.88), (0.80, 0.83, 0.86)
 _GEOM = mujoco.mjtObj.mjOBJ_GEOM
-_FOUND, _FORCE = 1, 2  # what a contact sensor reports, as bits
-_NET_FORCE = 3  # of its ways to report several contacts: their sum, in the world's frame
+_FOUND, _FORCE = 1, 2  # bits that select what a contact sensor reports
+_NET_FORCE = 3  # reduction mode of a contact sensor: the sum over all contacts, in the world frame
 
 
 def cells() -> np.ndarray:
-    """Middles (cells, 2) of the dirt's cells, relative to the plate's, m."""
+    """Return the centres (cells, 2) of the dirt cells, relative to the centre of the plate, m."""
     line = (np.arange(GRID) + 0.5) * CELL_M - WELL_M
     y, x = np.meshgrid(line, line, indexing="ij")
-    middles = np.stack([x.ravel(), y.ravel()], 1)
-    return middles[np.linalg.norm(middles, axis=1) < WELL_M]
+    centres = np.stack([x.ravel(), y.ravel()], 1)
+    return centres[np.linalg.norm(centres, axis=1) < WELL_M]
 
 
 @cache
 def build_model() -> mujoco.MjModel:
-    """One sink. The plate is a mocap body, put where the task wants it."""
+    """Build the model of one sink. The plate is a mocap body, positioned by the task."""
     spec = mujoco.MjSpec()
     spec.option.timestep = 0.005
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # one contact: a third of the time for nothing
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # useless with one contact; took a third of the time
     studio(spec, floor=False)
     _add_sink(spec)
     _add_plate(spec)
     _add_tool(spec)
-    # Without friction, which is the task's: with it MuJoCo's contacts rise as they slide, and bounce.
+    # The contact has no friction, because with friction MuJoCo's contacts lift off and bounce as they slide. The task
+    # applies friction as an external force.
     spec.add_pair(name=PLATE, geomname1=SPONGE, geomname2=BASE, condim=1, solref=[0.03, 1.0])
     spec.add_sensor(name=FORCE, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=SPONGE, reftype=_GEOM,
                     refname=BASE, intprm=[_FOUND | _FORCE, _NET_FORCE, 1])  # fmt: skip
@@ -81,7 +82,7 @@ def build_model() -> mujoco.MjModel:
 
 def _box(body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[float, ...], rgba: tuple[float, ...],
          kind: mujoco.mjtGeom = mujoco.mjtGeom.mjGEOM_BOX) -> mujoco.MjsGeom:  # fmt: skip
-    """A shape to look at, without contacts."""
+    """Add a visual shape without contacts and mass."""
     return body.add_geom(name=name, type=kind, pos=pos, size=[*size, *[0.0] * (3 - len(size))], rgba=rgba,
                          contype=0, conaffinity=0, mass=0)  # fmt: skip
 
@@ -116,7 +117,7 @@ def _add_plate(spec: mujoco.MjSpec) -> None:
 
 
 def _add_tool(spec: mujoco.MjSpec) -> None:
-    """A carriage of 1 kg, free of gravity, that carries the sponge on an arm leaning away from the cameras."""
+    """Add the tool: a gravity-compensated carriage of 1 kg with the sponge, on an arm leaning away from the cameras."""
     tool = spec.worldbody.add_body(name="tool", gravcomp=1)
     for name, axis in zip(SLIDES, np.eye(3), strict=True):
         across = name != "tool_z"
@@ -130,7 +131,7 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
             motor.ctrlrange, motor.forcerange = (-MOST_SPEED_MPS, MOST_SPEED_MPS), (-SLIDE_N, SLIDE_N)
         else:
             motor.set_to_motor()
-            motor.gear = [-1.0, 0, 0, 0, 0, 0]  # its force, in N, pushes down
+            motor.gear = [-1.0, 0, 0, 0, 0, 0]  # a positive force, in N, pushes down
             motor.ctrlrange = motor.forcerange = (-LIFT_N, MOST_PRESS_N)
     ball = tool.add_geom(name=SPONGE, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=(0, 0, 0.03), size=(0.03, 0, 0), mass=1.0)
     ball.contype = ball.conaffinity = 0
@@ -142,7 +143,7 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
 
 
 def looking(direction: np.ndarray) -> np.ndarray:
-    """Quaternion of a camera that looks along `direction` with the world's z up."""
+    """Return the quaternion of a camera that looks along `direction`, with the world's z up."""
     z = -direction / np.linalg.norm(direction)
     x = np.cross((0, 0, 1), z)
     x /= np.linalg.norm(x)

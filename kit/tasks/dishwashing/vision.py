@@ -1,4 +1,4 @@
-"""Dishwashing seen by a camera: dirt can be seen, not read."""
+"""DishwashingVideo: the dishwashing task with video clips as observations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kit.tasks.dishwashing.task import Dishwashing
 
 EYE = "eye"
 FRAMES = 8
-"""0.8 seconds."""
+"""Frames per clip, one per step: 0.8 seconds."""
 LEAST_PIXELS = 16
 
 
 class DishwashingVideo(Dishwashing):
-    """`Dishwashing` for a policy that sees clips (8, 3, 64, 64) of the plate, a frame for each step, newest last, and
-    nothing else: not the force either. A teacher sees "state", which is what `Dishwashing` gives its policy; a critic
-    that, and what cannot be seen.
+    """`Dishwashing` from video: the policy sees only clips (8, 3, 64, 64) of the plate, without the contact force.
 
-    `size` is the images' side in pixels."""
+    A clip has one frame per step, newest last. The group "teacher" sees "state", the policy observation of
+    `Dishwashing`; the group "critic" also sees "privileged". `size` is the side of the images in pixels.
+    """
 
     name = "DishwashingVideo"
     train_steps = 1_000_000
@@ -42,12 +42,13 @@ class DishwashingVideo(Dishwashing):
         self.observation_space = gymnasium.spaces.Dict({**self.observation_space, "clip": clip})  # type: ignore[dict-item]
 
     def observe(self) -> Obs:
-        return {**self._numbers(), "clip": self._look(None)}
+        return {**self._vectors(), "clip": self._frame(None)}
 
-    def observe_first(self, worlds: torch.Tensor) -> Obs:
-        first: dict[str, Obs] = tree_map(lambda rows: rows.index_select(0, worlds), self._numbers())
-        return {**first, "clip": self._look(worlds)}
+    def observe_first(self, env_ids: torch.Tensor) -> Obs:
+        first: dict[str, Obs] = tree_map(lambda rows: rows.index_select(0, env_ids), self._vectors())
+        return {**first, "clip": self._frame(env_ids)}
 
-    def _look(self, worlds: torch.Tensor | None) -> torch.Tensor:
-        pictures = self.sim.render((EYE,), self.size, self.size, worlds=worlds, poses=self.colours())
-        return pictures[:, 0].permute(0, 3, 1, 2).contiguous()
+    def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
+        """Render the newest frame (k, 3, size, size) of the envs `env_ids` (k,), or of all."""
+        images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
+        return images[:, 0].permute(0, 3, 1, 2).contiguous()

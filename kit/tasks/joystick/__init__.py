@@ -1,1 +1,1 @@
-"""Joystick: legged robots follow the velocity that is asked for."""
+"""Joystick: legged robots track a commanded velocity."""

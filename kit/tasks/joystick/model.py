@@ -1,6 +1,7 @@
-"""Unitree's G1 and Go1 from the MuJoCo Menagerie, edited for walking: flat ground, contacts at the feet only, sensors.
+"""MuJoCo models of Unitree's G1 and Go1 from the MuJoCo Menagerie, with flat ground, foot contacts and sensors.
 
-The Menagerie's package downloads a robot on first use and keeps it; `MENAGERIE_ROOT` names a folder to read instead.
+The Menagerie's package downloads a robot on first use and caches it. The environment variable `MENAGERIE_ROOT` names a
+folder to read from instead.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from kit.sim.studio import studio
 from kit.tasks.joystick.cameras import CAMERAS, add_arrow
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
-"""Names of sites on every robot."""
+"""Names of the sites that every robot has."""
 
 _GEOM, _SITE = mujoco.mjtObj.mjOBJ_GEOM, mujoco.mjtObj.mjOBJ_SITE
 _FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA_FOUND,
                                                 mujoco.mjtConDataField.mjCONDATA_FORCE))  # fmt: skip
-_NET_FORCE = 3  # of a contact sensor's ways to report several contacts: their sum
+_NET_FORCE = 3  # reduction mode of a contact sensor: the sum over all contacts
 
 
 def g1_model() -> mujoco.MjModel:
-    """A humanoid with 29 joints, 33 kg, standing with its knees bent (key frame "home"); physics at 250 Hz.
+    """Build the G1: humanoid, 29 joints, 33 kg, standing with bent knees in key frame "home"; physics at 250 Hz.
 
-    Beside the feet on the floor, the feet may hit each other and the shins, and the hands the thighs.
+    Contacts: feet with floor, feet with each other and with the shins, hands with thighs.
     """
     spec = _fetch("unitree_g1", "scene_mjx")
-    spec.delete(spec.geom("floor"))  # and all contact pairs with it
+    spec.delete(spec.geom("floor"))  # with its contact pairs
     for pair in list(spec.pairs):
         spec.delete(pair)
     _dress(spec)
@@ -51,14 +52,14 @@ def g1_model() -> mujoco.MjModel:
 
 
 def go1_model() -> mujoco.MjModel:
-    """A quadruped with 12 joints, 13 kg, on its feet (key frame "home"); physics at 250 Hz."""
+    """Build the Go1: quadruped, 12 joints, 13 kg, standing in key frame "home"; physics at 250 Hz."""
     spec = _fetch("unitree_go1", "go1")
     spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
     spec.option.iterations, spec.option.ls_iterations = 5, 8
     for geom in spec.geoms:
         geom.contype = geom.conaffinity = 0
-    for actuator in spec.actuators:  # gains of a real Go1's walking controllers
+    for actuator in spec.actuators:  # gains used by walking controllers of the real Go1
         actuator.set_to_position(kp=35.0)
         spec.joint(actuator.target).damping = [0.5, 0, 0]
     spec.material("dark").rgba = [0.32, 0.33, 0.35, 1]
@@ -71,6 +72,7 @@ def go1_model() -> mujoco.MjModel:
 
 
 def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
+    """Load a robot's model from the Menagerie without its sensors and cameras."""
     menagerie = need("mujoco_menagerie", "all")
     try:
         spec = menagerie.get(robot).spec(entry)
@@ -87,7 +89,7 @@ def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
 
 
 def _dress(spec: mujoco.MjSpec) -> None:
-    """Lights, the ground, and what pictures are made with; `joystick_pictures` puts it in its places."""
+    """Add lights, ground, cameras and the command arrow; `kit.tasks.joystick.cameras` positions them."""
     studio(spec, soft=True)
     spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts by explicit pairs only
     add_arrow(spec)
@@ -101,7 +103,10 @@ def _stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:
 
 
 def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], soles: list[str]) -> None:
-    """Sites and sensors by the same names on every robot. `base`, `torso` and `feet` are its sites, `soles` geoms."""
+    """Add sites and sensors, with the same names on every robot.
+
+    `base`, `torso` and `feet` are names of the robot's sites, `soles` of its geoms.
+    """
     for name, original in {
         SITE_BASE: base,
         SITE_TORSO: torso,
@@ -125,6 +130,6 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], so
 
 
 def _add_contact_sensor(spec: mujoco.MjSpec, name: str, geom: str, other: str, force: bool = False) -> None:
-    """Number of contacts between two geoms, followed, with `force`, by their net force (3,) in newtons."""
+    """Add a sensor of the number of contacts between two geoms; with `force`, then their net force (3,), N."""
     spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=geom, reftype=_GEOM,
                     refname=other, intprm=[_FOUND | (_FORCE if force else 0), _NET_FORCE, 1])  # fmt: skip

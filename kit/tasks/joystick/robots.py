@@ -1,4 +1,4 @@
-"""The robots that follow a joystick: Unitree's G1, a humanoid, and Go1, a quadruped."""
+"""Joystick tasks for two robots: Unitree's humanoid G1 and quadruped Go1."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from kit.tasks.joystick.task import Joystick, Rewards, between
 
 
 def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
-    """Rolling the hips is free while the command asks for steps to the left."""
+    """Deviation of the hips from the home pose, rad; hip roll is free while the command is to move left."""
     deviation = task.joint_offset.abs()
     sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
     return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
 
 
 def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
-    """Radians that the knees are away from home."""
+    """Deviation of the knees from the home pose, rad."""
     return task.joint_offset[:, task.knee].abs().sum(1)
 
 
 def collision(task: G1Joystick) -> torch.Tensor:
-    """A hand on a thigh."""
+    """A hand touches a thigh."""
     return task.hands_on_thighs().to(task.joints.dtype)
 
 
 class G1Joystick(Joystick):
-    """A humanoid with 29 joints walks as the joystick says. Falls, and feet that hit each other or a shin, end it."""
+    """A humanoid with 29 joints walks at a commanded velocity. A fall, or a foot hitting the other foot or a shin, ends
+    the episode."""
 
     name = "G1Joystick"
     train_steps = 100_000_000
@@ -74,8 +75,8 @@ class G1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
 
-        def joints(part: str) -> torch.Tensor:
-            names = [f"{side}_{part}_joint" for side in ("left", "right")]
+        def joints(name: str) -> torch.Tensor:
+            names = [f"{side}_{name}_joint" for side in ("left", "right")]
             return self.indices([int(self.model.joint(name).qposadr[0]) - 7 for name in names])
 
         self.hip_roll, self.hip_yaw, self.knee = joints("hip_roll"), joints("hip_yaw"), joints("knee")
@@ -98,27 +99,27 @@ class G1Joystick(Joystick):
 
 
 def pose_kept(task: Go1Joystick) -> torch.Tensor:
-    """Joints as at home: 1 when they are; the quadruped's knees may bend more freely."""
+    """Joints close to the home pose, exp(-weighted squared deviation), with a small weight for the knees."""
     return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
 
 
 def torques(task: Go1Joystick) -> torch.Tensor:
-    """Torques of the motors, N m: their norm and their sum."""
+    """Motor torques, norm plus sum of absolute values, N m."""
     force = task.actuator_force
     return force.norm(dim=1) + force.abs().sum(1)
 
 
 def energy(task: Go1Joystick) -> torch.Tensor:
-    """Power of the motors, W."""
+    """Motor power, W."""
     return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
 
 
 class Go1Joystick(Joystick):
-    """A quadruped with 12 joints trots as the joystick says."""
+    """A quadruped with 12 joints trots at a commanded velocity."""
 
     name = "Go1Joystick"
     train_steps = 2_000_000
-    lessons = 'one with env_options {"always_moving": true}, then a branch without, as in notebook 04_walk'
+    lessons = 'first with env_options {"always_moving": true}, then a branch without it, as in notebook 04_walk'
     scene = views.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
@@ -146,9 +147,9 @@ class Go1Joystick(Joystick):
 
     most_speed = (1.5, 0.8, 1.2)
     move_probability = (0.9, 0.25, 0.5)
-    """Chance that a new command's part is not zero."""
+    """Probability that each component of a new command is not zero."""
     change_probability = 0.5
-    """Chance that a part changes when the command does."""
+    """Probability that each component changes when the command changes."""
     command_chances = 9
     mean_command_s = 5.0
 
@@ -158,8 +159,9 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        self.actuator_force = sim.actuator_force  # (n, joints), N m; asked for later, it would not lag once
-        self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # the knees' are small
+        # Read here, because the first value that is read does not lag:
+        self.actuator_force = sim.actuator_force  # (n, joints), N m
+        self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees
 
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:
         return between(chance[:, :3], -1.0, 1.0) * self._most_speed

@@ -1,4 +1,4 @@
-"""Joystick tasks: a legged robot follows the velocity a joystick asks for. What all robots share."""
+"""Base class of the joystick tasks: a legged robot tracks a commanded velocity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
-from kit.envs.task import MujocoTask, may_have
+from kit.envs.task import MujocoTask, maybe_any
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError
 from kit.sim import Simulator
@@ -25,49 +25,52 @@ from kit.tasks.joystick.model import FEET, SITE_BASE
 CONTROL_DT_S = 0.02
 GRAVITY_MPS2 = 9.81
 FORCE_NM = 20.0
-"""Unit in which the actuators' forces are seen."""
+"""Unit of the observed actuator forces."""
 ACTION_SCALE_RAD = 0.5
-"""A joint's target is its home position plus this much times the action."""
+"""Joint target = home position + ACTION_SCALE_RAD * action."""
 SOFT_LIMITS = 0.95
-"""Field of a joint's range that costs nothing."""
+"""Soft joint limits, as a fraction of the joint's range; angles within cost nothing."""
 PUSH_EVERY_S = (5.0, 10.0)
+"""Range of the time between two pushes."""
 STEPS_PER_S = (1.25, 1.5)
-"""Of each foot, by the gait clock."""
+"""Range of the gait clock's frequency, steps of each foot per second."""
 START_M, START_SPEED = 0.5, 0.5
 """Half widths of the uniform start position, m, and of the six base velocities, m/s and rad/s."""
 BRISK = (1 / 3, 2 / 3)
-"""What a robot that is always moving is asked for, as shares of the most speed."""
+"""Range of the commanded speed with `always_moving`, as a fraction of `most_speed`."""
 SUCCESS_MPS = 0.25
-"""Mean velocity error of an episode, m/s, below which the robot has followed."""
+"""Mean velocity error of an episode, m/s, below which it is a success."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
-"""Half width of the uniform noise on what is observed, in its units."""
+"""Half width of the uniform observation noise, in the units of the observation."""
 
 Rewards = Mapping[str, tuple[float, Callable[[Any], torch.Tensor]]]
-"""Name -> weight and term, a function of the task."""
+"""Reward name -> (weight, term); a term is a function of the task."""
 
 
 class Joystick(MujocoTask):
-    """Follow a command (n, 3): velocity forward and to the left, m/s, and turning to the left, rad/s, as the robot
-    sees it. It changes during an episode. 50 Hz; 20 s per episode, less if the robot falls.
+    """Track a command (n, 3): velocity forward and to the left, m/s, and turning to the left, rad/s, in the robot's
+    frame. The command changes during an episode. 50 Hz; 20 s per episode, less if the robot falls.
 
-    The action (n, joints) in [-1, 1] moves joint targets around the home pose; the actuators' own position control
-    follows them. The names and weights of the rewards, the noise and the ranges of what is randomised are those that
-    MuJoCo Playground documents for its flat-terrain joystick tasks.
+    The action (n, joints) in [-1, 1] sets joint targets around the home pose, which the actuators' position control
+    tracks. Names and weights of the rewards, noise and randomisation ranges are those documented by MuJoCo Playground
+    for its flat-terrain joystick tasks.
 
-    Critics and teachers may know "privileged" besides: what is observed without its noise, and what only the simulator
-    knows (contacts, forces, pushes, friction, mass).
+    The groups "critic" and "teacher" also see "privileged": the observation without noise, and simulator state
+    (contacts, forces, pushes, friction, mass).
 
-    Start states, commands, noise and pushes (every body is given the same extra velocity within one control step)
-    always vary. Friction, masses, joints and the delay of actions vary with env_options `randomize`, see `terms`.
+    Start states, commands, noise and pushes always vary. A push adds the same velocity to every body within one control
+    step. Friction, masses, joints and action delay vary with env_options `randomize`, see `random_terms`.
 
-    `always_moving` is a first lesson: every command asks for a brisk pace in some direction. The task's own ask for
-    nothing, or for so much that a first step is worth no more than standing, and teach a beginner to stand.
+    `always_moving` is the first stage of a curriculum: every command asks for a medium speed in some direction. The
+    default commands ask for no motion, or for a speed so high that a first step earns no more than standing, so that a
+    new policy learns to stand still.
 
     An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
-    on average. The return is no proof of that: a Go1 that stands still earns 15, and succeeds in one episode of twenty.
+    on average. A high return does not imply success: a Go1 that stands still earns 15 and succeeds in one episode of
+    twenty.
 
-    What a world remembers from step to step is in `_memory`, columns of one tensor; random numbers come from the env's
-    generator, all of a step at once.
+    The task's state between steps is in `_memory`, the columns of one tensor. The random numbers of a step are drawn
+    from the env's generator in one call.
     """
 
     episode_steps = 1000
@@ -80,34 +83,37 @@ class Joystick(MujocoTask):
 
     scene: views.Scene
     rewards: ClassVar[Rewards]
-    """The reward of a step is their weighted sum times its 0.02 seconds."""
+    """Reward terms. The reward of a step is their weighted sum times the step's 0.02 s."""
     least_reward = -math.inf
+    """Lower bound of the reward of a step."""
     swing_height_m: float
-    """How high a foot should rise."""
+    """Target height of a foot in the middle of its swing."""
     air_time_s: tuple[float, float]
-    """A step's least time in the air to be paid for, and the most that is paid for."""
+    """Air time of a step above which it is paid, and beyond which it is not paid more."""
     most_foot_force_n = math.inf
+    """Vertical force on a foot above which `contact_force` counts."""
     push_speed: tuple[float, float]
-    """Least and most speed that a push gives, m/s."""
+    """Range of the velocity change of a push, m/s."""
     start_joint_scale = (1.0, 1.0)
-    """An episode starts with the home pose's joint angles scaled by factors from this range."""
+    """Range of the random factors on the home pose's joint angles at the start of an episode."""
     joint_friction_scale: tuple[float, float]
+    """Range of the randomisation term "joint_friction"."""
     most_speed: tuple[float, float, float]
-    """That is asked for: ahead and to the left, m/s, turning, rad/s."""
+    """Greatest commanded velocity: ahead and to the left, m/s; turning, rad/s."""
     command_chances = 3
-    """How many random numbers a new command takes."""
+    """Number of random numbers used by a new command."""
     lessons = ""
-    """For its card."""
+    """Curriculum, for `task_info`."""
     clocked = False
-    """Whether the feet follow a gait clock, which then is seen as a cosine and a sine per foot."""
+    """Whether the feet follow a gait clock, which is then observed as a cosine and a sine per foot."""
 
     def __init__(self, model: mujoco.MjModel, always_moving: bool) -> None:
         if not isinstance(always_moving, bool):
             raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
         self._always_moving = always_moving
         self.model = model
-        self.random_terms = {  # the ranges that MuJoCo Playground documents; of delay kit's own
-            "friction": ModelTerm(("pair_friction",), low=0.4, high=1.0, how="set", rows=_on_the_floor, columns=2),
+        self.random_terms = {  # ranges as documented by MuJoCo Playground, except for "delay"
+            "friction": ModelTerm(("pair_friction",), low=0.4, high=1.0, how="set", rows=_floor_pairs, columns=2),
             "mass": ModelTerm(("body_mass", "body_inertia"), low=0.9, high=1.1, each=True),
             "payload": ModelTerm(("body_mass",), low=-1.0, high=1.0, how="add", rows=_torso),
             "joint_friction": ModelTerm(("dof_frictionloss",), low=self.joint_friction_scale[0],
@@ -123,19 +129,19 @@ class Joystick(MujocoTask):
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
         seen = (
             Field("velocity ahead, to the left, up", 3, "m/s"),
-            Field("turning", 3, "rad/s"),
-            Field("which way is down", 3),
-            Field("joint angles, from home", model.nu, "rad"),
+            Field("angular velocity", 3, "rad/s"),
+            Field("direction of gravity in the robot's frame", 3),
+            Field("joint angles, relative to the home pose", model.nu, "rad"),
             Field("joint velocities", model.nu, "rad/s"),
             Field("the latest action", model.nu, f"{ACTION_SCALE_RAD} rad"),
             Field("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
             *([Field("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
         )
-        known = (
+        privileged = (
             Field("velocity ahead, to the left, up, without noise", 3, "m/s"),
-            Field("turning, without noise", 3, "rad/s"),
-            Field("which way is down, without noise", 3),
-            Field("joint angles, from home, without noise", model.nu, "rad"),
+            Field("angular velocity, without noise", 3, "rad/s"),
+            Field("direction of gravity in the robot's frame, without noise", 3),
+            Field("joint angles, relative to the home pose, without noise", model.nu, "rad"),
             Field("joint velocities, without noise", model.nu, "rad/s"),
             Field("height of the base", 1, "m"),
             Field("forces of the actuators", model.nu, f"{FORCE_NM:g} N m"),
@@ -143,19 +149,19 @@ class Joystick(MujocoTask):
             Field("time since the foot was on the ground", self._feet, "s"),
             Field("height of the feet", self._feet, "m"),
             Field("velocity of each foot, world frame", 3 * self._feet, "m/s"),
-            Field("force between each foot and the ground, world frame, of the robot's weight", 3 * self._feet),
-            Field("velocity that a push gives in this step, world frame", 2, "m/s"),
+            Field("force between each foot and the ground, world frame, divided by the robot's weight", 3 * self._feet),
+            Field("velocity added by a push in this step, world frame", 2, "m/s"),
             Field("friction of the feet on the ground", 1),
-            Field("mass, of the model's", 1),
+            Field("mass, divided by the nominal mass", 1),
         )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (model.nu,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict({"state": numbers(seen), "privileged": numbers(known)})
+        self.observation_space = gymnasium.spaces.Dict({"state": numbers(seen), "privileged": numbers(privileged)})
         self.task_info = TaskInfo(
-            sees={"state": seen, "privileged": known},
-            does=(Field("where joints are to go, from home", model.nu, f"{ACTION_SCALE_RAD} rad"),),
-            pays=[(weight, _said(term)) for weight, term in self.rewards.values()],
+            sees={"state": seen, "privileged": privileged},
+            does=(Field("joint targets, relative to the home pose", model.nu, f"{ACTION_SCALE_RAD} rad"),),
+            pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.rewards.values()],
             ends="the robot falls",
-            succeeds=f"it does not fall and is off by less than {SUCCESS_MPS} m/s on average",
+            succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
             lessons=self.lessons,
         )
 
@@ -178,10 +184,10 @@ class Joystick(MujocoTask):
         self._least_noise, self._noise_width = -most_noise, 2 * most_noise
         self._most_speed = self.constant(self.most_speed)
         self._mass = self._parameter("body_mass")
-        self._tell_all = "privileged" in self.delivered
-        if self._tell_all:
+        self._delivers_privileged = "privileged" in self.delivered
+        if self._delivers_privileged:
             self.actuator_force = sim.actuator_force  # (n, joints), N m
-            self._friction, self._floor_pairs = self._parameter("pair_friction"), self.indices(_on_the_floor(model))
+            self._friction, self._floor_pair_ids = self._parameter("pair_friction"), self.indices(_floor_pairs(model))
         self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
 
         self._widths = {
@@ -198,12 +204,12 @@ class Joystick(MujocoTask):
         self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
 
     def _parameter(self, field: str) -> torch.Tensor:
-        """The model's `field` (n, ...) where it is randomised, else (1, ...), one for all."""
-        own = any(isinstance(term, ModelTerm) and field in term.fields for term in self.randomized.values())
-        return self.sim.parameter(field) if own else self.constant(getattr(self.model, field)).unsqueeze(0)
+        """Return a field of the model: (n, ...) if it is randomised, else (1, ...)."""
+        varies = any(isinstance(term, ModelTerm) and field in term.fields for term in self.randomized.values())
+        return self.sim.parameter(field) if varies else self.constant(getattr(self.model, field)).unsqueeze(0)
 
     def _named(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The columns of `memory` by name."""
+        """Return the columns of `memory` by name, as views."""
         return dict(zip(self._widths, memory.split(list(self._widths.values()), 1), strict=True))
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
@@ -226,7 +232,7 @@ class Joystick(MujocoTask):
         torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
         fresh["phase_rate"][:] = 2 * math.pi * between(phase_rate, *STEPS_PER_S)
         fresh["phase"][:, 1::2] = -math.pi  # half a step apart
-        fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # so, after the first step
+        fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # `act` adds a step first
         self._all_memory.copy_(torch.where(mask.unsqueeze(1), all_fresh, self._all_memory))
         self.sim.reset(mask, qpos=qpos, qvel=qvel, ctrl=qpos[:, 7:])
 
@@ -243,7 +249,7 @@ class Joystick(MujocoTask):
         torch.addcmul(self._least_noise, noise, self._noise_width, out=memory["noise"])
         self.sim.xfrc_applied.zero_()
         due = self._timers.sub_(CONTROL_DT_S) <= 0
-        if may_have(due):
+        if maybe_any(due):
             self._change_command(due[:, :1], command, command_left)
             self._push(due[:, 1:], push)
         torch.add(self.home, action, alpha=ACTION_SCALE_RAD, out=self.sim.ctrl)
@@ -255,19 +261,19 @@ class Joystick(MujocoTask):
         self._errors.add_(torch.stack([velocity, turning, torch.ones_like(turning)], 1))
 
     def steer(self, command: torch.Tensor) -> None:
-        """Ask for `command` (3,) in every world until its episode is over."""
+        """Set `command` (3,) in every env until the end of its episode."""
         self.command.copy_(command)
         self._memory["command_left"].fill_(math.inf)
 
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
-        """In the worlds of `due` (n, 1)."""
+        """Change the command in the envs of `due` (n, 1) bool."""
         changed = self.moving_command(command) if self._always_moving else self.next_command(command)
         self.command.copy_(torch.where(due, changed, self.command))
         timer = self._memory["command_left"]
         timer.copy_(torch.where(due, self.command_duration(left), timer))
 
     def _push(self, due: torch.Tensor, chance: torch.Tensor) -> None:
-        """The robots of the worlds of `due` (n, 1)."""
+        """Push the robots in the envs of `due` (n, 1) bool."""
         angle, speed = between(chance[:, :1], -math.pi, math.pi), between(chance[:, 1:2], *self.push_speed)
         change_w = torch.cat([torch.cos(angle), torch.sin(angle)], 1) * (speed * due)  # (n, 2), m/s
         self.sim.xfrc_applied[..., :2] = self._mass.unsqueeze(2) * change_w.unsqueeze(1) / CONTROL_DT_S  # F = m Δv/Δt
@@ -275,46 +281,48 @@ class Joystick(MujocoTask):
         timer.copy_(torch.where(due, between(chance[:, 2:], *PUSH_EVERY_S), timer))
 
     def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
-        """Random numbers in [0, 1), (n, width) each, drawn in one go: a step needs many, and each draw takes as long as
-        an operation on all of them."""
+        """Return uniform random numbers in [0, 1), one tensor (n, width) per width, drawn in one call.
+
+        A step needs many of them, and each call costs as much as an operation on all of them.
+        """
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Commands (n, 3) of a first lesson: a third to two thirds of the most speed in any direction, turning at up to
-        half of the most."""
+        """Return commands (n, 3) for `always_moving`: 1/3 to 2/3 of `most_speed` in any direction, up to half of the
+        greatest turning speed."""
         angle, share = between(chance[:, 0], -math.pi, math.pi), between(chance[:, 1], *BRISK)
         return torch.stack([share * angle.cos(), share * angle.sin(), chance[:, 2] - 0.5], 1) * self._most_speed
 
     @abstractmethod
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Commands (n, 3) for the start of an episode, from `chance` (n, command_chances)."""
+        """Return commands (n, 3) for the start of an episode, from random numbers `chance` (n, command_chances)."""
 
     @abstractmethod
     def next_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Commands (n, 3) to change to."""
+        """Return commands (n, 3) that replace the current ones, from random numbers `chance` (n, command_chances)."""
 
     @abstractmethod
     def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
-        """Seconds for which a command stays, of the shape of `chance`."""
+        """Return how long a command stays, s, with the shape of the random numbers `chance`."""
 
     def measure(self) -> None:
         self.joint_offset = self.joints - self.home  # (n, joints), rad
         self.contact = self._feet_contact[..., 0] > 0
         """Feet on the ground, (n, feet) bool."""
         self.first_contact = (self.air_time > 1.5 * CONTROL_DT_S) & (self.contact | (self._memory["last_contact"] > 0))
-        """Feet that have come down after more than one step in the air, (n, feet) bool."""
+        """Feet that touched down in this step after more than one step in the air, (n, feet) bool."""
         self.feet_z_w = self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
         """Height of the feet (n, feet), m."""
         self.swing_peak = torch.maximum(self._memory["peak"], self.feet_z_w)
-        """Greatest height of each foot since it left the ground (n, feet), m."""
+        """Greatest height of each foot since it left the ground, (n, feet), m."""
         self.moving = self.command.norm(dim=1) > 0.01
-        """Whether the command asks for any motion, (n,) bool."""
+        """Whether the command is to move, (n,) bool."""
         self._fallen = self.has_fallen()
         self._mean_errors = self._errors[:, :2] / self._errors[:, 2:].clamp(min=1.0)
 
     def has_fallen(self) -> torch.Tensor:
-        """(n,) bool."""
+        """Return which robots have fallen, (n,) bool."""
         return self.sensor("torso_up_w")[:, 2] < 0.0
 
     def observe(self) -> Obs:
@@ -331,10 +339,12 @@ class Joystick(MujocoTask):
             self.command,
             *([torch.cos(self.phase), torch.sin(self.phase)] if self.clocked else []),
         ], dim=1)  # fmt: skip
-        return {"state": state, "privileged": self._privileged(measured)} if self._tell_all else {"state": state}
+        if self._delivers_privileged:
+            return {"state": state, "privileged": self._privileged(measured)}
+        return {"state": state}
 
     def _privileged(self, measured: torch.Tensor) -> torch.Tensor:
-        """What only the simulator knows (n, privileged), after `measured` without noise (n, 9 + 2 joints)."""
+        """Return the privileged observation: `measured` (n, 9 + 2 joints), without noise, and simulator state."""
         mass_kg = self._mass.sum(1, keepdim=True)  # (n or 1, 1)
         pushed_mps = self.sim.xfrc_applied[:, self._torso, :2] * CONTROL_DT_S / self._mass[:, self._torso, None]
         return torch.cat([
@@ -347,7 +357,7 @@ class Joystick(MujocoTask):
             self.feet_velocity_w.flatten(1),
             self.feet_force_w.flatten(1) / (mass_kg * GRAVITY_MPS2),
             pushed_mps,
-            self._friction[..., 0].index_select(1, self._floor_pairs).mean(1, keepdim=True).expand(self.n, 1),
+            self._friction[..., 0].index_select(1, self._floor_pair_ids).mean(1, keepdim=True).expand(self.n, 1),
             (mass_kg / float(self.model.body_mass.sum())).expand(self.n, 1),
         ], dim=1)  # fmt: skip
 
@@ -362,8 +372,10 @@ class Joystick(MujocoTask):
         return ~self._fallen & (self._mean_errors[:, 0] < SUCCESS_MPS)
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Errors are means over the episode so far, m/s along the ground and rad/s. Terms are what each was worth
-        before `least_reward`."""
+        """Return mean errors of the episode so far (m/s along the ground, rad/s), falls, and reward terms.
+
+        The terms are weighted, before the lower bound `least_reward`.
+        """
         velocity, turning = self._mean_errors.unbind(1)
         paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
         return {"velocity_error": velocity, "turning_error": turning, "falls_per_minute": self._fallen, **paid}
@@ -373,19 +385,21 @@ class Joystick(MujocoTask):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in self._memory.items():
-            value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))  # 0.1 had no errors
+            # Snapshots of version 0.1 have no "errors".
+            value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         poses = views.poses(self.sim, self.scene, self.heading_w, self.command, self.moving)
         return self.sim.render(cameras, height, width, shadows=self.shadows, poses=poses)
 
-    # What the rewards look at, all of leading size n.
+    # Inputs of the rewards, all of leading size n.
 
     def sensor(self, name: str) -> torch.Tensor:
+        """Return the readings of a sensor, (n, size)."""
         return self._readings[name]
 
     def touching(self, *sensors: str) -> torch.Tensor:
-        """Whether any of these contact sensors found one, (n,) bool."""
+        """Return whether any of these contact sensors reports a contact, (n,) bool."""
         return torch.cat([self.sensor(name)[:, :1] for name in sensors], 1).amax(1) > 0
 
     @property
@@ -395,29 +409,26 @@ class Joystick(MujocoTask):
 
     @property
     def feet_force_w(self) -> torch.Tensor:
-        """Force between feet and ground (n, feet, 3), N."""
+        """Force between each foot and the ground, (n, feet, 3), N."""
         return self._feet_contact[..., 1:]
 
     @property
     def heading_w(self) -> torch.Tensor:
-        """Where the robot faces along the ground, unit vectors (n, 2)."""
+        """Horizontal direction that the robot faces, unit vectors (n, 2)."""
         ahead: torch.Tensor = self.sim.site_xmat[:, self._base_site, :2, 0]
         return ahead / ahead.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
     def indices(self, values: list[int]) -> torch.Tensor:
-        """On the device once: a list as an index is sent there each time, and the GPU is waited for."""
+        """Return an index tensor on the device. Indexing with a list would copy it and synchronise at every use."""
         return torch.tensor(values, device=self.sim.device)
 
     def constant(self, values: object) -> torch.Tensor:
+        """Return `values` as a tensor on the device, with the simulator's dtype."""
         return torch.as_tensor(np.asarray(values), dtype=self.sim.dtype, device=self.sim.device)
 
-    def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
-        """(n, ...)"""
-        return between(self.chances(math.prod(shape[1:]))[0].view(shape), low, high)
 
-
-def _on_the_floor(model: mujoco.MjModel) -> list[int]:
-    """Contact pairs with the ground."""
+def _floor_pairs(model: mujoco.MjModel) -> list[int]:
+    """Return the ids of the contact pairs with the ground."""
     return [i for i in range(model.npair) if model.pair(i).name.endswith("_floor")]
 
 
@@ -426,16 +437,16 @@ def _torso(model: mujoco.MjModel) -> list[int]:
 
 
 def wrapped(angle: torch.Tensor) -> torch.Tensor:
-    """The same angle in [-π, π)."""
+    """Wrap `angle`, rad, to [-π, π)."""
     return (angle + math.pi).remainder(2 * math.pi) - math.pi
 
 
 def between(chance: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Uniform in [low, high), from `chance` in [0, 1)."""
+    """Scale uniform numbers `chance` from [0, 1) to [low, high)."""
     return low + (high - low) * chance
 
 
-def _said(term: Callable[..., Any]) -> str:
-    """What a term is, in words."""
+def _first_line(term: Callable[..., Any]) -> str:
+    """Return the first paragraph of a function's docstring, without capital letter and full stop."""
     text = (term.__doc__ or term.__name__.replace("_", " ")).split("\n\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

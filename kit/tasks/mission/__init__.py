@@ -1,1 +1,1 @@
-"""Mission: a game of four against three on a field of 200 m."""
+"""Mission: a team game of four attackers against three defenders in an arena of 200 × 200 m."""

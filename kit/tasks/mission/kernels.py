@@ -1,4 +1,4 @@
-"""The mission game as Warp kernels, one world a thread, the same on CPU and CUDA: a command, and a new episode."""
+"""Warp kernels of the mission game: step and reset. One thread per game, the same code on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def look(
     w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
     f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
-    """What the attackers know, in 42 numbers (`kit.tasks.mission.task.Mission` says which)."""
+    """Write the attackers' observation, 42 numbers in the order of `kit.tasks.mission.task.SEES`."""
     zone = place(f)
     for i in range(4):
         a = attackers[i]
@@ -57,7 +57,7 @@ def look(
         d = defenders[j]
         s.near[w, 2 + j] = within_reach(discs, place(d))
         seen = bool(False)
-        for k in range(4):  # who flies sees further and is asked first
+        for k in range(4):  # air units first, because they see further
             if not seen:
                 seen = seen_by_attacker(c, discs, attackers[3 - k], d, 3 - k < 2)
         known = wp.where(seen, 1.0, 0.0)
@@ -78,7 +78,7 @@ def look_out(
     w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
     f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
-    """What the defenders know, in 40 numbers."""
+    """Write the defenders' observation, 40 numbers in the order of `kit.tasks.mission.task.SEES`."""
     zone = place(f)
     for j in range(3):
         d = defenders[j]
@@ -110,7 +110,7 @@ def look_out(
 
 @wp.func
 def post(round_: wp.vec2, j: int) -> wp.vec2:
-    """Which way from the zone defender `j` is on patrol: a third of the round apart."""
+    """Return the direction from the zone to defender `j` on patrol; the three are 120° apart."""
     found = round_
     if j == 1:
         found = turned(round_, -0.5, 0.8660254037844386)
@@ -121,7 +121,10 @@ def post(round_: wp.vec2, j: int) -> wp.vec2:
 
 @wp.kernel
 def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
-    """One command of `attack` (n, 4) and five ticks of motion. `defend` (n, 3) is -1 for stock defenders."""
+    """Step all games: one command per unit, then five ticks of motion.
+
+    `attack` (n, 4) and `defend` (n, 3) are the commands; `defend` is -1 for stock defenders.
+    """
     w = wp.tid()
     attackers = Four()
     defenders = Three()
@@ -145,7 +148,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
     for i in range(4):
         far[i] = wp.length(place(attackers[i]) - zone)
 
-    for j in range(3):  # stock defenders look about
+    for j in range(3):  # stock defenders choose whom to chase
         d = defenders[j]
         if defend[w, j] < wp.int64(0):
             least = float(1.0e9)
@@ -234,7 +237,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
 
     nearer = float(0.0)
     for i in range(4):
-        if attackers[i, 2] == 0.0:  # who was just lost has not gone away
+        if attackers[i, 2] == 0.0:  # an attacker that was tagged keeps the reward for its progress
             nearer += wp.max(far[i] - c.zone, 0.0)
             nearer -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
@@ -253,7 +256,7 @@ def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp
 
 @wp.func
 def mixed(x: wp.uint32) -> wp.uint32:
-    """A permutation of 32 bits that leaves nothing in order: PCG-RXS-M-XS (O'Neill, 2014)."""
+    """Hash 32 bits by the permutation PCG-RXS-M-XS (O'Neill, 2014)."""
     state = x * PCG_FACTOR + PCG_STEP
     word = ((state >> ((state >> wp.uint32(28)) + wp.uint32(4))) ^ state) * PCG_MIX
     return (word >> wp.uint32(22)) ^ word
@@ -261,15 +264,17 @@ def mixed(x: wp.uint32) -> wp.uint32:
 
 @wp.func
 def uniform(seed: wp.uint32, k: int) -> float:
-    """Number `k` of a map's random numbers, in [0, 1)."""
+    """Return random number `k` of the map `seed`, in [0, 1)."""
     return float(mixed(seed + wp.uint32(k)) >> wp.uint32(8)) * 5.960464477539063e-08  # 2 ** -24
 
 
 @wp.kernel
 def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(dtype=wp.int64)):
-    """A map for each world of `mask`. The arena has 4 × 4 cells of 50 m: attackers begin in the southern row, the zone
-    lies in one of the two northern rows, obstacles in other cells of the three northern ones, no nearer than 3 m to a
-    cell's border."""
+    """Start a new game, with a new map, in each env of `mask` (n,).
+
+    The arena has 4 × 4 cells of 50 m. Attackers start in the southern row. The zone lies in one of the two northern
+    rows, obstacles in other cells of the three northern rows, at least 3 m from the cell's border.
+    """
     w = wp.tid()
     if not mask[w]:
         return

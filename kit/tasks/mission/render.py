@@ -1,4 +1,4 @@
-"""Pictures of the mission game for people: the map, its trails and a legend."""
+"""Rendering of the mission game for people: a map with trails, a legend and a clock."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from kit.tasks.mission.render_kernels import INK, LEGEND, View, paint
 from kit.tasks.mission.rules import ARENA_M, MOTION_HZ, Rules
 
 BAR = 0.085
-"""Of the picture's height: the legend below the map."""
+"""Height of the legend below the map, as a fraction of the image height."""
 FADE = 0.975
-"""Of a trail's strength is left after each command: a third after 11 s."""
+"""Factor on a trail's opacity per command; a third is left after 11 s."""
 GLYPHS = {
     " ": "0000000", "/": "01248G0", "0": "EHJLPHE", "1": "4C4444E", "2": "EH1248V", "3": "V2421HE", "4": "26AIV22",
     "5": "VGU11HE", "6": "68GUHHE", "7": "V124888", "8": "EHHEHHE", "9": "EHHF12C", "A": "EHHVHHH", "D": "UHHHHHU",
     "E": "VGGUGGV", "F": "VGGUGGG", "G": "EHGNHHF", "H": "HHHVHHH", "I": "E44444E", "L": "GGGGGGV", "N": "HPLJHHH",
     "O": "EHHHHHE", "R": "UHHUKIH", "S": "FGGE11U", "U": "HHHHHHE",
 }  # fmt: skip
-"""Five pixels by seven: a row is a number in base 32."""
+"""Bitmap font of 5 × 7 pixels: one base-32 digit per row."""
 
 
-def lettering(texts: torch.Tensor) -> torch.Tensor:
-    """Of `texts` (n, length), numbers into `GLYPHS`, a mask (n, 7, 6 · length)."""
+def text_mask(texts: torch.Tensor) -> torch.Tensor:
+    """Draw `texts` (n, length), indices into `GLYPHS`, as masks (n, 7, 6 · length)."""
     rows = [
         [[int(row, 32) >> (4 - bit) & 1 if bit < 5 else 0 for bit in range(6)] for row in g] for g in GLYPHS.values()
     ]
     return torch.tensor(rows, device=texts.device)[texts].transpose(1, 2).flatten(2).float()
 
 
-def spelled(text: str, device: torch.device) -> torch.Tensor:
-    """Numbers into `GLYPHS`, (length,)."""
+def glyph_ids(text: str, device: torch.device) -> torch.Tensor:
+    """Convert a text to indices into `GLYPHS`, (length,)."""
     order = list(GLYPHS)
     return torch.tensor([order.index(letter) for letter in text], device=device)
 
 
-class Picture:
-    """Draws the worlds of `task` (a `Mission`) at one size. Trails begin where it is first asked to draw."""
+class MapRenderer:
+    """Renders the games of `task` (a `Mission`) at one image size. Trails start at the first call of `draw`."""
 
     def __init__(self, task: Any, height: int, width: int) -> None:
         self._task, self._height, self._width = task, height, width
@@ -47,7 +47,7 @@ class Picture:
         self._pixels = torch.zeros(n, height, width, 3, dtype=torch.uint8, device=device)
         self._trails = torch.zeros(n, height, width, 3, device=device)
         self._before = torch.full((n, 7, 2), 1e6, device=device)
-        self._fade, self._given = torch.zeros(n, device=device), torch.full((n,), -1.0, device=device)
+        self._fade, self._last_command = torch.zeros(n, device=device), torch.full((n,), -1.0, device=device)
         self._unit = min(height, width) / 320
         bar = round(BAR * height) if self._unit >= 0.75 else 0
         side = min(height - bar, width) - 2
@@ -59,30 +59,30 @@ class Picture:
             v.trails, v.pixels = wp.from_torch(self._trails, dtype=wp.vec3), wp.from_torch(self._pixels)
             v.px, v.unit, v.bar = side / ARENA_M, self._unit, (height - bar / 2) if bar else -1e6
             v.middle = wp.vec2(width / 2, (height - bar) / 2)
-            _fill(v, rules)
+            _set_ranges(v, rules)
 
     def draw(self) -> torch.Tensor:
-        """uint8 (n, height, width, 3), as the worlds are now."""
+        """Render the current state of all games, uint8 (n, height, width, 3)."""
         task = self._task
-        given = task.field[:, 1, 1]
-        passed = given - self._given
-        self._fade.copy_(torch.where(passed >= 0, FADE**passed, 0.0))  # where an episode has begun anew: none
-        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)  # films may leave out commands
-        with beside_torch(task.device), compiling("the game's pictures"):
+        command = task.field[:, 1, 1]
+        passed = command - self._last_command
+        self._fade.copy_(torch.where(passed >= 0, FADE**passed, 0.0))  # a new episode clears the trails
+        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)  # videos may skip a few commands
+        with beside_torch(task.device), compiling("the game's images"):
             wp.launch(paint, (task.n, self._height, self._width), [self._view])
         self._before.copy_(torch.cat([task.attackers[:, :, :2], task.defenders[:, :, :2]], 1))
-        self._given.copy_(given)
+        self._last_command.copy_(command)
         if self._view.bar > 0:
-            for at, word in LEGEND:
-                self._write(spelled(word, task.device).expand(task.n, -1), 17 + at)
+            for x, word in LEGEND:
+                self._write(glyph_ids(word, task.device).expand(task.n, -1), 17 + x)
             self._write(self._clock(), 222)
         return self._pixels.clone()
 
     def _clock(self) -> torch.Tensor:
-        """Such as "HELD 07/20 S 187 S": seconds held, of how many, and seconds left."""
+        """Return texts such as "HELD 07/20S 187S": seconds held, seconds required, and seconds left."""
         task = self._task
         zero, hold_s = list(GLYPHS).index("0"), round(task.rules.hold_s)
-        text = spelled(f"HELD 00/{hold_s:02d}S 000S", task.device).repeat(task.n, 1)
+        text = glyph_ids(f"HELD 00/{hold_s:02d}S 000S", task.device).repeat(task.n, 1)
         held = (task.field[:, 1, 0] / MOTION_HZ).floor()
         left = ((task.episode_steps - task.field[:, 1, 1]) * task.control_dt_s).ceil()
         end = text.shape[1] - 1
@@ -96,20 +96,21 @@ class Picture:
             text[:, column] = zero + (value / unit).floor().long() % 10
         return text
 
-    def _write(self, text: torch.Tensor, at: float) -> None:
-        """`text` (n, length) of `GLYPHS` into the legend, from `at` on in a picture 320 wide."""
-        mask = lettering(text).unsqueeze(1)
+    def _write(self, text: torch.Tensor, x: float) -> None:
+        """Write `text` (n, length), indices into `GLYPHS`, into the legend, from `x` in an image 320 pixels wide."""
+        mask = text_mask(text).unsqueeze(1)
         if self._unit != 1:
             mask = torch.nn.functional.interpolate(mask, scale_factor=self._unit, mode="bilinear")
         height, width = mask.shape[2:]
-        top, left = round(self._view.bar - height / 2), round(at * self._unit)
-        there = self._pixels[:, top : top + height, left : left + width]
-        ink = torch.tensor(list(INK), device=there.device) * 255
-        alpha = mask[:, 0, : there.shape[1], : there.shape[2], None]
-        there.copy_((there + (ink - there) * alpha).round().to(torch.uint8))
+        top, left = round(self._view.bar - height / 2), round(x * self._unit)
+        area = self._pixels[:, top : top + height, left : left + width]
+        ink = torch.tensor(list(INK), device=area.device) * 255
+        alpha = mask[:, 0, : area.shape[1], : area.shape[2], None]
+        area.copy_((area + (ink - area) * alpha).round().to(torch.uint8))
 
 
-def _fill(view: Any, rules: Rules) -> None:
+def _set_ranges(view: Any, rules: Rules) -> None:
+    """Copy the rules that the map shows (radius of the zone, ranges and cones of defenders) to `view`."""
     view.zone, view.hold, view.endurance = rules.zone_m, rules.hold_s * MOTION_HZ, rules.endurance_s * MOTION_HZ
     view.sight, view.tag = rules.defender_sight_m, rules.tag_m
     view.sight_cos, view.tag_cos = (math.cos(math.radians(a)) for a in (rules.defender_cone_deg, rules.tag_cone_deg))

@@ -1,6 +1,6 @@
-"""A map of the mission game from above, painted by one Warp kernel, a pixel a thread, the same on CPU and CUDA.
+"""Warp kernel that paints a map of the mission game, one thread per pixel, the same code on CPU and CUDA.
 
-A shape is known by its distance from the pixel's middle, so that edges are smooth though each pixel is painted once.
+Shapes are signed distances from the centre of the pixel, which gives smooth edges with one sample per pixel.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BLUE, TEAL = wp.constant(wp.vec3(0.10, 0.36, 0.75)), wp.constant(wp.vec3(0.0, 0.
 RED, GREY = wp.constant(wp.vec3(0.82, 0.20, 0.16)), wp.constant(wp.vec3(0.6, 0.6, 0.6))
 HALF = wp.constant(0.5 * ARENA_M)
 JUMP = wp.constant(18.0)
-"""Metres; further in four commands than anybody moves: a unit that was tagged."""
+"""Distance, m, beyond which a unit's trail is interrupted: no unit moves further in four commands, so it was tagged."""
 LEGEND = ((0, "GROUND"), (56, "AIR"), (94, "DEFENDER"))
-"""Where each word of the legend begins in a picture 320 wide, and the word."""
+"""Legend: x position in an image 320 pixels wide, and text."""
 LEGEND_AT = wp.constant(wp.vec3(*(float(at) for at, _ in LEGEND)))
 
 
 @wp.struct
 class View:
-    """What a picture is made of."""
+    """Inputs and outputs of `paint`."""
 
     attackers: wp.array2d(dtype=wp.vec4)
     defenders: wp.array2d(dtype=wp.vec4)
@@ -38,10 +38,10 @@ class View:
     fade: wp.array(dtype=float)
     trails: wp.array3d(dtype=wp.vec3)
     pixels: wp.array4d(dtype=wp.uint8)
-    px: float  # a metre, in pixels
-    unit: float  # what a pixel is to a picture 320 high
-    middle: wp.vec2  # of the map
-    bar: float  # the legend's middle
+    px: float  # pixels per metre
+    unit: float  # size of the image relative to one of 320 pixels
+    middle: wp.vec2  # centre of the map, pixels
+    bar: float  # vertical centre of the legend, pixels
     zone: float
     hold: float
     endurance: float
@@ -58,13 +58,13 @@ def over(under: wp.vec3, colour: wp.vec3, share: float) -> wp.vec3:
 
 @wp.func
 def filled(distance: float) -> float:
-    """How much of a pixel lies within a shape whose edge is so many pixels away (negative: inside)."""
+    """Return the coverage of a pixel by a shape whose edge is `distance` pixels away (negative: inside)."""
     return wp.clamp(0.5 - distance, 0.0, 1.0)
 
 
 @wp.func
 def arrow(p: wp.vec2, look: wp.vec2, r: float) -> float:
-    """A triangle that points along `look`."""
+    """Return the signed distance to a triangle of size `r` that points along `look`."""
     u = wp.dot(p, look)
     v = wp.abs(p[0] * look[1] - p[1] * look[0])
     return wp.max(-u - 0.6 * r, 0.325 * (u - r) + 0.946 * v)
@@ -72,7 +72,7 @@ def arrow(p: wp.vec2, look: wp.vec2, r: float) -> float:
 
 @wp.func
 def unit_shape(p: wp.vec2, kind: int, look: wp.vec2, r: float) -> float:
-    """A disc on the ground, a diamond in the air, an arrow for a defender."""
+    """Return the signed distance to a unit's symbol: a disc (ground), a diamond (air) or an arrow (defender)."""
     found = wp.length(p) - r
     if kind == 1:
         found = (wp.abs(p[0]) + wp.abs(p[1]) - 1.3 * r) * 0.7071
@@ -83,7 +83,7 @@ def unit_shape(p: wp.vec2, kind: int, look: wp.vec2, r: float) -> float:
 
 @wp.func
 def turned_by(p: wp.vec2) -> float:
-    """Clockwise from north, as a share of the whole round."""
+    """Return the direction of `p`, clockwise from north, as a fraction of a full turn."""
     return wp.atan2(-p[0], -p[1]) / 6.2831853 + 0.5
 
 
@@ -96,7 +96,7 @@ def segment(p: wp.vec2, a: wp.vec2, b: wp.vec2) -> float:
 
 @wp.kernel
 def paint(v: View):
-    """Every pixel, uint8 (n, height, width, 3); row 0 is the picture's upper edge."""
+    """Paint all pixels, uint8 (n, height, width, 3); row 0 is the top of the image."""
     w, row, column = wp.tid()
     at = wp.vec2((float(column) + 0.5 - v.middle[0]) / v.px, (v.middle[1] - float(row) - 0.5) / v.px)  # m
     f = v.field[w, 0]

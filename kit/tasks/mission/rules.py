@@ -1,4 +1,4 @@
-"""Every constant of the mission game, with its unit and its bounds: what `env_options` may say."""
+"""Options of the mission task: every constant with its unit and bounds."""
 
 from __future__ import annotations
 
@@ -10,89 +10,95 @@ from kit.envs.options import Options, number
 from kit.errors import UserError
 
 ARENA_M = 200.0
-"""Side of the square; positions are seen from its middle, x to the right, y up (south is where attackers begin)."""
+"""Side of the square arena. The origin is its centre, x points east, y north; attackers start in the south."""
 GROUND, AIR, DEFENDERS, OBSTACLES = 2, 2, 3, 8
 ATTACKERS = GROUND + AIR
-"""Ground units come first."""
+"""Number of attackers; ground units come first."""
 UNIT_M = 1.0
 """Radius of a ground unit and of a defender."""
 COMMAND_HZ, MOTION_HZ = 4, 20
 COMMANDS = 1200
-"""In an episode: 300 s."""
+"""Commands per episode: 300 s."""
 TERMS = ("progress", "holding", "capture", "losses")
-"""What the reward is made of."""
+"""Reward terms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(Options):
-    """What a game is played by. A level gives the stock defenders other abilities than those written here."""
+    """Rules of the game. The levels "easy" and "hard" change the defaults of some of the stock defenders' abilities."""
 
     task: ClassVar[str] = "Mission"
 
     level: str = "standard"
-    """Of the stock defenders: easy, standard or hard."""
+    """Difficulty of the stock defenders: easy, standard or hard."""
     maps: int = number(0, 0, 2**31 - 1)
-    """Different maps; 0: a new one for every episode."""
+    """Number of different maps; 0: a new map for every episode."""
     obstacles: int = number(OBSTACLES, 0, OBSTACLES)
-    """Round ones, radius 6 to 14 m, at least 6 m apart. They stop what is on the ground, and hide it."""
+    """Number of obstacles: discs of radius 6 to 14 m, at least 6 m apart. They block ground units and defenders, and
+    hide ground units from defenders and defenders from ground units."""
 
     zone_m: float = number(15.0, 5.0, 22.0)
     """Radius of the zone."""
     hold_s: float = number(20.0, 1.0, 120.0)
-    """So long it has to be held; while it is not, what was won runs back as fast."""
+    """Time for which the attackers must hold the zone. While they do not hold it, the time held runs back at the same
+    rate."""
     hold_units: int = number(2, 1, ATTACKERS)
-    """Attackers who hold it together."""
+    """Number of attackers that must be in the zone to hold it."""
     out_s: float = number(15.0, 1.0, 120.0)
-    """A unit that was tagged, or whose endurance is used up, begins again at its base after this time."""
+    """Waiting time of an attacker that was tagged or ran out of endurance, before it restarts at its base."""
 
     ground_mps: float = number(4.0, 1.0, 8.0)
     """Speed of a ground unit."""
     air_mps: float = number(8.0, 1.0, 16.0)
-    """Speed of an air unit, which nothing stops."""
+    """Speed of an air unit; obstacles do not block it."""
     ground_sight_m: float = number(40.0, 0.0, 300.0)
-    """So far a ground unit sees defenders, where no obstacle is between."""
+    """Distance at which a ground unit sees defenders, unless an obstacle is in between."""
     air_sight_m: float = number(80.0, 0.0, 300.0)
-    """So far an air unit sees them, over everything."""
+    """Distance at which an air unit sees defenders, across obstacles."""
     endurance_s: float = number(120.0, 10.0, 600.0)
-    """An air unit's time in flight."""
+    """Flight time of an air unit."""
     hover_share: float = number(0.5, 0.0, 1.0)
-    """Of a second of endurance, for a second of standing in the air."""
+    """Endurance used per second by an air unit that stands still, s; a moving one uses 1 s."""
 
     tag_m: float = number(5.0, 1.0, 20.0)
-    """Range in which a defender tags."""
+    """Distance at which a defender tags attackers."""
     tag_cone_deg: float = number(40.0, 5.0, 180.0)
-    """To either side of where it looks."""
+    """Half angle of the cone in which a defender tags, around its viewing direction."""
     busy_s: float = number(5.0, 0.0, 60.0)
-    """After a tag it stands still."""
+    """Time for which a defender stands still after a tag."""
     defender_sight_m: float = number(30.0, 0.0, 300.0)
-    """So far a defender sees attackers; those on the ground where no obstacle is between."""
+    """Distance at which a defender sees attackers. Obstacles hide ground units."""
     defender_cone_deg: float = number(60.0, 5.0, 180.0)
-    """To either side of where it looks."""
+    """Half angle of a defender's field of view, around its viewing direction."""
     turn_dps: float = number(150.0, 10.0, 720.0)
-    """A defender turns by so many degrees in a second."""
+    """Turning speed of a defender, degrees per second."""
     patrol_m: float = number(28.0, 5.0, 90.0)
-    """Radius of the stock defenders' round about the zone."""
+    """Radius of the stock defenders' patrol around the zone."""
     patrol_mps: float = number(3.0, 0.5, 8.0)
+    """Speed of stock defenders on patrol."""
     chase_mps: float = number(4.5, 0.5, 8.0)
-    """Also the speed of defenders that a policy steers."""
+    """Speed of stock defenders in a chase, and of defenders controlled by a policy."""
     leash_m: float = number(40.0, 5.0, 300.0)
-    """Stock defenders chase whom they see within this distance of the zone's middle."""
+    """Stock defenders chase attackers that they see within this distance of the zone's centre."""
     memory_s: float = number(3.0, 0.0, 60.0)
-    """So long they go on to where they last saw somebody."""
+    """Time for which stock defenders keep going to the last seen position of an attacker."""
     threat: float = number(0.0, 0.0, 10.0)
-    """They chase who is nearest to them; each metre from the zone counts like so many metres more."""
+    """Stock defenders chase the attacker with the smallest distance to themselves plus `threat` times its distance to
+    the zone."""
 
     progress: float = number(0.05, 0.0, 100.0)
-    """Paid for every 100 m that an attacker comes nearer to the zone, and taken back when it goes away; who is tagged
-    keeps what it was paid."""
+    """Reward per 100 m that an attacker moves closer to the zone, taken back when it moves away. An attacker that is
+    tagged keeps what it has earned."""
     presence: float = number(0.03, 0.0, 100.0)
-    """Paid for every second of every attacker in the zone; with `holding` it is the term "holding"."""
+    """Reward per second for each attacker in the zone. Together with `holding` it makes up the term "holding"."""
     holding: float = number(0.06, 0.0, 100.0)
-    """Paid besides for every second of each of the others who are there with it: twice for two, six times for three."""
+    """Additional reward per second for each attacker in the zone, times the number of other attackers in it: twice this
+    value for two attackers, six times for three."""
     capture: float = number(30.0, 0.0, 100.0)
-    """Paid when it has been held long enough, which ends the episode: more than one could earn by standing there."""
+    """Reward for holding the zone for `hold_s`, which ends the episode. It is more than the attackers could earn by
+    staying in the zone."""
     losses: float = number(0.03, 0.0, 100.0)
-    """Taken for every unit that is tagged or whose endurance is used up."""
+    """Cost of each attacker that is tagged or runs out of endurance."""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -101,7 +107,7 @@ class Rules(Options):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The level's, with what `options` say."""
+        """Build from the defaults of the level, overridden by `options`."""
         level = options.get("level", cls.level)
         known = LEVELS.get(level, {}) if isinstance(level, str) else {}
         return super().of({**known, **options})

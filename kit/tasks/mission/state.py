@@ -1,13 +1,14 @@
-"""The worlds of the mission game, and who is where and sees whom in them: what its Warp kernels are made of.
+"""State of the mission game: tensors, constants, and Warp functions for geometry and visibility.
 
-A world is five rows of numbers, all float32; times are ticks of the motion (1/20 s), so that counting is exact:
+The state of n games consists of these tensors, all float32, with rows of four numbers. Times are ticks of the motion
+(1/20 s), so that counting is exact.
 
-    attackers  (n, 4) of x, y (m), ticks until it is back (0: it plays), endurance left (ticks)
-    defenders  (n, 3) of x, y (m), and where it looks, a unit vector
-    minds      (n, 3) of ticks busy, ticks on alert, x, y (m) of where the stock defender goes then
-    field      (n, 2) of zone x, y, base x, y (m); ticks held, commands given, and the patrol's direction, a unit vector
-    discs      (n, 8) of x, y, radius (m) and nothing: the obstacles; those that are not there lie far away
-    near       (n, 5) of the one obstacle that each ground unit and each defender can reach within a command
+    attackers  (n, 4, 4)  x, y (m), ticks of waiting time left (0: in the game), endurance left (ticks)
+    defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
+    minds      (n, 3, 4)  ticks of pause left after a tag, ticks on alert, x, y (m) of the stock defender's goal
+    field      (n, 2, 4)  zone x, y, base x, y (m); ticks held, commands given, patrol direction (unit vector)
+    discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
+    near       (n, 5, 4)  the obstacle that each ground unit and each defender can reach within one command
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
-"""Places near the zone must differ by much: a tag is a matter of five metres."""
+"""Scale of observed positions, 1/m. It is large because a few metres near the zone matter: a tag reaches 5 m."""
 REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
-"""A unit's radius and how far the fastest gets on the ground within a command: half of what lies between obstacles."""
+"""A unit's radius plus the longest way on the ground within one command; half of the least gap between obstacles."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -36,9 +37,9 @@ CELL_M = wp.constant(50.0)
 
 @wp.struct
 class Constants:
-    """`Rules` as kernels want them: ticks, metres in a tick, cosines of angles."""
+    """`Rules` in the kernels' units: ticks, metres per tick, cosines of angles."""
 
-    ticks: int  # in a command; not a constant, so that its loop is not unrolled
+    ticks: int  # per command; a variable, so that Warp does not unroll the loop over ticks
     maps: int
     obstacles: int
     zone: float
@@ -56,7 +57,7 @@ class Constants:
     busy: float
     sight: float
     sight_cos: float
-    guarded: int  # whether somebody wants to know what the defenders see
+    guarded: int  # whether to compute the defenders' observation
     turn_cos: float
     turn_sin: float
     patrol: float
@@ -74,7 +75,7 @@ class Constants:
 
 @wp.struct
 class Worlds:
-    """Rows of all worlds."""
+    """Arrays of all games, shared with torch tensors."""
 
     attackers: wp.array2d(dtype=wp.vec4)
     defenders: wp.array2d(dtype=wp.vec4)
@@ -88,30 +89,30 @@ class Worlds:
 
 
 def constants(rules: Rules, guarded: bool) -> Any:
-    """Of one game; `guarded`: the defenders are a policy's."""
-    given = {f.name: getattr(rules, f.name) for f in fields(rules)}
-    found = Constants()
-    found.ticks, found.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
+    """Convert `rules` to kernel constants. `guarded`: also compute the defenders' observation."""
+    values = {f.name: getattr(rules, f.name) for f in fields(rules)}
+    c = Constants()
+    c.ticks, c.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
     for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "presence", "holding"):
-        setattr(found, name, given[name])
+        setattr(c, name, values[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
-        setattr(found, name, given[f"{name}_m"])
+        setattr(c, name, values[f"{name}_m"])
     for name in ("hold", "out", "endurance", "busy", "memory"):
-        setattr(found, name, float(round(given[f"{name}_s"] * MOTION_HZ)))
+        setattr(c, name, float(round(values[f"{name}_s"] * MOTION_HZ)))
     for name in ("ground", "air", "patrol", "chase"):
-        setattr(found, f"{name}_step", given[f"{name}_mps"] / MOTION_HZ)
-    found.sight = rules.defender_sight_m
-    found.tag_cos, found.sight_cos = (math.cos(math.radians(a)) for a in (rules.tag_cone_deg, rules.defender_cone_deg))
-    turn, round_ = math.radians(rules.turn_dps) / MOTION_HZ, found.ticks * found.patrol_step / rules.patrol_m
-    found.turn_cos, found.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
-    found.patrol_cos, found.patrol_sin = math.cos(round_), math.sin(round_)
-    found.pay = wp.vec4(rules.progress / 100.0, 1.0 / MOTION_HZ, rules.capture, -rules.losses)
-    return found
+        setattr(c, f"{name}_step", values[f"{name}_mps"] / MOTION_HZ)
+    c.sight = rules.defender_sight_m
+    c.tag_cos, c.sight_cos = (math.cos(math.radians(a)) for a in (rules.tag_cone_deg, rules.defender_cone_deg))
+    turn, patrol_turn = math.radians(rules.turn_dps) / MOTION_HZ, c.ticks * c.patrol_step / rules.patrol_m
+    c.turn_cos, c.turn_sin = math.cos(min(turn, math.pi)), math.sin(min(turn, math.pi))
+    c.patrol_cos, c.patrol_sin = math.cos(patrol_turn), math.sin(patrol_turn)
+    c.pay = wp.vec4(rules.progress / 100.0, 1.0 / MOTION_HZ, rules.capture, -rules.losses)
+    return c
 
 
 @wp.func
 def compass(k: int) -> wp.vec2:
-    """The direction of command `k`: 1 to 8 go round from east to south-east; 0 is to stand."""
+    """Return the direction of command `k`: 0 stands; 1 to 8 go round from east (1) by north (3) to south-east (8)."""
     diagonal = 0.7071067811865476
     x = 0.0
     y = 0.0
@@ -150,13 +151,13 @@ def turned(v: wp.vec2, cos_: float, sin_: float) -> wp.vec2:
 
 @wp.func
 def inside(p: wp.vec2) -> wp.vec2:
-    """Held by the walls."""
+    """Clamp a position to the arena."""
     return wp.vec2(wp.clamp(p[0], -HALF + UNIT, HALF - UNIT), wp.clamp(p[1], -HALF + UNIT, HALF - UNIT))
 
 
 @wp.func
 def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
-    """The obstacle whose border is."""
+    """Return the obstacle whose border is nearest to `p`."""
     best = wp.vec4(0.0, 0.0, 0.0, 0.0)
     least = 1.0e9
     for k in range(OBSTACLES):
@@ -169,7 +170,7 @@ def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
-    """The obstacle that may be touched within one command from `p`, if there is one: without roots."""
+    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`. Needs no square roots."""
     found = NOWHERE
     for k in range(OBSTACLES):
         to = place(discs[k]) - p
@@ -180,7 +181,7 @@ def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
-    """Pushed out of `disc`, so that what moves on the ground slides along it."""
+    """Move a position out of `disc`, so that units on the ground slide along obstacles."""
     d = wp.vec2(p[0] - disc[0], p[1] - disc[1])
     r = disc[2] + UNIT
     square = wp.dot(d, d)
@@ -192,7 +193,7 @@ def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
 
 @wp.func
 def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
-    """Whether an obstacle lies between `p` and `q`."""
+    """Return whether an obstacle lies between `p` and `q`."""
     way = q - p
     share = 1.0 / wp.max(wp.dot(way, way), 1.0e-6)
     found = False
@@ -205,13 +206,13 @@ def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
 
 @wp.func
 def base(field: wp.vec4, i: int) -> wp.vec2:
-    """Where attacker `i` begins: side by side, 6 m apart."""
+    """Return the start position of attacker `i`: side by side, 6 m apart."""
     return wp.vec2(field[2] + 6.0 * (float(i) - 1.5), field[3])
 
 
 @wp.func
 def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
-    """Whether the defender `d` sees the attacker `a`."""
+    """Return whether the defender `d` sees the attacker `a`."""
     seen = False
     to = place(a) - place(d)
     square = wp.dot(to, to)
@@ -224,7 +225,7 @@ def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_grou
 
 @wp.func
 def seen_by_attacker(c: Constants, discs: Discs, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
-    """Whether the attacker `a` sees the defender `d`."""
+    """Return whether the attacker `a` sees the defender `d`."""
     seen = False
     to = place(d) - place(a)
     square = wp.dot(to, to)

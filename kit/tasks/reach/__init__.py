@@ -1,1 +1,1 @@
-"""Reach: the hand of a real arm goes to a point; seen by numbers, or by cameras."""
+"""Reach: a Fetch arm moves its hand to a goal position; with vector or image observations."""

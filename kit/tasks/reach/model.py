@@ -1,4 +1,4 @@
-"""The Fetch arm at its table: Gymnasium-Robotics' model files, edited in code, and the places its hand can go."""
+"""MuJoCo model of a Fetch arm at a table, edited from Gymnasium-Robotics' files, and its reachable goal positions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ARM = tuple(
         "shoulder_pan", "shoulder_lift", "upperarm_roll", "elbow_flex", "forearm_roll", "wrist_flex", "wrist_roll",
     )
 )  # fmt: skip
-EFFORT_LIMITS_NM = (33.8, 131.8, 76.9, 66.2, 29.4, 25.7, 7.4)  # the real arm's
+EFFORT_LIMITS_NM = (33.8, 131.8, 76.9, 66.2, 29.4, 25.7, 7.4)  # joint torque limits of the real arm
 FINGERS = ("robot0:r_gripper_finger_joint", "robot0:l_gripper_finger_joint")
 HAND = "robot0:grip"
 GOAL = "goal"
 
 REST = np.array([0.0, -0.6, 0.0, 1.4, 0.0, 0.8, 0.0])
-"""Arm joints at the start of an episode, rad: bent, the hand over the table, pointing down."""
+"""Joint angles of the arm at the start of an episode, rad: arm bent, hand above the table and pointing down."""
 FINGER_OPEN_M = 0.05
-"""Joint position of each finger when the gripper is open; closed is 0."""
+"""Joint position of each finger of the open gripper; closed is 0."""
 TABLE_TOP_M = 0.4
 
 CAMERAS = ("view", "front", "side", "top")
-_CAMERA_POSES = {  # eye and target, world frame, m
+_CAMERA_POSES = {  # camera position and target, world frame, m
     "view": ((2.7, -0.65, 1.75), (1.15, 0.75, 0.85)),
     "front": ((3.5, 0.75, 1.2), (1.0, 0.75, 0.95)),
     "side": ((1.25, -1.45, 1.0), (1.25, 0.75, 0.9)),
@@ -39,7 +39,7 @@ _CAMERA_POSES = {  # eye and target, world frame, m
 
 
 def fetch_assets() -> Path:
-    """The folder of the Fetch model, found without importing Gymnasium-Robotics (whose envs need an older MuJoCo)."""
+    """Find the folder of the Fetch model without importing Gymnasium-Robotics, whose envs need an older MuJoCo."""
     spec = importlib.util.find_spec("gymnasium_robotics")
     folder = Path(spec.origin).parent / "envs" / "assets" / "fetch" if spec and spec.origin else None
     if folder is None or not (folder / "reach.xml").is_file():
@@ -49,11 +49,13 @@ def fetch_assets() -> Path:
 
 @cache
 def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
-    """A Fetch that stands still, its arm driven by joint velocities and free of gravity (the real one compensates
-    it), with a goal marker that touches nothing."""
+    """Build the model: fixed base, velocity-controlled arm with gravity compensation, goal marker without contacts.
+
+    The real arm compensates gravity, too.
+    """
     spec = mujoco.MjSpec.from_file(str(fetch_assets() / "reach.xml"))
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.geom("floor0").size = (0, 0, 1)  # endless
+    spec.geom("floor0").size = (0, 0, 1)  # infinite
     studio(spec, floor="floor0")
     _fix_the_base(spec)
     _drive_the_arm(spec)
@@ -67,7 +69,7 @@ def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
 
 
 def _fix_the_base(spec: mujoco.MjSpec) -> None:
-    """Take out what pulls at the hand and what moves the base, torso and head, and stand the robot at its table."""
+    """Remove the hand's mocap weld and the joints of base, torso and head, and place the robot at the table."""
     for equality in list(spec.equalities):
         spec.delete(equality)
     spec.delete(spec.body("robot0:mocap"))
@@ -90,7 +92,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
     for name in FINGERS:
         joint = spec.joint(name)
-        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the original's 4 kg suit its weld only
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # originally 4 kg, which suits the weld only
         joint.damping, joint.armature = [200, 0, 0], 1
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)
@@ -98,7 +100,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
 
 
 def _looking(direction: np.ndarray) -> np.ndarray:
-    """Quaternion of a camera that looks along `direction` with the world's z (or, from straight above, x) up."""
+    """Return the quaternion of a camera that looks along `direction`, with the world's z up (x if it looks down)."""
     z = -direction / np.linalg.norm(direction)
     x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
     x /= np.linalg.norm(x)
@@ -109,8 +111,11 @@ def _looking(direction: np.ndarray) -> np.ndarray:
 
 @cache
 def goal_bank(size: int = 1024) -> np.ndarray:
-    """Hand positions (size, 3) in world frame, m, that the arm takes in poses free of contact: above the table, in
-    front of the robot and away from the resting hand. The same on every machine."""
+    """Sample reachable goal positions (size, 3), world frame, m. The result is the same on every machine.
+
+    Each is the hand's position in a random arm pose without contacts: above the table, in front of the robot, and at
+    least 0.3 m from the hand's rest position.
+    """
     model = build_model()
     data = mujoco.MjData(model)
     hand = model.site(HAND).id

@@ -1,4 +1,4 @@
-"""Reach: bring the hand of a real arm to a point in space."""
+"""Reach: move the hand of a Fetch arm to a goal position."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kit.sim import Simulator
 from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 
 SUCCESS_M = 0.15
-"""Within this distance of the goal the gripper closes by itself, and the episode is a success."""
+"""Distance to the goal that counts as success; the gripper then closes automatically."""
 PRECISE_M = 0.05
-"""The finer distance that is reported as well."""
+"""A smaller distance, for the metric "within_5cm"."""
 CLOSED_M = 0.005
-"""A finger this near to its closed position counts as closed; then the episode ends."""
+"""Finger position below which the gripper counts as closed, which ends the episode."""
 START_NOISE_RAD = 0.1
 
 PROGRESS_PER_M = 5.0
@@ -29,26 +29,27 @@ PRECISION_BONUS = 1.0
 EFFORT_COST = 0.002
 
 CENTRE_W = (1.15, 0.75, 0.85)
-"""Middle of the space the hand moves in, m; positions are seen relative to it."""
+"""Centre of the hand's workspace, m; observed positions are relative to it."""
 
 SEES = (
-    Field("angles of the arm's joints", len(ARM), "rad"),
-    Field("their velocities", len(ARM), "rad/s"),
-    Field("the hand, from the middle of its space", 3, "0.5 m"),
-    Field("the goal, from there", 3, "0.5 m"),
-    Field("from the hand to the goal", 3, "0.25 m"),
-    Field("the gripper, 1 open, 0 closed", 1),
+    Field("joint angles of the arm", len(ARM), "rad"),
+    Field("joint velocities of the arm", len(ARM), "rad/s"),
+    Field("position of the hand, from the centre of its workspace", 3, "0.5 m"),
+    Field("position of the goal, from the centre of the workspace", 3, "0.5 m"),
+    Field("vector from the hand to the goal", 3, "0.25 m"),
+    Field("opening of the gripper, 1 open, 0 closed", 1),
 )
+"""Fields of the observation, in order."""
 
 
 class Reach(MujocoTask):
-    """A Fetch arm is given a point that it can reach and moves its 7 joints, at up to 1 rad/s, 20 times a second.
+    """A Fetch arm moves its hand to a reachable goal position, with 7 joint velocities of up to 1 rad/s at 20 Hz.
 
-    Once the hand has come within 15 cm the episode is a success: the gripper closes by itself, which takes about half
-    a second in which the hand may come closer still, and the episode ends when it is shut.
+    The episode is a success once the hand is within 15 cm of the goal. The gripper then closes automatically, which
+    takes about half a second; the hand can still move closer in this time. The episode ends when the gripper is closed.
 
-    Everything a world remembers lies in its physics: the goal is the position of a marker without contacts, and that
-    the goal was reached is the command to close.
+    The task has no state besides the physics. The goal is the position of a marker without contacts, and the gripper's
+    close command records that the goal was reached.
     """
 
     name = "Reach"
@@ -66,12 +67,12 @@ class Reach(MujocoTask):
     })  # fmt: skip
     task_info = TaskInfo(
         sees={"": SEES},
-        does=(Field("velocities of the arm's joints", len(ARM), "rad/s"),),
+        does=(Field("joint velocities of the arm", len(ARM), "rad/s"),),
         pays=(
-            (PROGRESS_PER_M, "a metre nearer to the goal"),
-            (SUCCESS_BONUS, f"coming within {100 * SUCCESS_M:.0f} cm of the goal"),
-            (PRECISION_BONUS, "being at the goal when the gripper has closed; less, the further away"),
-            (-EFFORT_COST, "a step at full speed of one joint"),
+            (PROGRESS_PER_M, "per metre that the hand moves closer to the goal"),
+            (SUCCESS_BONUS, f"once, when the hand comes within {100 * SUCCESS_M:.0f} cm of the goal"),
+            (PRECISION_BONUS, f"at the end for a hand at the goal, falling to 0 at {100 * SUCCESS_M:.0f} cm from it"),
+            (-EFFORT_COST, "per step, times the sum of squared actions"),
         ),
         ends="the gripper has closed",
         succeeds=f"the hand has come within {100 * SUCCESS_M:.0f} cm of the goal",
@@ -88,7 +89,7 @@ class Reach(MujocoTask):
         super().bind(sim)
         model = self.model
         joints = [model.joint(name) for name in (*ARM, *FINGERS)]
-        assert [joint.qposadr[0] for joint in joints] == list(range(9)), "the arm's joints come first, then the fingers"
+        assert [joint.qposadr[0] for joint in joints] == list(range(9)), "qpos must hold the arm's joints, then fingers"
         arm = self._arm = len(ARM)
         # Views of the simulator's memory, always current:
         self._hand_w = sim.site_xpos[:, model.site(HAND).id]
@@ -119,12 +120,12 @@ class Reach(MujocoTask):
         self._to_goal_w = self._goal_w - self._hand_w
         self._distance = self._to_goal_w.norm(dim=1)
         self._near = self._distance < SUCCESS_M
-        self._closing = self._finger_command[:, 0] == 0.0  # the gripper has been told to close
+        self._closing = self._finger_command[:, 0] == 0.0  # the close command has been sent
         self._reached = self._closing | self._near
         self._closed = self._closing & (self._finger_m < CLOSED_M)
 
     def observe(self) -> torch.Tensor:
-        """`SEES`, in that order."""
+        """Return the fields of `SEES`, (n, 24)."""
         return torch.cat(
             [
                 self._angles,
@@ -139,7 +140,7 @@ class Reach(MujocoTask):
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         progress = self._distance_before - self._distance
-        entered = self._near > self._closing  # and not before
+        entered = self._near > self._closing  # near now, and not before
         precision = (1 - self._distance / SUCCESS_M).clamp(min=0.0) * self._closed
         effort = vecdot(action, action)
         return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort

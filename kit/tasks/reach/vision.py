@@ -1,4 +1,4 @@
-"""ReachVision: the same arm and the same goals as in Reach, seen through cameras."""
+"""ReachVision: the Reach task with camera images as observations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from kit.tasks.reach.model import FINGER_OPEN_M
 from kit.tasks.reach.task import SEES, Reach
 
 EYES = ("front", "side", "top")
+"""Default cameras of the observation."""
 JOINTS = (*SEES[:2], SEES[-1])
+"""Fields of the entry "joints"."""
 
 
 class ReachVision(Reach):
-    """The arm of Reach is given a red ball that it can only see.
+    """The Fetch arm of Reach must find its goal, a red ball, in camera images.
 
-    An observation has an entry for each camera, uint8 (frames, 3, size, size), and with `joints` the arm's angles
-    (rad), velocities (rad/s) and gripper (1 open, 0 closed), (15,). Where the ball or the hand is stands nowhere.
+    The observation has one entry per camera, uint8 (frames, 3, size, size). With `joints` it also has the entry
+    "joints" (15,): joint angles (rad), joint velocities (rad/s) and gripper (1 open, 0 closed). The positions of ball
+    and hand are not observed.
 
-    The groups "critic" and "teacher" see "state", all that Reach sees (24,), and nothing else: a critic that is told
-    the state while it trains (asymmetric actor-critic, Pinto et al., 2017) costs no convolutions, and a policy of Reach
-    can teach one of images. `critic_state` is an older name for `obs_groups=["critic"]`; the entry is called
-    "critic_state" then.
+    The groups "critic" and "teacher" see only "state" (24,), the observation of Reach. A critic that sees the state
+    during training (asymmetric actor-critic, Pinto et al., 2017) needs no convolutions, and a policy trained on Reach
+    can teach a vision policy. `critic_state` is the older form of `obs_groups=["critic"]`; it names the entry
+    "critic_state".
     """
 
     name = "ReachVision"
@@ -61,22 +64,22 @@ class ReachVision(Reach):
         self.task_info = Reach.task_info._replace(sees={"joints": JOINTS, self.state_entry: SEES})
 
     def observe(self) -> Obs:  # type: ignore[override]
-        return self._see(None)
+        return self._observe(None)
 
-    def observe_first(self, worlds: torch.Tensor) -> Obs:
-        return self._see(worlds)
+    def observe_first(self, env_ids: torch.Tensor) -> Obs:
+        return self._observe(env_ids)
 
-    def _see(self, worlds: torch.Tensor | None) -> Obs:
-        """What those `worlds` (k,) see, by default all."""
-        pictures = self.sim.render(self.eyes, self.size, self.size, worlds=worlds).movedim(-1, 2)  # (k, eyes, 3, h, w)
-        obs: dict[str, Obs] = dict(zip(self.eyes, pictures.unbind(1), strict=True))
+    def _observe(self, env_ids: torch.Tensor | None) -> Obs:
+        """Return the observations of the envs `env_ids` (k,), or of all."""
+        images = self.sim.render(self.eyes, self.size, self.size, worlds=env_ids).movedim(-1, 2)  # (k, eyes, 3, h, w)
+        obs: dict[str, Obs] = dict(zip(self.eyes, images.unbind(1), strict=True))
         if self.joints:
             gripper = (self._finger_m / FINGER_OPEN_M).unsqueeze(1)
-            obs["joints"] = _rows(torch.cat([self._angles, self._velocities, gripper], dim=1), worlds)
+            obs["joints"] = _rows(torch.cat([self._angles, self._velocities, gripper], dim=1), env_ids)
         if self.state_entry in self.delivered:
-            obs[self.state_entry] = _rows(super().observe(), worlds)
+            obs[self.state_entry] = _rows(super().observe(), env_ids)
         return obs
 
 
-def _rows(values: torch.Tensor, worlds: torch.Tensor | None) -> torch.Tensor:
-    return values if worlds is None else values.index_select(0, worlds)
+def _rows(values: torch.Tensor, env_ids: torch.Tensor | None) -> torch.Tensor:
+    return values if env_ids is None else values.index_select(0, env_ids)
