@@ -208,7 +208,7 @@ def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
     if not isinstance(found, Results):
         import yaml
 
-        best = "" if found.best is None else yaml.safe_dump(found.best.told(), sort_keys=False)
+        best = "" if found.best is None else yaml.safe_dump(found.best.non_defaults(), sort_keys=False)
         text = found.table().to_string(index=False, na_rep="")
         _print(options, found.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
         return FAILED if found.best is None else DONE

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.trust import brought
+from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
 """numpy's largest, less what evaluations add to a run's."""
@@ -147,7 +147,7 @@ class RunConfig:
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
         """From a YAML file: a run's, or one that the user names. Its env and algo stay known as `brought` by it."""
         config = cls._from_yaml(read_yaml(path), path)
-        return config.replace(**brought(config.to_dict(), path, of_run))
+        return config.replace(**mark_source(config.to_dict(), path, of_run))
 
     @classmethod
     def from_yaml(cls, text: str) -> RunConfig:
@@ -167,7 +167,7 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def told(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """What differs from the defaults; the env in any case."""
         default = RunConfig().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name] or name == "env"}

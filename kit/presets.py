@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 Row = dict[str, Any]
-"""Hyperparameters by SB3's names, and `n_envs`. What is said of the network (`OF_POLICY`) SB3 calls policy_kwargs."""
+"""Hyperparameters by SB3's names, and `n_envs`. What is said of the network (`POLICY_KEYS`) SB3 calls policy_kwargs."""
 
-OF_POLICY = ("net_arch", "activation_fn", "log_std_init")
+POLICY_KEYS = ("net_arch", "activation_fn", "log_std_init")
 
 
 NAMED: dict[str, Row] = {

@@ -1,8 +1,8 @@
 """No code from a run's folder: what a config that came with a run names is imported only after a word of trust.
 
-A name that somebody types may be any module of theirs. A name that was read from a file is a `Brought` text, and stays
+A name that somebody types may be any module of theirs. A name that was read from a file is a `FromFile` text, and stays
 one wherever the config goes; `check` stands before every import of a module by its name. What is trusted once holds for
-this process and those that it starts (`carried`), and on this machine for the same module in the same file.
+this process and those that it starts (`trusted_environment`), and on this machine for the same module in the same file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Config(Protocol):
     def encoder(self) -> str: ...
 
 
-class Brought(str):
+class FromFile(str):
     """A name read from the file `source`: of a run, or named by the user. Another process gets it as plain text, from
     one that has checked it."""
 
@@ -49,19 +49,19 @@ class Brought(str):
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
-    def __deepcopy__(self, memo: object) -> Brought:
+    def __deepcopy__(self, memo: object) -> FromFile:
         return self
 
 
-def brought(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
+def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
     """A copy of `fields` of RunConfig in which names that may be modules say that they are from `source`."""
     import yaml
 
-    yaml.SafeDumper.add_representer(Brought, yaml.SafeDumper.represent_str)
+    yaml.SafeDumper.add_representer(FromFile, yaml.SafeDumper.represent_str)
     marked = dict(fields)
     for field in NAMES:
-        if isinstance(marked.get(field), str) and not isinstance(marked[field], Brought):
-            marked[field] = name = Brought(marked[field])
+        if isinstance(marked.get(field), str) and not isinstance(marked[field], FromFile):
+            marked[field] = name = FromFile(marked[field])
             name.source = Path(source).absolute()
             name.of_run = of_run or name.source.with_name("checkpoints").is_dir()
     return marked
@@ -84,7 +84,7 @@ def check(name: str, module: str) -> None:
     if module in _trusted or module.partition(".")[0] in OWN:
         return
     file = _file(module)
-    if isinstance(name, Brought) and name not in _trusted and module not in sys.modules:
+    if isinstance(name, FromFile) and name not in _trusted and module not in sys.modules:
         asks = name.of_run or _lies_below(file, name.source.parent)
         if asks and f"{module}\t{file}" not in _remembered():
             raise UserError(
@@ -95,7 +95,7 @@ def check(name: str, module: str) -> None:
     _remember(f"{module}\t{file}")
 
 
-def carried() -> dict[str, str]:
+def trusted_environment() -> dict[str, str]:
     """Environment variables with which a child process trusts what this one does."""
     return {CARRIED: "\n".join(sorted(_trusted))}
 

@@ -177,7 +177,7 @@ def carry(config: RunConfig) -> dict[str, str]:
     trust.permit(config)
     env, found = config.env, find(config.env)
     paths = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
-    paths |= trust.carried()
+    paths |= trust.trusted_environment()
     if not isinstance(found, EnvSpec) or found.id.startswith("kit/"):
         return paths
     point: Any = found.entry_point

@@ -88,7 +88,7 @@ class Checkpoint:
         except Damaged:
             return {}
 
-    def lacks(self, held: Mapping[str, int]) -> list[str]:
+    def missing_from(self, held: Mapping[str, int]) -> list[str]:
         """The paths that are absent from `held`, or there with another size; -1 means that nobody knows."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 

@@ -142,9 +142,9 @@ def check_physics(machine: Machine) -> Iterator[Check]:
     yield Check("Physics", "ok", f"MuJoCo {simulator}, pictures by MuJoCo Warp {renderer} (no OpenGL needed)")
     torch = sys.modules.get("torch")  # missing if it could not be imported, which was said
     if machine.gpus and torch is not None and torch.cuda.is_available():
-        from kit.machine.warp import NEWER_DRIVER, out_of_reach
+        from kit.machine.warp import NEWER_DRIVER, why_warp_cannot_use_gpu
 
-        if reason := out_of_reach():  # Warp's wheels may need a newer driver than torch's
+        if reason := why_warp_cannot_use_gpu():  # Warp's wheels may need a newer driver than torch's
             yield Check("GPU physics", "warn", f"{reason}.", NEWER_DRIVER)
 
 

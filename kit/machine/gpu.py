@@ -111,7 +111,7 @@ class Monitor:
         self._done.set()
         self._thread.join(timeout=2)
 
-    def figures(self) -> dict[str, Any] | None:
+    def summaries(self) -> dict[str, Any] | None:
         """For status.json: rollouts and updates so far, as fields of `Summary` by phase; None before."""
         with self._lock:
             return {phase: dataclasses.asdict(seen) for phase, seen in self._all.items() if phase != OTHER} or None

@@ -33,7 +33,7 @@ def shortage(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """While a CUDA graph is recorded. Were Python to collect garbage then, and an older graph with it, freeing that
     would break the recording off or become part of it (pytorch/pytorch#161037, mujocolab/mjlab#821)."""
     collects = gc.isenabled()

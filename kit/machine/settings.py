@@ -32,6 +32,6 @@ def gpu_works() -> bool:
 
     if not torch.cuda.is_available():
         return False
-    from kit.machine.warp import out_of_reach
+    from kit.machine.warp import why_warp_cannot_use_gpu
 
-    return out_of_reach() is None
+    return why_warp_cannot_use_gpu() is None

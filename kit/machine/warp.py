@@ -13,7 +13,7 @@ import warp as wp
 
 from kit.machine.info import kernels
 
-__all__ = ["NEWER_DRIVER", "out_of_reach", "wp"]
+__all__ = ["NEWER_DRIVER", "why_warp_cannot_use_gpu", "wp"]
 
 NEWER_DRIVER = "use a machine with a newer NVIDIA driver or card, `pip install 'warp-lang<1.18'`, or device='cpu'"
 """What to do when Warp needs more than torch does: wheels before 1.18 are built for CUDA 12, later ones for CUDA 13,
@@ -40,7 +40,7 @@ if wp.config.log_level == wp.LOG_INFO:
 _init()
 
 
-def out_of_reach() -> str | None:
+def why_warp_cannot_use_gpu() -> str | None:
     """Why Warp cannot use the GPU that torch can, in words; None if it can."""
     if wp.is_cuda_available():
         card = max(wp.get_cuda_devices(), key=lambda card: card.arch)

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from kit.errors import UserError
-from kit.machine.memory import nothing_collected
-from kit.machine.warp import NEWER_DRIVER, out_of_reach, wp
+from kit.machine.memory import no_garbage_collection
+from kit.machine.warp import NEWER_DRIVER, why_warp_cannot_use_gpu, wp
 from kit.sim.compiling import compiling as announced
 
 __all__ = ["beside_torch", "compiling", "numbered", "recording", "wp"]
@@ -22,7 +22,7 @@ def numbered(device: str | torch.device) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
-    if reason := out_of_reach():
+    if reason := why_warp_cannot_use_gpu():
         raise UserError(f"device={str(device)!r} was asked for, but {reason}; {NEWER_DRIVER}.")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
@@ -60,7 +60,7 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     is, which are "blocking", whatever another thread asks of the default stream fails and spoils the recording (CUDA's
     error 906), such as the copy of a checkpoint on its way to disk."""
     aside = _aside(device) if device.type == "cuda" else nullcontext()
-    with aside, beside_torch(device), nothing_collected(), wp.ScopedCapture(force_module_load=False) as capture:
+    with aside, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:
         yield capture
 
 
