@@ -23,6 +23,7 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import Interrupted
 from kit.machine import settings
+from kit.machine.progress import is_interactive
 from kit.measure.auto import resolve
 
 STARTUP_S = 5.0
@@ -281,14 +282,14 @@ def bar(seconds: float, show: bool = True) -> Iterator[Tell]:
     """A progress bar over `seconds`, in a notebook or a terminal; it goes at the end."""
     from tqdm.auto import tqdm
 
-    start, seen = time.perf_counter(), show and ("ipykernel" in sys.modules or sys.stderr.isatty())
-    with tqdm(total=100, leave=False, disable=not seen, bar_format="{desc} {bar} {percentage:.0f} %") as shown:
+    start, hidden = time.perf_counter(), not (show and is_interactive())
+    with tqdm(total=100, leave=False, disable=hidden, bar_format="{desc} {bar} {percentage:.0f} %") as shown:
 
-        def tell(what: str) -> None:
-            shown.set_description_str(f"Measuring {what}", refresh=False)
+        def report(step: str) -> None:
+            shown.set_description_str(f"Measuring {step}", refresh=False)
             shown.update(min(100, round(100 * (time.perf_counter() - start) / seconds)) - shown.n)
 
-        yield tell
+        yield report
 
 
 if __name__ == "__main__":

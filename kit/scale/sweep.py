@@ -33,6 +33,7 @@ from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.machine import limits
+from kit.machine.progress import progress_bar
 from kit.runs import directory
 from kit.scale.batch import Job, reachable, seen_by_all, slots
 from kit.scale.shelf import Shelf
@@ -482,9 +483,7 @@ def _told(found: Sweep, on_progress: Callable[[Sweep], None] | None) -> Iterator
     if on_progress is not None:
         yield on_progress
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=found.plan.trials, unit="trial", dynamic_ncols=True) as shown:
+    with progress_bar(found.plan.trials, unit="trial") as shown:
 
         def tell(now: Sweep) -> None:
             states = [trial.state.name for trial in now.study.trials]
