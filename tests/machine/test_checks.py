@@ -81,7 +81,7 @@ def test_a_card_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
     assert why_warp_cannot_use_gpu() is None
     card.arch, card.name = 35, "Tesla K40"
-    assert "no kernels for a card as old as Tesla K40" in (why_warp_cannot_use_gpu() or "")
+    assert "no kernels for a GPU as old as Tesla K40" in (why_warp_cannot_use_gpu() or "")
 
 
 def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:

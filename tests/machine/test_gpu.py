@@ -79,7 +79,7 @@ def test_a_lost_card_is_told_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch,
     with Monitor("cuda") as monitor:
         monitor._thread.join(5)
         assert not monitor._thread.is_alive()
-    assert "watched no longer: GPU is lost" in capsys.readouterr().out
+    assert "GPU monitoring stopped: GPU is lost" in capsys.readouterr().out
     assert monitor.summaries() is None and monitor.columns() == {}
 
 
