@@ -51,7 +51,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return a store's checkpoint "checkpoints/step_…" or "best/step_…" from its manifest `raw`. Raises `Refused`."""
+        """Return the checkpoint of a store in `folder`, such as "best/step_…", from its manifest. Raises `Refused`."""
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
