@@ -278,7 +278,7 @@ def _rm(options: argparse.Namespace) -> int:
     run = kit.Run(options.run)
     if not options.yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{run.path} would be removed; add --yes if there is no terminal to confirm it in.")
+            raise UserError(f"removing {run.path} needs a confirmation, and this is not a terminal; add --yes.")
         now = run.status()
         print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
         if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):

@@ -41,7 +41,7 @@ MAY_CHANGE_ON_RESUME = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to train, how, and where the run is stored. `kit.resolve` replaces every "auto" by the value used."""
+    """Settings of a run: what to train, how and where. `kit.resolve` replaces every "auto" by the value used."""
 
     env: str = field(
         default="Reach",

@@ -291,7 +291,7 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     run.stop()
     assert session.wait() == 75
     code, _, err = kit(capsys, "rm", run.path)
-    assert code == 2 and "add --yes if there is no terminal" in err and run.path.exists()
+    assert code == 2 and "needs a confirmation, and this is not a terminal; add --yes" in err and run.path.exists()
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()

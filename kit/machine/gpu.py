@@ -45,10 +45,10 @@ def _run(command: list[str]) -> str:
 def gpus(shell: Callable[[list[str]], str] = _run) -> tuple[Gpu, ...]:
     """List the GPUs that the driver reports; empty without a GPU or without a working driver."""
     rows = shell(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"])
-    cards = re.findall(r"^(.+?), *(\d+), *([\d.]+) *$", rows, re.MULTILINE)
-    header = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", shell(["nvidia-smi"])) if cards else None
+    entries = re.findall(r"^(.+?), *(\d+), *([\d.]+) *$", rows, re.MULTILINE)
+    header = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", shell(["nvidia-smi"])) if entries else None
     cuda = header.group(1) if header else ""
-    return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in cards)
+    return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in entries)
 
 
 def gpu_without_driver(root: Path = Path("/")) -> bool:

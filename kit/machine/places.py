@@ -18,7 +18,7 @@ class Place:
 
     name: str
     keeps: str
-    """What happens to files when the machine goes, and which `store` survives."""
+    """Sentence about what happens to files when the machine ends, and which `store` keeps them."""
     get_gpu: str = "rent one with an NVIDIA GPU"
     """Where to click for a GPU."""
     env: tuple[str, ...] = ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
 LINE_EVERY_S = 5.0
-"""Seconds between two lines at least, but for the last line."""
+"""Least time between two lines; the last line may come sooner."""
 
 
 def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> Any:
@@ -31,7 +32,7 @@ def is_interactive() -> bool:
 class ProgressLines:
     """Progress as lines of text: at most one per percent, and at most one in `LINE_EVERY_S` seconds.
 
-    Has the attributes and methods of tqdm that kit uses. Nothing is written if no progress was made.
+    The first update and the end are written at once. Has the attributes and methods of tqdm that kit uses.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class ProgressLines:
         self.total, self.n, self.desc = total, initial, desc
         self._initial, self._unit, self._scale = initial, unit, unit_scale
         self._file, self._clock = file or sys.stderr, clock
-        self._start_s = self._line_s = clock()
-        self._shown = self._percent()
+        self._start_s, self._line_s = clock(), -math.inf
+        self._written: int | None = None
 
     def __enter__(self) -> ProgressLines:
         return self
@@ -60,8 +61,9 @@ class ProgressLines:
         self.desc = desc
 
     def close(self) -> None:
-        """Write the last line, unless its percentage stands already."""
-        self._write()
+        """Write the last line, unless the line before has the same percentage or there was no update."""
+        if self._written is not None:
+            self._write()
 
     def _percent(self) -> int:
         """Whole percent done; without a total, the count itself."""
@@ -70,9 +72,9 @@ class ProgressLines:
     def _write(self) -> None:
         from tqdm.std import tqdm
 
-        if self._percent() == self._shown:
+        if self._percent() == self._written:
             return
-        self._shown, self._line_s = self._percent(), self._clock()
+        self._written, self._line_s = self._percent(), self._clock()
         text = tqdm.format_meter(
             self.n, self.total or 0, self._line_s - self._start_s, prefix=self.desc, unit=self._unit,
             unit_scale=self._scale, initial=self._initial,

@@ -21,9 +21,9 @@ def numbered(device: str | torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise UserError(f"device={str(device)!r} was asked for, but torch finds no CUDA GPU; use device='cpu'.")
+        raise UserError(f"device={str(device)!r} cannot be used: torch finds no CUDA GPU; use device='cpu'.")
     if reason := why_warp_cannot_use_gpu():
-        raise UserError(f"device={str(device)!r} was asked for, but {reason}; {NEWER_DRIVER}.")
+        raise UserError(f"device={str(device)!r} cannot be used: {reason}; {NEWER_DRIVER}.")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

@@ -71,7 +71,7 @@ def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: 
     assert (check.name, check.state) == ("GPU physics", "warn")
     assert "built for CUDA 13.4, the driver offers 12.4" in check.message and "newer NVIDIA driver" in check.remedy
     assert resolve(RunConfig(env="Reach", preset="fast", device="auto")).device == "cpu"
-    with pytest.raises(UserError, match=r"device='cuda' was asked for, but Warp .* the driver offers 12\.4; use a"):
+    with pytest.raises(UserError, match=r"device='cuda' cannot be used: Warp .* the driver offers 12\.4; use a"):
         numbered("cuda")
 
 

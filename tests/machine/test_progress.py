@@ -31,18 +31,18 @@ def run(steps: int, total: int | None, seconds_per_step: float) -> list[str]:
 
 def test_at_most_one_line_per_percent() -> None:
     lines = run(5000, 5000, seconds_per_step=LINE_EVERY_S)
-    assert len(lines) == 100
-    assert lines[0].startswith("training:   1%") and lines[-1].startswith("training: 100%|5000/5000 [")
+    assert len(lines) == 101
+    assert lines[0].startswith("training:   0%|1/5000 [") and lines[-1].startswith("training: 100%|5000/5000 [")
 
 
 def test_lines_are_seconds_apart_and_the_last_one_is_written() -> None:
     percent = [line[10:13] for line in run(1000, 1000, seconds_per_step=LINE_EVERY_S / 250)]
-    assert percent == [" 25", " 50", " 75", "100"]
-    assert len(run(10, 10, seconds_per_step=0.0)) == 1, "a run that is over at once still says so"
+    assert percent == ["  0", " 25", " 50", " 75", "100"]
+    assert len(run(10, 10, seconds_per_step=0.0)) == 2, "the first and the last"
 
 
 def test_an_unknown_total_and_no_progress() -> None:
-    assert len(run(10, None, seconds_per_step=LINE_EVERY_S / 2)) == 5
+    assert len(run(10, None, seconds_per_step=LINE_EVERY_S / 2)) == 6
     assert run(0, 10, seconds_per_step=1.0) == []
 
 
@@ -54,7 +54,7 @@ def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch,
         for _ in range(200):
             bar.update(1)
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "\r" not in err and "training, success 50%: 100%|200/200" in err
+    assert err.count("\n") == 2 and "\r" not in err and "training, success 50%: 100%|200/200" in err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar(2) as bar:
         assert not isinstance(bar, ProgressLines)
