@@ -32,7 +32,7 @@ __all__ = [*_WHERE, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a room on first use, so that `import kit` is quick and brings no torch."""
+    """Import a subpackage on first use, so that `import kit` is quick and does not load torch."""
     if name not in _WHERE:
         raise AttributeError(f"module 'kit' has no attribute {name!r}")
     module = import_module(_WHERE[name])

@@ -1,6 +1,6 @@
-"""`kit ...`: a thin door to the functions of the library.
+"""The command line `kit`: each subcommand calls one function of the library.
 
-Exit codes: 0 done, 2 the request is wrong (one line on stderr), 75 interrupted but resumable, 1 anything else.
+Exit codes: 0 done, 2 wrong request (one line on stderr), 75 interrupted and resumable, 1 anything else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kit.scale.work import Results
 
 WRONG_REQUEST = 2
-SAID_FIRST = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
-"""What `kit evaluate` says of every task, in one line."""
+HEADLINE = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
+"""Metrics in the first line of `kit evaluate`; every task has them."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = WRONG_REQUEST
     except BrokenPipeError:
         code = 0
-    except KeyboardInterrupt:  # outside a session, which has its own way to end
+    except KeyboardInterrupt:  # during training, the session handles it itself
         print("kit: interrupted", file=sys.stderr)
         code = 1
     sys.exit(code)
@@ -57,28 +57,30 @@ def _encoders(options: argparse.Namespace) -> int:
     return _print(options, rows, "\n".join([*lines, "", COSTS]))
 
 
-COSTS = "costs: multiply-adds to see three cameras with 4 frames of 64×64 each, and parameters"
+COSTS = "costs: multiply-adds for three cameras with 4 frames of 64×64 each, and number of parameters"
 
 
 def _train(options: argparse.Namespace) -> int:
-    if (code := _as_rank(options)) is not None:
+    if (code := _run_as_rank(options)) is not None:
         return code
     config = RunConfig.load(options.config) if options.config else None
+    fields = _config_fields(options)
     with _bar() as show:
-        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **_given(options))
-    return _ending(run)
+        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **fields)
+    return _print_ending(run)
 
 
 def _resume(options: argparse.Namespace) -> int:
-    if (code := _as_rank(options)) is not None:
+    if (code := _run_as_rank(options)) is not None:
         return code
+    fields = _config_fields(options)
     with _bar() as show:
-        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, trust=options.trust, **_given(options))
-    return _ending(run)
+        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, trust=options.trust, **fields)
+    return _print_ending(run)
 
 
-def _as_rank(options: argparse.Namespace) -> int | None:
-    """The exit code of a rank above 0 that torchrun has started; None in any other process."""
+def _run_as_rank(options: argparse.Namespace) -> int | None:
+    """Train as a rank above 0 if torchrun started this process as one, and return its exit code; else None."""
     from kit.trainers.distributed.group import from_torchrun
 
     group = from_torchrun()
@@ -95,60 +97,59 @@ def _as_rank(options: argparse.Namespace) -> int | None:
 def _runs(options: argparse.Namespace) -> int:
     from kit.runs.finding import RunList, family, list_runs
 
-    found, lines, depth = list_runs(options.where), [], dict[str, int]()
-    if options.tree and isinstance(found, RunList):
-        found = family(found)
-    rows = found.to_dicts()
-    for run, row in zip(found, rows, strict=True):
-        name, rate, kept = row["name"], "", ""
+    runs, lines, depth = list_runs(options.where), [], dict[str, int]()
+    if options.tree and isinstance(runs, RunList):
+        runs = family(runs)
+    rows = runs.to_dicts()
+    for run, row in zip(runs, rows, strict=True):
+        name, rate, size = row["name"], "", ""
         if row["success_rate"] is not None:
             rate = f"  success {row['success_rate']:.0%}"
         if isinstance(run, kit.Run):
-            kept = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
+            size = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
             if options.tree and run.parent and run.parent[0] in depth:
                 depth[row["name"]] = depth[run.parent[0]] + 1
                 name = f"{'  ' * depth[row['name']]}{name} (from step {run.parent[1]:,})"
         depth.setdefault(row["name"], 0)
-        of = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
-        lines.append(f"{name:40} {row['state']:12} {of}{rate}{kept}")
+        progress = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
+        lines.append(f"{name:40} {row['state']:12} {progress}{rate}{size}")
     return _print(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    found = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust)
-    rate = "" if found["success_rate"] is None else f", success {found['success_rate']:.1%}"
-    line = f"{found['episodes']} episodes: return {found['mean_return']:.2f} ± {found['std_return']:.2f}{rate}"
-    own = [f"{name:32} {value:10.3f}" for name, value in found.items() if name not in SAID_FIRST]
-    return _print(options, found, "\n".join([f"{line}, length {found['mean_length']:.1f} steps", *own]))
+    scores = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust)
+    rate = "" if scores["success_rate"] is None else f", success {scores['success_rate']:.1%}"
+    line = f"{scores['episodes']} episodes: return {scores['mean_return']:.2f} ± {scores['std_return']:.2f}{rate}"
+    others = [f"{name:32} {value:10.3f}" for name, value in scores.items() if name not in HEADLINE]
+    return _print(options, scores, "\n".join([f"{line}, length {scores['mean_length']:.1f} steps", *others]))
 
 
 def _video(options: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
+    from kit.machine.progress import progress_bar
     from kit.runs.run import opened
     from kit.runs.video import failures_first, record
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
-    run, which = opened(options.run, options.trust), options.episodes
-    with tqdm(unit="frame", desc="filming") as bar:
+    run, episodes = opened(options.run, options.trust), options.episodes
+    with progress_bar(unit="frame", desc="recording") as bar:
 
         def on_frame(done: int, at_most: int) -> None:
             bar.total = at_most
             bar.update(done - bar.n)
 
-        which = failures_first(run, options.step)[:which] if options.failures else which
-        path = record(run, options.step, cameras, which, options.size, options.output, on_frame)
+        episodes = failures_first(run, options.step)[:episodes] if options.failures else episodes
+        path = record(run, options.step, cameras, episodes, options.size, options.output, on_frame)
     print(path)
     return 0
 
 
 def _view(options: argparse.Namespace) -> int:
-    shown = kit.ui.view(options.run, options.step, options.port, options.trust)
-    print(f"{shown}; Ctrl-C ends it. From another machine: ssh -L {shown.port}:localhost:{shown.port} ...")
+    viewer = kit.ui.view(options.run, options.step, options.port, options.trust)
+    print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
     try:
-        shown.wait()
+        viewer.wait()
     except KeyboardInterrupt:
-        shown.close()
+        viewer.close()
     return 0
 
 
@@ -178,48 +179,48 @@ def _fingerprint(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from kit.measure.speed import bench
 
-    machine, found = kit.machine.describe().title, bench(options.env)
-    value = {"machine": machine, **dataclasses.asdict(found), "update_share": found.update_share}
-    return _print(options, value, f"{machine}\n{found}")
+    machine, speed = kit.machine.describe().title, bench(options.env)
+    value = {"machine": machine, **dataclasses.asdict(speed), "update_share": speed.update_share}
+    return _print(options, value, f"{machine}\n{speed}")
 
 
 def _batch(options: argparse.Namespace) -> int:
     from kit.runs.status import INTERRUPTED
     from kit.scale import files
 
-    where = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
+    resources = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
     if options.action in ("status", "collect"):
-        return _table(options, files.standing(options.jobs, fetch=options.action == "collect"))
+        return _print_jobs(options, files.standing(options.jobs, fetch=options.action == "collect"))
     if options.action == "retry":
         files.forget_failures(options.jobs)
     try:
-        found = files.do(options.jobs, options.seeds, options.trust, **where)
+        results = files.do(options.jobs, options.seeds, options.trust, **resources)
     except KeyboardInterrupt:
-        print(f"kit: interrupted; `kit batch {options.jobs}` goes on", file=sys.stderr)
+        print(f"kit: interrupted; `kit batch {options.jobs}` continues", file=sys.stderr)
         return INTERRUPTED
-    return _table(options, found)
+    return _print_jobs(options, results)
 
 
-def _table(options: argparse.Namespace, found: Results | Sweep) -> int:
-    """Print how the jobs of a file stand."""
+def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
+    """Print the state of the jobs, or of a search's trials, and return the exit code."""
     from kit.runs.status import DONE, FAILED, INTERRUPTED
     from kit.scale.work import Results
 
-    if not isinstance(found, Results):
+    if not isinstance(results, Results):
         import yaml
 
-        best = "" if found.best is None else yaml.safe_dump(found.best.told(), sort_keys=False)
-        text = found.table().to_string(index=False, na_rep="")
-        _print(options, found.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
-        return FAILED if found.best is None else DONE
+        best = "" if results.best is None else yaml.safe_dump(results.best.non_defaults(), sort_keys=False)
+        text = results.table().to_string(index=False, na_rep="")
+        _print(options, results.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
+        return FAILED if results.best is None else DONE
     lines = []
-    for row in found:
+    for row in results:
         rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
-        reached = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
-        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{reached}{rate}")
+        score = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
+        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{score}{rate}")
         lines += [f"    {row['message']}"] if row["state"] in ("failed", "waiting") and row["message"] else []
-    _print(options, found, "\n".join(lines))
-    return FAILED if found.of("failed") else DONE if found.of("finished") == len(found) else INTERRUPTED
+    _print(options, results, "\n".join(lines))
+    return FAILED if results.of("failed") else DONE if results.of("finished") == len(results) else INTERRUPTED
 
 
 def _cloud(options: argparse.Namespace) -> int:
@@ -229,43 +230,43 @@ def _cloud(options: argparse.Namespace) -> int:
         from kit.measure.auto import resolve
         from kit.measure.speed import probe
 
-        asked = cloud.asked(options.config)
-        config = resolve(asked[0].replace(device="cpu"))
-        runs = sum(run.total_steps for run in asked) / config.total_steps
-        found = cloud.plan(config, probe(config), options.cloud, runs=runs)
-        text = found.head(options.rows).round(3).to_string(index=False, na_rep="")
-        said = "one run" if len(asked) == 1 else f"{len(asked)} runs, one after the other"
-        return _print(options, found.to_dict("records"), f"{text}\n\n{cloud.SAID.format(said, config.runs_dir)}")
-    given = cloud.task(
+        requested = cloud.asked(options.config)
+        config = resolve(requested[0].replace(device="cpu"))
+        runs = sum(run.total_steps for run in requested) / config.total_steps
+        table = cloud.plan(config, probe(config), options.cloud, runs=runs)
+        text = table.head(options.rows).round(3).to_string(index=False, na_rep="")
+        count = "one run" if len(requested) == 1 else f"{len(requested)} runs, one after the other"
+        return _print(options, table.to_dict("records"), f"{text}\n\n{cloud.SAID.format(count, config.runs_dir)}")
+    task = cloud.task(
         options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
         volume=options.volume,
     )  # fmt: skip
     if options.action == "launch":
-        return cloud.launch(given)
-    return _print(options, given, cloud.to_yaml(given).rstrip())
+        return cloud.launch(task)
+    return _print(options, task, cloud.to_yaml(task).rstrip())
 
 
-ASKED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
-    "pause": ("stand still and keep everything in memory", lambda now: now["state"] == "paused"),
-    "unpause": ("go on after a pause", lambda now: now["state"] == "running"),
-    "stop": ("write a checkpoint and end; `kit resume` goes on from there", lambda now: False),
-    "checkpoint": ("write a checkpoint at the end of this iteration", lambda now: True),
+CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "pause": ("pause a run; it stays in memory", lambda now: now["state"] == "paused"),
+    "unpause": ("continue a paused run", lambda now: now["state"] == "running"),
+    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda now: False),
+    "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda now: True),
 }
-"""What can be asked of a run at work, and how to see that it was done."""
+"""Commands to a running session -> (help text, whether a status shows that the command was carried out)."""
 
 
-def _ask(options: argparse.Namespace) -> int:
+def _control(options: argparse.Namespace) -> int:
     run = kit.Run(options.run)
     if not run.is_working():
-        raise UserError(f"{run.path} is not at work ({run.status()['state']}); `kit resume` goes on with it.")
-    before, (_, done) = run.status()["checkpoint"], ASKED[options.asked]
-    getattr(run, options.asked)()
+        raise UserError(f"{run.path} is not running ({run.status()['state']}); `kit resume` continues it.")
+    before, (_, done) = run.status()["checkpoint"], CONTROLS[options.control]
+    getattr(run, options.control)()
 
-    def over(now: dict[str, Any]) -> bool:
-        written = options.asked != "checkpoint" or now["checkpoint"] != before
-        return (done(now) and written) or not run.is_working(now)
+    def finished(status: dict[str, Any]) -> bool:
+        written = options.control != "checkpoint" or status["checkpoint"] != before
+        return (done(status) and written) or not run.is_working(status)
 
-    now = run.wait(600, until=over)
+    now = run.wait(600, until=finished)
     saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
     print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
     return 0
@@ -277,7 +278,7 @@ def _rm(options: argparse.Namespace) -> int:
     run = kit.Run(options.run)
     if not options.yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{run.path} would be removed; say --yes where nobody can be asked.")
+            raise UserError(f"removing {run.path} needs a confirmation, and this is not a terminal; add --yes.")
         now = run.status()
         print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
         if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -288,8 +289,14 @@ def _rm(options: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # in one line, like every other wrong request
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2, like every other wrong request."""
         self.exit(WRONG_REQUEST, f"kit: {message}; see {self.prog} --help.\n")
+
+
+RUN = "the run's directory, such as runs/my-run"
+STEP = "the checkpoint to use: a step, best or latest; default: best"
+TRUST = "import the env, algo or encoder module that a run or a file names, and open a zip; both can run code"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -304,101 +311,110 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
 
-    add("verify", "say what this machine has and what is missing", _verify, reports=True)
+    add("verify", "check this machine: what is installed, and what is missing for training", _verify, reports=True)
 
-    add("encoders", "how pictures can become features: what each way costs, when to use it", _encoders, reports=True)
+    add("encoders", "list the encoders for images and clips: cost, and when to use which", _encoders, reports=True)
 
-    train = add("train", "start a run and train it here until it is done", _train)
-    train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; options below win")
-    begin = "begin with the policy of another run and its config, or with that of a Stable-Baselines3 zip"
-    train.add_argument("--from", "--start-from", dest="start_from", metavar="RUN[@STEP]|MODEL.zip", help=begin)
-    _add_fields(train, [field.name for field in dataclasses.fields(RunConfig)])
+    train = add("train", "start a run and train it to the end", _train)
+    train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; flags override it")
+    warm_start = "start from the policy and config of another run, or from the policy in a Stable-Baselines3 zip"
+    train.add_argument("--from", "--start-from", dest="start_from", metavar="RUN[@STEP]|MODEL.zip", help=warm_start)
+    defaults = {name: "none" if value is None else str(value) for name, value in RunConfig().to_dict().items()}
+    _add_fields(train, defaults)
 
-    resume = add("resume", "go on with a run", _resume)
-    resume.add_argument("run", nargs="?", metavar="RUN|URL", help="default: the latest unfinished run")
-    resume.add_argument("--max-gb", type=float, default=8.0, metavar="N", help="fetch at most so many GiB from a store")
-    _add_fields(resume, (*MAY_CHANGE_ON_RESUME, "env_options"))
+    resume = add("resume", "continue a run from its newest checkpoint", _resume)
+    help = "the run's directory, or its URL in a store; default: the latest unfinished run"
+    resume.add_argument("run", nargs="?", metavar="RUN|URL", help=help)
+    resume.add_argument(
+        "--max-gb", type=float, default=8.0, metavar="N", help="largest download from a store, in GiB; default: 8"
+    )
+    _add_fields(resume, dict.fromkeys((*MAY_CHANGE_ON_RESUME, "env_options"), "as in the run"))
 
-    does = "train several runs side by side, or search for hyperparameters; called again, go on"
+    does = "train several runs side by side, or search for hyperparameters; call it again to continue"
     batch = add("batch", does, _batch, reports=True)
     batch.add_argument(
         "action", nargs="?", choices=("status", "retry", "collect"),
-        help="instead of going on: say how all stand; begin what failed again; bring results here from the store",
+        help="status: print the state of all jobs and train nothing; retry: train failed jobs again; "
+        "collect: copy results from the store to this machine and train nothing; default: train",
     )  # fmt: skip
     batch.add_argument(
-        "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs, seeds; a sweep; or a notebook and a grid"
+        "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs and seeds; or a search; or a notebook and a grid"
     )
-    batch.add_argument("--on", metavar="ray[://HOST:PORT]", help="a Ray cluster; default: this machine")
-    batch.add_argument("--cpus", type=float, help="cores for each job on a cluster; default: 1")
-    batch.add_argument("--gpus", type=float, help="cards, or a part of one, for each job on a cluster; default: 0")
-    batch.add_argument("--seeds", type=int, help="each job so many times, with seeds 0, 1, ...")
-    batch.add_argument("--at-once", type=int, metavar="N", help="at most so many at a time; default: what fits")
+    batch.add_argument("--on", metavar="ray[://HOST:PORT]", help="train on a Ray cluster; default: on this machine")
+    batch.add_argument("--cpus", type=float, metavar="N", help="CPU cores per job on a cluster; default: 1")
+    batch.add_argument("--gpus", type=float, metavar="N", help="GPUs per job on a cluster, such as 0.5; default: 0")
+    batch.add_argument("--seeds", type=int, metavar="N", help="train each job N times, with seeds 0, 1, ...")
+    batch.add_argument("--at-once", type=int, metavar="N", help="most jobs at the same time; default: as many as fit")
 
-    rent = add("cloud", "rent machines through SkyPilot: prices, a task, or its launch", _cloud, reports=True)
-    rent.add_argument("action", choices=("plan", "task", "launch"))
-    rent.add_argument("config", metavar="CONFIG.yaml", help="as for kit train or kit batch, with a store")
-    rent.add_argument("--cloud", help="aws, runpod or lambda; default: whichever is cheapest")
-    rent.add_argument("--gpu", metavar="NAME", help="such as L4 or A100:1; default: none")
-    rent.add_argument("--cpus", type=int, default=8, help="vCPUs of a machine without a card; default: 8")
-    rent.add_argument("--on-demand", action="store_true", help="no spot machines")
-    rent.add_argument("--volume", metavar="NAME", help="of RunPod, mounted at /volume")
-    rent.add_argument("--rows", type=int, default=12, help="of a plan; default: 12")
+    rent = add("cloud", "rent machines through SkyPilot", _cloud, reports=True)
+    rent.add_argument(
+        "action", choices=("plan", "task", "launch"),
+        help="plan: compare prices and times; task: print SkyPilot's task; launch: start it",
+    )  # fmt: skip
+    rent.add_argument("config", metavar="CONFIG.yaml", help="a file as for kit train or kit batch, with a store")
+    rent.add_argument("--cloud", help="aws, runpod or lambda; default: the cheapest")
+    rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; default: none")
+    rent.add_argument("--cpus", type=int, default=8, metavar="N", help="vCPUs if there is no GPU; default: 8")
+    rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
+    rent.add_argument("--volume", metavar="NAME", help="a RunPod network volume, mounted at /volume; default: none")
+    rent.add_argument("--rows", type=int, default=12, metavar="N", help="rows of the plan to print; default: 12")
 
     runs = add("runs", "list runs", _runs, reports=True)
-    runs.add_argument("where", nargs="?", default="runs", metavar="DIR|URL", help="default: runs")
-    runs.add_argument("--tree", action="store_true", help="branches under the runs that they began with")
+    runs.add_argument(
+        "where", nargs="?", default="runs", metavar="DIR|URL", help="a folder of runs, or a store's URL; default: runs"
+    )
+    runs.add_argument("--tree", action="store_true", help="list a run below the run whose policy it started from")
 
-    for name, (does, _) in ASKED.items():
-        asked = add(name, does, _ask)
-        asked.set_defaults(asked=name)
-        asked.add_argument("run", metavar="RUN")
+    for name, (does, _) in CONTROLS.items():
+        control = add(name, does, _control)
+        control.set_defaults(control=name)
+        control.add_argument("run", metavar="RUN", help=RUN)
     rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
-    rm.add_argument("run", metavar="RUN")
-    rm.add_argument("--yes", action="store_true", help="do not ask, also if nothing else holds an unfinished run")
+    rm.add_argument("run", metavar="RUN", help=RUN)
+    rm.add_argument("--yes", action="store_true", help="do not ask, even if this is the only copy of an unfinished run")
 
-    evaluate = add("evaluate", "play episodes and report returns and success", _evaluate, reports=True)
-    video = add("video", "film a policy", _video)
-    fingerprint = add("fingerprint", "print one SHA-256 of everything that decides a run's future", _fingerprint)
-    view = add("view", "a policy live in the browser, in 3-D; robots that walk with a joystick", _view)
-    view.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
-    view.add_argument("--port", type=int, default=8080, help="default: 8080, or the next that is free")
-    export = add("export", "write a policy for use without kit, and what its numbers mean", _export)
-    push = add("push", "put a policy on the Hugging Face Hub as a model: card, scores, film, SB3 zip, ONNX", _push)
+    evaluate = add("evaluate", "play episodes and report return and success rate", _evaluate, reports=True)
+    video = add("video", "record a video of a policy", _video)
+    fingerprint = add("fingerprint", "print one SHA-256 of everything that decides how a run continues", _fingerprint)
+    view = add("view", "show a policy live in the browser, in 3-D; walking robots take a joystick", _view)
+    export = add("export", "write a policy for use without kit, with the meaning of its inputs and outputs", _export)
+    push = add("push", "publish a policy on the Hugging Face Hub, with model card, scores, video, zip and ONNX", _push)
     for sub in (evaluate, video, fingerprint, view, export, push):
-        sub.add_argument("run", metavar="RUN")
-    push.add_argument("url", metavar="hf://YOU/MODEL", help="made, and private, if it is not there")
-    export.add_argument("--to", default="onnx", help="onnx, torchscript, sb3 or safetensors; default: onnx")
-    export.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
-    export.add_argument("--output", type=Path, help="default: exports/step_<step> in the run")
+        sub.add_argument("run", metavar="RUN", help=RUN)
+    for sub in (evaluate, video, view, export, push):
+        sub.add_argument("--step", type=_step, help=STEP)
+    fingerprint.add_argument("--step", type=int, help="the checkpoint to use: a step; default: the latest")
     for sub, count in ((evaluate, 100), (video, 3), (push, 100)):
-        sub.add_argument("--step", type=_step, help="a checkpoint's step, best or latest; default: best")
-        sub.add_argument("--episodes", type=int, default=count, help=f"default: {count}")
-    trust = "import the module that a run, or a file, names as its env or algo; with a zip, open it: both can run code"
+        sub.add_argument("--episodes", type=int, default=count, metavar="N", help=f"episodes to play; default: {count}")
     for sub in (train, resume, batch, evaluate, video, view, export, push):
-        sub.add_argument("--trust", action="store_true", help=trust)
-    fingerprint.add_argument("--step", type=int, help="a checkpoint's step; default: the latest")
-    video.add_argument("--cameras", help="comma-separated, shown side by side; default: the task's first")
-    video.add_argument("--failures", action="store_true", help="of the first 50 episodes those that fail, or nearly")
-    video.add_argument("--size", type=int, default=320, help="pixels a side; default: 320")
-    video.add_argument("--output", type=Path, help="default: videos/step_<step>.mp4 in the run")
+        sub.add_argument("--trust", action="store_true", help=TRUST)
+    push.add_argument("url", metavar="hf://YOU/MODEL", help="the model repository; a new one is private")
+    view.add_argument("--port", type=int, default=8080, metavar="N", help="port; default: 8080, or the next free one")
+    export.add_argument("--to", default="onnx", help="format: onnx, torchscript, sb3 or safetensors; default: onnx")
+    export.add_argument("--output", type=Path, help="path to write; default: exports/step_<step> in the run")
+    video.add_argument("--cameras", help="cameras, comma-separated, shown side by side; default: the task's first")
+    video.add_argument("--failures", action="store_true", help="record the worst of the first 50 episodes")
+    video.add_argument("--size", type=int, default=320, metavar="N", help="height and width in pixels; default: 320")
+    video.add_argument("--output", type=Path, help="path to write; default: videos/step_<step>.mp4 in the run")
 
-    bench = add("bench", "measure this machine in under a minute: physics, env, PPO, pictures", _bench, reports=True)
-    bench.add_argument("--env", default="Ant", help="default: Ant")
+    bench = add("bench", "measure the speed of physics, env, PPO and images on this machine, in a minute", _bench, True)
+    bench.add_argument("--env", default="Ant", help="the task to measure; default: Ant")
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+def _add_fields(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
+    """Add a flag for each field of RunConfig in `defaults`, spelled with hyphens or underscores."""
     for field in dataclasses.fields(RunConfig):
-        if field.name in names:
+        if field.name in defaults:
             flags = dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}"))
-            help = f"{field.metadata['help']} (default: {getattr(RunConfig(), field.name)})".replace("%", "%%")
+            help = f"{field.metadata['help']}; default: {defaults[field.name]}".replace("%", "%%")
             parser.add_argument(*flags, dest=f"field_{field.name}", metavar="X", help=help, default=argparse.SUPPRESS)
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of RunConfig among `options`."""
-    given = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
-    return {name: RunConfig.from_text(name, text) for name, text in given.items()}
+def _config_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of RunConfig among `options`, parsed."""
+    texts = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
+    return {name: RunConfig.from_text(name, text) for name, text in texts.items()}
 
 
 def _step(text: str) -> int | str:
@@ -409,8 +425,8 @@ def _step(text: str) -> int | str:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar that follows a run's status; it appears with the first one."""
-    from tqdm import tqdm
+    """Yield a function that shows a run's status as a progress bar; the first status opens the bar."""
+    from kit.machine.progress import progress_bar
 
     bar: Any = None
     with ExitStack() as closing:
@@ -419,8 +435,7 @@ def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
             nonlocal bar
             step, total = min(status["step"], status["total_steps"]), status["total_steps"]
             if bar is None:
-                bar = tqdm(total=total, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
-                closing.enter_context(bar)
+                bar = closing.enter_context(progress_bar(total, step, unit="step", unit_scale=True))
             rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
             bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
             bar.update(max(0, step - bar.n))
@@ -433,7 +448,8 @@ def _print(options: argparse.Namespace, value: Any, text: str) -> int:
     return 0
 
 
-def _ending(run: Any) -> int:
+def _print_ending(run: Any) -> int:
+    """Print how a session ended, and return its exit code."""
     from kit.runs.status import exit_code
 
     now = run.status()

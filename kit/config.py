@@ -1,4 +1,4 @@
-"""RunConfig: one validated object, the same for panel, YAML file, command line and papermill."""
+"""RunConfig: the settings of a run, validated; the panel, YAML files, the command line and papermill share it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
-from kit.trust import brought
+from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
-"""numpy's largest, less what evaluations add to a run's."""
+"""The largest seed that numpy takes, less the offset that evaluations add to a run's seed."""
 VERSION = 1
-"""Of config.yaml; a run written by a newer version is refused."""
+"""Format version of config.yaml. A config written by a newer version is refused."""
 
 ALGOS = {
     "PPO": "kit.trainers.ppo",
@@ -29,18 +29,19 @@ ALGOS = {
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
 }
-"""kit's own algorithms, and the module that holds each one's record."""
+"""kit's own algorithms -> the module that holds the algorithm's record."""
 ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
     "tracker", "processes",
 )  # fmt: skip
+"""Fields that `kit.resume` may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to train, how, and where the run lives. `kit.resolve` replaces every "auto" by the value that is used."""
+    """Settings of a run: what to train, how and where. `kit.resolve` replaces every "auto" by the value used."""
 
     env: str = field(
         default="Reach",
@@ -48,7 +49,7 @@ class RunConfig:
             "help": "the task: one of kit's (Reach, Ant, ...), a Gymnasium id (Ant-v5, package:Id-v0), or module:Class"
         },
     )
-    env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "settings of the task itself"})
+    env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of the task"})
     algo: str = field(default="PPO", metadata={"help": f"the algorithm: {', '.join(ALGOS)}, or module:NAME"})
     encoder: str = field(
         default="auto",
@@ -57,40 +58,45 @@ class RunConfig:
     preset: str = field(
         default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}
     )
-    total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, over all worlds"})
-    n_envs: int | str = field(default="auto", metadata={"help": "worlds simulated together"})
-    seed: int = field(default=0, metadata={"help": "of every random generator"})
+    total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, summed over all envs"})
+    n_envs: int | str = field(default="auto", metadata={"help": "number of envs simulated in parallel"})
+    seed: int = field(default=0, metadata={"help": "seed of every random generator"})
     device: str = field(
         default="auto",
-        metadata={"help": "cpu, cuda, or auto: cuda where there is one and the task or the network is made for it"},
+        metadata={"help": "cpu, cuda, or auto: cuda if there is a GPU and the task or the network gains from it"},
     )
     store: str | None = field(
         default=None,
         metadata={"help": "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"},
     )
     run_name: str | None = field(
-        default=None, metadata={"help": "folder name of the run; by default made of env, algo, seed and time"}
+        default=None, metadata={"help": "folder name of the run; if empty, made from env, algo, seed and time"}
     )
-    runs_dir: str = field(default="runs", metadata={"help": "the folder that holds runs on this machine"})
-    checkpoint_every: int | str = field(default="1m", metadata={"help": 'steps, or a time such as "5m"'})
+    runs_dir: str = field(default="runs", metadata={"help": "the folder on this machine in which runs are stored"})
+    checkpoint_every: int | str = field(
+        default="1m", metadata={"help": 'how often to write a checkpoint: a number of steps, or a time such as "5m"'}
+    )
     eval_every: int | str = field(
-        default="auto", metadata={"help": "steps between evaluations; 0 for none; auto: ten; and one before"}
+        default="auto",
+        metadata={"help": "steps between evaluations; 0: no evaluations; auto: ten in the run and one before training"},
     )
     session_limit: str | None = field(
-        default=None, metadata={"help": 'end this session, resumably, after a time such as "11h30m"'}
+        default=None, metadata={"help": 'stop after a time such as "11h30m", with a checkpoint to resume from'}
     )
     disk_budget: str = field(
         default="10GB",
-        metadata={"help": "how much of this machine's disk checkpoints may take; the newest and the best always stay"},
+        metadata={"help": "disk space that checkpoints may use; the newest and the best checkpoint are always kept"},
     )
     tracker: str | None = field(
-        default=None, metadata={"help": "follow the run elsewhere too: wandb:PROJECT or trackio:PROJECT"}
+        default=None, metadata={"help": "also log metrics to a tracker: wandb:PROJECT or trackio:PROJECT"}
     )
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
     threads: int | str = field(default="auto", metadata={"help": "CPU threads for physics and networks"})
-    processes: int = field(default=1, metadata={"help": "that train together, each on a card of its own; PPO only"})
+    processes: int = field(
+        default=1, metadata={"help": "processes for distributed training, each on its own GPU; PPO only"}
+    )
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -124,15 +130,15 @@ class RunConfig:
             seconds("session_limit", self.session_limit)
         byte_count("disk_budget", self.disk_budget)
         if self.tracker is not None and not re.fullmatch(r"(wandb|trackio):[\w.-]+", self.tracker):
-            raise UserError(f"tracker={self.tracker!r} is none; write wandb:PROJECT or trackio:PROJECT.")
+            raise UserError(f"tracker={self.tracker!r} is not a tracker; write wandb:PROJECT or trackio:PROJECT.")
         if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run_name):
             raise UserError(f"run_name={self.run_name!r} cannot name a folder; use letters, digits, '.', '_' and '-'.")
 
-    # -- making one ------------------------------------------------------------------------------------------------
+    # -- constructors -----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """From a mapping with these field names, as in YAML or JSON; an unknown name is refused."""
+        """Build a config from a mapping of field names to values. Raises `UserError` for an unknown name."""
         values = dict(values)
         version = values.pop("version", VERSION)
         if not isinstance(version, int) or version > VERSION:
@@ -145,13 +151,16 @@ class RunConfig:
 
     @classmethod
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
-        """From a YAML file: a run's, or one that the user names. Its env and algo stay known as `brought` by it."""
+        """Load a YAML file: a run's config (`of_run`) or one that the user names.
+
+        Names of modules in it are marked as read from this file; see `kit.trust.mark_source`.
+        """
         config = cls._from_yaml(read_yaml(path), path)
-        return config.replace(**brought(config.to_dict(), path, of_run))
+        return config.replace(**mark_source(config.to_dict(), path, of_run))
 
     @classmethod
     def from_yaml(cls, text: str) -> RunConfig:
-        """From YAML, such as `to_yaml` writes."""
+        """Parse YAML such as `to_yaml` writes."""
         return cls._from_yaml(parse_yaml(text, "this text"), "this text")
 
     @classmethod
@@ -161,14 +170,14 @@ class RunConfig:
         return cls.from_dict(values)
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with `changes`."""
+        """Return a copy with `changes`."""
         return RunConfig.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def told(self) -> dict[str, Any]:
-        """What differs from the defaults; the env in any case."""
+    def non_defaults(self) -> dict[str, Any]:
+        """Return the fields that differ from the defaults, and always `env`."""
         default = RunConfig().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name] or name == "env"}
 
@@ -179,8 +188,10 @@ class RunConfig:
 
     @staticmethod
     def from_text(name: str, text: str) -> Any:
-        """The value of the field `name` that somebody typed as `text`: 1e6, 400k and 1,000,000 are numbers, mappings
-        are JSON, and nothing at all is None."""
+        """Parse `text`, typed by the user, as the value of the field `name`.
+
+        1e6, 400k and 1,000,000 are numbers, mappings are JSON, and empty text is None where the field allows None.
+        """
         kinds, text = _alternatives(typing.get_type_hints(RunConfig)[name]), text.strip()
         if dict in kinds:
             return _mapping(name, text)
@@ -190,7 +201,7 @@ class RunConfig:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds. Raises `UserError` where there is none, or none that can be read safely."""
+    """Load a YAML file. Raises `UserError` if it is missing or cannot be read safely."""
     try:
         return parse_yaml(Path(path).read_text(), path)
     except FileNotFoundError:
@@ -200,7 +211,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str, source: str | Path) -> Any:
-    """What `text` from `source` holds. Raises `UserError` if it cannot be read safely."""
+    """Parse the YAML `text`; errors name its `source`. Raises `UserError` if it cannot be read safely."""
     import yaml
 
     try:
@@ -217,7 +228,7 @@ def _not_yaml(source: str | Path, error: Exception) -> UserError:
 
 
 def seconds(name: str, value: str) -> float:
-    """Seconds of a time such as "90s", "5m" or "11h30m"; `name` is the field to blame."""
+    """Parse a time such as "90s", "5m" or "11h30m" into seconds; errors name the field `name`."""
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", value.strip())
     parts = [float(part or 0) for part in match.groups()] if match and value.strip() else [0.0]
     total = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
@@ -227,7 +238,7 @@ def seconds(name: str, value: str) -> float:
 
 
 def byte_count(name: str, value: str) -> int:
-    """Bytes of an amount such as "500MB" or "10GB"; `name` is the field to blame."""
+    """Parse an amount such as "500MB" or "10GB" into bytes; errors name the field `name`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT])B", value.strip())
     if not match or float(match[1]) <= 0:
         raise UserError(f'{name}={value!r} is not an amount; write it like "500MB" or "10GB".')
@@ -235,13 +246,13 @@ def byte_count(name: str, value: str) -> int:
 
 
 def default_name(config: RunConfig) -> str:
-    """Such as reach-ppo-s0-20261121-090000, in UTC."""
+    """Return a run name such as reach-ppo-s0-20261121-090000; the time is in UTC."""
     env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (config.env, config.algo))
     return f"{env}-{algo}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
 
 def _choice(name: str, value: str, valid: Sequence[str]) -> str:
-    """`value` as it is spelled in `valid`; an algorithm or encoder of the user's own is module:NAME."""
+    """Return `value` as spelled in `valid`, ignoring case; a user's own algorithm or encoder is module:NAME."""
     known = {word.lower(): word for word in valid}
     if value.lower() not in known and not (name in ("algo", "encoder") and re.fullmatch(r"[\w.]+:\w+", value)):
         raise UserError(f"{name}={value!r} is unknown; {_suggest(value, valid)}.")
@@ -259,7 +270,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
 
 
 def number(text: str) -> int | float | str:
-    """A number as people type it, such as 1e6, 400k or 1,000,000; anything else stays text, for others to judge."""
+    """Parse a number such as 1e6, 400k or 1,000,000. Any other text is returned as it is; the caller validates it."""
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
     digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
     for kind in (int, float):
@@ -271,12 +282,12 @@ def number(text: str) -> int | float | str:
 
 
 def spelled(value: Any) -> str:
-    """A value as people type it: text as it is, anything else as JSON."""
+    """Format a value as a user would type it: text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def folder_name(text: str) -> str:
-    """`text` with whatever cannot stand in a folder's name replaced by hyphens."""
+    """Replace characters that are not safe in a folder name by hyphens."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
@@ -304,9 +315,9 @@ def _spell(kind: Any) -> str:
 
 
 def _plain(name: str, mapping: dict[str, Any]) -> dict[str, Any]:
-    """A copy that shares nothing with the caller's, if JSON can hold it."""
+    """Return a deep copy of `mapping`. Raises `UserError` if JSON cannot represent it."""
 
     def refuse(value: Any) -> Any:
-        raise UserError(f"{name} holds {value!r}, which JSON cannot; use numbers, texts, lists and mappings.")
+        raise UserError(f"{name} holds {value!r}, which JSON cannot represent; use numbers, texts, lists and mappings.")
 
     return dict(json.loads(json.dumps(mapping, default=refuse)))

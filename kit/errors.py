@@ -7,20 +7,23 @@ from types import ModuleType
 
 
 class UserError(ValueError):
-    """The request is wrong. Its message is one sentence; the command line prints it and exits with code 2."""
+    """A wrong request. The message is one sentence; the command line prints it and exits with code 2."""
 
 
 class Interrupted(Exception):
-    """Leaves a trainer's `learn()` at once because `should_stop` said so. Inside an iteration the trainer's state is
-    then half way; what is valid is the copy that `state()` gave at the last boundary."""
+    """Raised to leave a trainer's `learn()` at once, because `should_stop` returned True.
+
+    In the middle of an iteration the trainer's own state is incomplete; the copy that `state()` returned at the last
+    boundary between iterations is valid.
+    """
 
 
 class Overflow(RuntimeError):
-    """A world needed more contacts or constraint rows than it was given room for; fewer worlds would not help."""
+    """An env needed more contacts or constraint rows than were allocated. A smaller `n_envs` does not help."""
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import an optional `module`, or raise `UserError` naming the `extra` that brings it."""
+    """Import an optional `module`, or raise `UserError` naming the pip extra that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

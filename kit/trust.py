@@ -1,8 +1,8 @@
-"""No code from a run's folder: what a config that came with a run names is imported only after a word of trust.
+"""Trust: modules named in a run's or a downloaded config are imported only if the user trusts them.
 
-A name that somebody types may be any module of theirs. A name that was read from a file is a `Brought` text, and stays
-one wherever the config goes; `check` stands before every import of a module by its name. What is trusted once holds for
-this process and those that it starts (`carried`), and on this machine for the same module in the same file.
+A module name that the user types may be imported. A name read from a file is a `FromFile` string, and stays one when
+the config is copied; `check` runs before every import of a module by name. Trust, once given, holds for this process
+and its child processes (`trusted_environment`), and on this machine for the same module in the same file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from kit.errors import UserError
 NAMES = ("env", "algo", "encoder")
 """Fields of RunConfig that may name a module, as module:NAME."""
 OWN = ("kit", "gymnasium")
-CARRIED = "KIT_TRUSTED"
-"""A variable of child processes: what their parent trusts, one a line."""
+"""Packages that are always trusted."""
+TRUSTED_VARIABLE = "KIT_TRUSTED"
+"""Environment variable of child processes: the names that their parent trusts, one per line."""
 
-_trusted = set(filter(None, os.environ.get(CARRIED, "").split("\n")))
+_trusted = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split("\n")))
 
 
 class Config(Protocol):
-    """The part of RunConfig that may name modules."""
+    """The fields of RunConfig that may name modules."""
 
     @property
     def env(self) -> str: ...
@@ -39,9 +40,11 @@ class Config(Protocol):
     def encoder(self) -> str: ...
 
 
-class Brought(str):
-    """A name read from the file `source`: of a run, or named by the user. Another process gets it as plain text, from
-    one that has checked it."""
+class FromFile(str):
+    """A name read from the file `source`: a run's config (`of_run`) or a file that the user named.
+
+    Pickled, it becomes a plain string: the process that sends it has checked it.
+    """
 
     source: Path
     of_run: bool
@@ -49,26 +52,26 @@ class Brought(str):
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
-    def __deepcopy__(self, memo: object) -> Brought:
+    def __deepcopy__(self, memo: object) -> FromFile:
         return self
 
 
-def brought(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
-    """A copy of `fields` of RunConfig in which names that may be modules say that they are from `source`."""
+def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
+    """Return a copy of RunConfig `fields` with names of modules marked (`FromFile`) as read from the file `source`."""
     import yaml
 
-    yaml.SafeDumper.add_representer(Brought, yaml.SafeDumper.represent_str)
+    yaml.SafeDumper.add_representer(FromFile, yaml.SafeDumper.represent_str)
     marked = dict(fields)
     for field in NAMES:
-        if isinstance(marked.get(field), str) and not isinstance(marked[field], Brought):
-            marked[field] = name = Brought(marked[field])
+        if isinstance(marked.get(field), str) and not isinstance(marked[field], FromFile):
+            marked[field] = name = FromFile(marked[field])
             name.source = Path(source).absolute()
             name.of_run = of_run or name.source.with_name("checkpoints").is_dir()
     return marked
 
 
 def permit(config: Config, trust: bool = False) -> None:
-    """Raise `UserError` unless what `config` names may be imported, now and later, or if the user says `trust`."""
+    """Raise `UserError` unless the modules that `config` names may be imported; `trust` allows them from now on."""
     for field in NAMES:
         name: str = getattr(config, field)
         if trust:
@@ -78,15 +81,15 @@ def permit(config: Config, trust: bool = False) -> None:
 
 
 def check(name: str, module: str) -> None:
-    """Raise `UserError` unless `module`, which `name` stands for, may be imported. Nothing is imported here."""
-    if str(Path.cwd()) not in sys.path:  # where notebooks lie, and their modules
+    """Raise `UserError` unless `module`, the module part of `name`, may be imported. Nothing is imported here."""
+    if str(Path.cwd()) not in sys.path:  # notebooks and the modules beside them
         sys.path.append(str(Path.cwd()))
     if module in _trusted or module.partition(".")[0] in OWN:
         return
     file = _file(module)
-    if isinstance(name, Brought) and name not in _trusted and module not in sys.modules:
-        asks = name.of_run or _lies_below(file, name.source.parent)
-        if asks and f"{module}\t{file}" not in _remembered():
+    if isinstance(name, FromFile) and name not in _trusted and module not in sys.modules:
+        needs_trust = name.of_run or _came_with(file, name.source.parent)
+        if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
                 f"{name.source} names the module {module!r} ({str(name)!r}), and to import it runs its code; "
                 "if you trust that, say trust=True (--trust), or import it first."
@@ -95,56 +98,58 @@ def check(name: str, module: str) -> None:
     _remember(f"{module}\t{file}")
 
 
-def carried() -> dict[str, str]:
-    """Environment variables with which a child process trusts what this one does."""
-    return {CARRIED: "\n".join(sorted(_trusted))}
+def trusted_environment() -> dict[str, str]:
+    """Return environment variables that make a child process trust the same modules as this one."""
+    return {TRUSTED_VARIABLE: "\n".join(sorted(_trusted))}
 
 
-def _lies_below(file: str | None, folder: Path) -> bool:
-    """Whether `file` came along with what lies in `folder`, or with a run: not in the working directory but below it,
-    where dotted names reach any folder."""
-    here = Path.cwd()
-    below = [place for place in Path(file or here).parents if here in place.parents]
-    return folder in below or any((place / "config.yaml").is_file() for place in below)
+def _came_with(file: str | None, folder: Path) -> bool:
+    """Return whether `file` came with the contents of `folder`, or with a run.
+
+    Only files in a subfolder of the working directory can have: dotted module names reach any of these subfolders.
+    """
+    cwd = Path.cwd()
+    subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]
+    return folder in subfolders or any((parent / "config.yaml").is_file() for parent in subfolders)
 
 
 def _file(module: str) -> str | None:
-    """What `import module` would execute, found without executing anything; None if nobody knows."""
-    found, path = None, None
+    """Return the file that `import module` would execute, without executing anything; None if unknown."""
+    spec, path = None, None
     parts = module.split(".")
     for name in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
         if name in sys.modules:
-            found, path = sys.modules[name].__spec__, getattr(sys.modules[name], "__path__", None)
+            spec, path = sys.modules[name].__spec__, getattr(sys.modules[name], "__path__", None)
             continue
         try:
-            tried = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-            found = next((spec for spec in tried if spec is not None), None)
-        except Exception:  # a finder of anybody's, in a package whose parent is not imported
+            specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+            spec = next((found for found in specs if found is not None), None)
+        except Exception:  # a third-party finder may fail on a package whose parent is not imported
             return None
-        if found is None:
+        if spec is None:
             return None
-        path = found.submodule_search_locations
-        if found.loader is None or isinstance(found.loader, NamespaceLoader):
-            importlib.import_module(name)  # a folder without code, which its parts are looked up in
-    return None if found is None else found.origin
+        path = spec.submodule_search_locations
+        if spec.loader is None or isinstance(spec.loader, NamespaceLoader):
+            importlib.import_module(name)  # a namespace package: a folder without code, which holds the next part
+    return None if spec is None else spec.origin
 
 
-def _state() -> Path:
-    """The user's record of what is trusted on this machine: module, tab, file."""
+def _trust_file() -> Path:
+    """Return the file that lists what this user trusts on this machine, as lines of module, tab, file."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "kit/trusted-modules"
 
 
 def _remembered() -> list[str]:
     with contextlib.suppress(OSError, RuntimeError, UnicodeDecodeError):
-        return _state().read_text().splitlines()
+        return _trust_file().read_text().splitlines()
     return []
 
 
 @cache
 def _remember(line: str) -> None:
-    """Where nothing can be written, it is asked again another time."""
+    """Add `line` to the trust file. If it cannot be written, the user is asked again next time."""
     if not line.endswith("\tNone") and line not in _remembered():
         with contextlib.suppress(OSError, RuntimeError):
-            _state().parent.mkdir(parents=True, exist_ok=True)
-            with _state().open("a") as file:
+            _trust_file().parent.mkdir(parents=True, exist_ok=True)
+            with _trust_file().open("a") as file:
                 file.write(line + "\n")

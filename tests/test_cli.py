@@ -202,6 +202,8 @@ def test_help_everywhere(capsys):
     for command in ("verify", "train", "resume", "runs", "evaluate", "video", "fingerprint", "bench"):
         code, out, _ = kit(capsys, command, "--help")
         assert code == 0 and "usage: kit" in out
+    assert "default: 100000" in kit(capsys, "train", "--help")[1]
+    assert "default: as in the run" in " ".join(kit(capsys, "resume", "--help")[1].split())
     assert kit(capsys)[0] == 2
 
 
@@ -277,7 +279,7 @@ def test_the_shell_steers_a_run(here, capsys):
     assert kit(capsys, "stop", run.path)[1].startswith(f"{run.path}: interrupted at step ")
     assert session.wait() == 75
     code, _, err = kit(capsys, "pause", run.path)
-    assert code == 2 and "is not at work (interrupted)" in err
+    assert code == 2 and "is not running (interrupted)" in err
     out = kit(capsys, "runs")[1]
     assert " MB, on this machine only" in out and "steered" in out
 
@@ -289,7 +291,7 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     run.stop()
     assert session.wait() == 75
     code, _, err = kit(capsys, "rm", run.path)
-    assert code == 2 and "say --yes where nobody can be asked" in err and run.path.exists()
+    assert code == 2 and "needs a confirmation, and this is not a terminal; add --yes" in err and run.path.exists()
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()

@@ -181,7 +181,7 @@ def child_environ(config: RunConfig) -> dict[str, str]:
     trust.permit(config)
     env, entry = config.env, find(config.env)
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
-    variables |= trust.carried()
+    variables |= trust.trusted_environment()
     if not isinstance(entry, EnvSpec) or entry.id.startswith("kit/"):
         return variables
     point: Any = entry.entry_point

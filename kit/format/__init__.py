@@ -1,1 +1,1 @@
-"""What files look like: manifests, checkpoints, atomic writes. Runs write them and stores copy them."""
+"""File formats: manifests, checkpoints, atomic writes. `kit.runs` writes these files, `kit.stores` copies them."""

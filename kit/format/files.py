@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whenever the power goes, and how they are read back. Standard library only."""
+"""Atomic file writes, and reading JSON files back. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP = re.compile(r"step_(\d{9,16})")
 
 
 def write_file(path: Path, data: bytes, durable: bool = True) -> dict[str, Any]:
-    """Write, and wait for the disk if `durable`. Returns what a manifest says of it: {"size", "sha256"}."""
+    """Write a file, with fsync if `durable`. Returns its manifest entry {"size", "sha256"}."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -27,7 +27,7 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> dict[str, Any]:
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace `path` whole: a reader sees the old content or the new, never a part. `durable` waits for the disk."""
+    """Replace `path` atomically: a reader sees the old content or the new. `durable`: fsync file and folder."""
     with temporary(path.parent, file_mode=0o600) as building:
         write_file(building, content.encode() if isinstance(content, str) else content, durable)
         building.replace(path)
@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable: after a rename, the folder itself must reach the disk. Some mounts cannot."""
+    """fsync a folder, so that a rename in it survives a power failure. Ignores mounts that cannot."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -48,6 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def entry_of(data: bytes) -> dict[str, Any]:
+    """Return the manifest entry of a file's content."""
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -57,7 +58,7 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path, default: Any = None) -> Any:
-    """What a JSON file says; `default` if there is none, or none that can be understood."""
+    """Load a JSON file; `default` if it is missing or is not JSON."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -65,7 +66,7 @@ def read_json(path: Path, default: Any = None) -> Any:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a file of JSON lines; one that is being written just now is left out."""
+    """Load a JSON-lines file, without a last line that is not complete yet; empty if the file is missing."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -74,33 +75,36 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class GrowingRows:
-    """The rows of a file of JSON lines that others append to; `read` parses what is new, and of that keeps the columns
-    `names`. Begins anew where the file was cut, as a resumed run does with work that was lost."""
+    """Incremental reader of a JSON-lines file that another process appends to.
+
+    `read` parses the new lines and keeps their columns `names` in `rows`. If the file was truncated, as by a run
+    resumed from an older checkpoint, `rows` is read again from the start.
+    """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._path, self._names, self._at, self._before = path, names, 0, b""
+        self._path, self._names, self._position, self._before = path, names, 0, b""
 
     def read(self) -> bool:
-        """Whether there was anything new."""
+        """Parse new lines; return whether there were any."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._at - len(self._before))
+                file.seek(self._position - len(self._before))
                 data = file.read()
         except FileNotFoundError:
             data = b""
         if not data.startswith(self._before):
-            self.rows, self._at, self._before = [], 0, b""
+            self.rows, self._position, self._before = [], 0, b""
             return self.read()
         new = data[len(self._before) : data.rfind(b"\n") + 1]
         for line in new.splitlines():
             row = json.loads(line)
             self.rows.append({name: row[name] for name in self._names if name in row})
-        self._at, self._before = self._at + len(new), (self._before + new)[-200:]
+        self._position, self._before = self._position + len(new), (self._before + new)[-200:]
         return bool(new)
 
 
 def step_of(folder: str) -> int | None:
-    """Of a checkpoint's folder, "step_000000100" with or without what leads to it; None for any other name."""
+    """Return the step of a checkpoint folder such as "checkpoints/step_000000100"; None for any other name."""
     match = _STEP.fullmatch(folder.rpartition("/")[2])
     return int(match[1]) if match else None

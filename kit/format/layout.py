@@ -1,12 +1,12 @@
-"""How a run lies on this machine and in a store: the same names in both.
+"""Layout of a run's directory, the same on this machine and in a store.
 
 <run_name>/
-  config.yaml  provenance.json  status.json  metrics.jsonl     small text, replaced whole
-  checkpoints/step_000100352/…  manifest.json                  the last few that were read back and found right
+  config.yaml  provenance.json  status.json  metrics.jsonl     text files, replaced atomically
+  checkpoints/step_000100352/…  manifest.json                  the last few, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
-  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; moved last. Where the
-                 store keeps a history also {"put_bytes"}: what was written since that was last squashed
+  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. In a
+                 store with history also {"put_bytes"}: bytes written since the history was last squashed
   lease.json     see kit.stores.lease
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from kit.format.files import read_json
 
 TEXTS = {"config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 2**20, "status.json": 2**20}
-"""With the bytes that are accepted at most."""
+"""Text files of a run -> largest accepted size in bytes."""
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
@@ -28,11 +28,11 @@ _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 
 def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int]:
-    """The checkpoint folders of which `paths`, in the run, holds a manifest, with their steps, newest first."""
+    """Map the checkpoint folders whose manifest is among `paths` (relative to the run) to their steps, newest first."""
     matches = [match for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
     return {match[1]: int(match[2]) for match in sorted(matches, key=lambda match: -int(match[2]))}
 
 
 def passed_over(run_dir: Path) -> set[int]:
-    """Steps whose checkpoints in the store were found damaged when this run was fetched; they do not count there."""
+    """Return the steps whose checkpoints in the store were damaged when this run was fetched; ignore them there."""
     return set(read_json(run_dir / PASSED_OVER, []))

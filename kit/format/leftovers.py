@@ -1,11 +1,11 @@
-"""Temporary files and folders: one name for all, a lock that says that their maker lives, and sweeping after a kill.
+"""Temporary files and folders: create them with a lock, and remove those that killed processes left.
 
-    .kit-0123abcd-0123456789ab   what is being made, or deleted, by a process of the kernel 0123abcd. Its maker holds a
-                                 lock (flock) on it, which the system frees when that process dies
-    .kit-old-NAME                what NAME was, until what replaces it is there
+    .kit-0123abcd-0123456789ab   a file being written or deleted by a process on the OS kernel (boot) 0123abcd. The
+                                 process holds a lock (flock) on it, which the system releases when the process dies
+    .kit-old-NAME                the previous NAME, until its replacement is in place
 
-Of what another machine makes nobody here can tell whether its maker lives; nor where a mount knows no locks. That goes
-once nothing in it has changed for a day, or at once where the run's lock or lease says that no other writes there.
+A lock cannot be checked for a process on another machine, nor on a mount without locks. Such a file is removed once
+nothing in it has changed for a day, or at once if the run's lock or lease says that no other process writes there.
 Standard library only.
 """
 
@@ -29,8 +29,11 @@ _NAME = re.compile(r"\.kit-([0-9a-f]{8})-[0-9a-f]{12}")
 
 @contextlib.contextmanager
 def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
-    """A new folder in `folder`, which is swept first, or an empty file with `file_mode`. Rename it, or what is in it,
-    to where it belongs; what is left is removed."""
+    """Context manager: a new temporary folder in `folder`, or an empty file if `file_mode` is given.
+
+    Rename it, or its contents, to the final name; the rest is removed at the end. Before a folder is made, `folder` is
+    swept.
+    """
     if file_mode is None:
         sweep(folder)
     path, handle = _locked(folder, file_mode)
@@ -42,37 +45,37 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
 
 
 def hide(path: Path) -> Path:
-    """Rename `path`, which is to be deleted, so that no reader sees a part of it. Also a full disk allows that."""
+    """Rename `path` to a temporary name before deleting it, so that no reader sees it half deleted. Needs no space."""
     return path.rename(_new_name(path.parent))
 
 
 def old(path: Path) -> Path:
-    """What `path` is called while another takes its place."""
+    """Return the name of `path` while it is being replaced."""
     return path.with_name(f"{OLD}{path.name}")
 
 
-def sweep(folder: Path, below: bool = False, alone: bool = False) -> None:
-    """Remove what `left` finds."""
-    for path in left(folder, below, alone):
+def sweep(folder: Path, recursive: bool = False, sole_writer: bool = False) -> None:
+    """Remove the files that `left` yields."""
+    for path in left(folder, recursive, sole_writer):
         remove(path)
 
 
-def left(folder: Path, below: bool = False, alone: bool = False) -> Iterator[Path]:
-    """What killed processes left in `folder`, or also `below` it. `alone`: nobody on other machines writes there."""
-    for path in list(_found(folder, below)):
-        with contextlib.suppress(OSError):  # it is gone, or another user's
+def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> Iterator[Path]:
+    """Yield temporary files of killed processes in `folder`. `sole_writer`: no other machine writes there."""
+    for path in list(_temporaries(folder, recursive)):
+        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
             handle = os.open(path, os.O_NOFOLLOW | (os.O_RDONLY if path.is_dir() else os.O_RDWR))
             try:
-                if _is_left(path, handle, alone):
+                if _is_left(path, handle, sole_writer):
                     yield path
             finally:
                 os.close(handle)
 
 
 def size(folder: Path) -> int:
-    """Bytes of everything temporary below `folder`, whoever makes it; links to files that lie elsewhere take none."""
+    """Return the bytes of all temporary files below `folder`; hard links to other files count as 0."""
     total = 0
-    for each in _found(folder, below=True):
+    for each in _temporaries(folder, recursive=True):
         for path in [each, *each.rglob("*")]:
             with contextlib.suppress(OSError):
                 status = path.lstat()
@@ -81,7 +84,7 @@ def size(folder: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, as far as that is possible."""
+    """Delete a file or a folder; errors are ignored."""
     with contextlib.suppress(OSError):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -95,7 +98,7 @@ def _new_name(folder: Path) -> Path:
 
 @cache
 def _kernel() -> str:
-    """The kernel that keeps this process's locks, from its start to its end."""
+    """Return an id of the running OS kernel, which changes at boot: it holds this process's locks."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:  # not Linux
@@ -104,7 +107,7 @@ def _kernel() -> str:
 
 
 def _locked(folder: Path, file_mode: int | None) -> tuple[Path, int]:
-    """A new temporary and its lock; another one if somebody has swept it before it was locked."""
+    """Create and lock a temporary; try again if another process swept it before it was locked."""
     import fcntl
 
     while True:
@@ -118,7 +121,7 @@ def _locked(folder: Path, file_mode: int | None) -> tuple[Path, int]:
 
 
 def _lock(handle: int, kind: int) -> bool | None:
-    """Whether it could be had; None where there are no locks."""
+    """Return whether the lock was taken; None if the mount has no locks."""
     import fcntl
 
     try:
@@ -130,13 +133,15 @@ def _lock(handle: int, kind: int) -> bool | None:
     return True
 
 
-def _found(folder: Path, below: bool) -> Iterator[Path]:
+def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
+    """Yield all temporary files and folders in `folder`, of live processes too."""
     for at, folders, files in os.walk(folder):
         yield from (Path(at, name) for name in folders + files if _NAME.fullmatch(name) or name.startswith(OLD))
-        folders[:] = [name for name in folders if below and not name.startswith(".kit-")]
+        folders[:] = [name for name in folders if recursive and not name.startswith(".kit-")]
 
 
-def _is_left(path: Path, handle: int, alone: bool) -> bool:
+def _is_left(path: Path, handle: int, sole_writer: bool) -> bool:
+    """Whether the process that made `path` is dead; `handle` is its open file descriptor."""
     import fcntl
 
     match = _NAME.fullmatch(path.name)
@@ -145,7 +150,7 @@ def _is_left(path: Path, handle: int, alone: bool) -> bool:
     free = _lock(handle, fcntl.LOCK_EX) if match[1] == _kernel() else None
     if free is not None:
         return free
-    if alone:
+    if sole_writer:
         return True
     with temporary(path.parent, 0o600) as probe:  # this file system's clock
         now = probe.stat().st_mtime

@@ -1,7 +1,7 @@
-"""What a checkpoint may look like, checked before a byte of it is fetched or used.
+"""Manifests of checkpoints: validate names, sizes and hashes before a file is fetched or used.
 
-A run may come from a stranger. So names cannot leave the run's folder, sizes are bounded and added up, nothing but
-safetensors and JSON is accepted, and a safetensors file is measured against its own header before anything loads it.
+A run may come from an untrusted source. So names cannot leave the run's folder, single and total sizes are bounded,
+only safetensors and JSON files are accepted, and a safetensors file is checked against its own header before loading.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kit.errors import UserError
 
 VERSION = 1
 REPLAY, FROZEN = "replay", "frozen"
-"""Folders of a run whose files checkpoints share."""
+"""Folders of a run with files shared by checkpoints."""
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
-"""Of a checkpoint from elsewhere with what it shares, unless the user allows more. A million transitions of Reach are
-under 1 GB."""
+"""Largest checkpoint accepted from a store, with its shared files, unless the user allows more. A million transitions
+of Reach are under 1 GB."""
 NO_LIMIT = 2**60
-"""For files that are here already."""
+"""No size limit, for checkpoints that are on this machine already."""
 MAX_JSON_BYTES = 64 * 2**20
 MAX_FILES = 10_000
 MAX_RANK = 16
@@ -35,18 +35,18 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 class Refused(UserError):
-    """Data that is damaged or unsafe. The message says which and how."""
+    """Damaged or unsafe data. The message names it and the reason."""
 
 
 def safe_name(name: object) -> str:
-    """`name`, if it can name one file or folder on every system and cannot lead out of its parent. Raises `Refused`."""
+    """Return `name` if it is a valid file name on every system and cannot leave its folder. Raises `Refused`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
         raise Refused(f"{_show(name)} is refused as a name; use letters, digits, '.', '_' and '-'.")
     return name
 
 
 def safe_path(path: object) -> str:
-    """`path`, if it is relative, POSIX, and every part of it a safe name. Raises `Refused`."""
+    """Return `path` if it is a relative POSIX path of safe names. Raises `Refused`."""
     if not isinstance(path, str) or not path or len(path) > 1024:
         raise Refused(f"{_show(path)} is refused as a path inside a run.")
     for part in path.split("/"):
@@ -55,29 +55,29 @@ def safe_path(path: object) -> str:
 
 
 def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
-    """The manifest whose bytes `data` are, if it is one, and of `step` if given: version, step, its own digest, and for
-    every file a safe name, a plausible size and a SHA-256. "files" are names in the checkpoint's folder, "shared" are
-    `replay/<name>` and `frozen/<name>` in the run. Raises `Refused`."""
+    """Parse and validate a manifest: version, step (must equal `step` if given), digest, and the name, size and SHA-256
+    of every file. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` and `frozen/<name>` in the
+    run. Raises `Refused`."""
     manifest = parse_json(data, "manifest.json")
     if not isinstance(manifest, dict):
         raise Refused(f"a manifest is a JSON object, not {type(manifest).__name__}.")
-    version, at = manifest.get("version"), manifest.get("step")
+    version, own_step = manifest.get("version"), manifest.get("step")
     if type(version) is not int or version < 1:
         raise Refused(f"a manifest with version={_show(version)} is refused.")
     if version > VERSION:
         raise Refused(f"manifest version={version} is newer than {VERSION}; update kit to open it.")
-    if type(at) is not int or not 0 <= at < 2**53:
-        raise Refused(f"a manifest with step={_show(at)} is refused.")
+    if type(own_step) is not int or not 0 <= own_step < 2**53:
+        raise Refused(f"a manifest with step={_show(own_step)} is refused.")
     if manifest.get("digest") != digest(manifest):
-        raise Refused(f"the manifest of step {at} does not have its own SHA-256.")
-    if step is not None and at != step:
-        raise Refused(f"the manifest of step {step} says step={at}.")
+        raise Refused(f"the manifest of step {own_step} does not match its own SHA-256.")
+    if step is not None and own_step != step:
+        raise Refused(f"the manifest of step {step} says step={own_step}.")
     files, shared = manifest.get("files", {}), manifest.get("shared", {})
     for entries in (files, shared):
         if not isinstance(entries, dict) or len(entries) > MAX_FILES:
             raise Refused(f'"files" and "shared" of a manifest must be an object of at most {MAX_FILES} files each.')
     if not files:
-        raise Refused(f"the manifest of step {at} names no files.")
+        raise Refused(f"the manifest of step {own_step} names no files.")
     for name in files:
         if safe_name(name) == "manifest.json":
             raise Refused("a manifest cannot name itself.")
@@ -88,42 +88,42 @@ def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOT
         safe_name(name)
     everything = {**files, **shared}
     if len({path.lower() for path in everything}) < len(everything):
-        raise Refused(f"the manifest of step {at} names two files that differ in case only.")
+        raise Refused(f"the manifest of step {own_step} names two files that differ in case only.")
     for path, entry in everything.items():
         _check_entry(path, entry)
     total = sum(entry["size"] for entry in everything.values())
     if total > max_bytes:
-        claim = f"the manifest of step {at} claims {total:,} bytes, more than the {max_bytes:,} allowed"
+        claim = f"the manifest of step {own_step} claims {total:,} bytes, more than the {max_bytes:,} allowed"
         raise Refused(f"{claim}; if that is right, allow more with max_gb (kit resume --max-gb).")
     return manifest
 
 
 def sealed(step: int, files: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest, with its own digest."""
+    """Build a manifest with its digest."""
     manifest = {"version": VERSION, "step": step, "files": files, "shared": shared}
     return {**manifest, "digest": digest(manifest)}
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of everything in the manifest but "digest" itself, so that damage of the manifest is noticed."""
+    """Return the SHA-256 of a manifest without its "digest" entry; it reveals damage to the manifest."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def parse_json(data: bytes, what: str) -> Any:
-    """JSON from bytes that may be anything. Raises `Refused`."""
+def parse_json(data: bytes, name: str) -> Any:
+    """Parse untrusted bytes as JSON; errors name the file `name`. Raises `Refused`."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{what} is not JSON ({str(error)[:80]}).") from None
+        raise Refused(f"{name} is not JSON ({str(error)[:80]}).") from None
 
 
 def check_tensors(path: Path) -> None:
-    """Refuse a safetensors file whose header lies about names, types, shapes or extents, without loading it."""
+    """Check a safetensors file's header (names, types, shapes, extents) without loading it. Raises `Refused`."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np") as file:  # checks them against each other and the size of the file
+        with safe_open(path, framework="np") as file:  # safe_open checks the header against the file size
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no mapping
         if any(len(shape) > MAX_RANK for shape in shapes):
             raise ValueError("a tensor has too many dimensions")
@@ -143,6 +143,6 @@ def _check_entry(path: str, entry: Any) -> None:
 
 
 def _show(value: object) -> str:
-    """`value` in a message: quoted, printable, short."""
+    """Format an untrusted `value` for a message: quoted, printable, at most 80 characters."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,8 +1,8 @@
-"""What to keep of a run's checkpoints: a function of what there is and of how much room there is, and of nothing else.
+"""Checkpoint retention: decide which checkpoints of a run to delete, from their age, their size and the disk space.
 
-By age, the last three stay, and the newest of each hour of the last day. What is then too large for the room goes,
-oldest first, since the oldest alone need the oldest replay data. The newest stays whatever it takes. Best policies lie
-elsewhere and always stay.
+The last three are kept, and the newest of each hour of the last day. If these exceed the room, the oldest are deleted
+first, because only they need the oldest replay data. The newest is always kept. Best policies are stored in another
+folder and are always kept.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from typing import NamedTuple
 KEEP_LAST = 3
 KEEP_HOURS = 24
 SPARE_PART, SPARE_BYTES = 0.05, 2**30
-"""Of a disk, the smaller of the two stays free: for metrics, films, and whoever else writes there."""
+"""Part of a disk, and bytes: the smaller stays free for metrics, videos and other programs."""
 
 
 class Held(NamedTuple):
-    """A checkpoint and what it takes."""
+    """A checkpoint with its age and size."""
 
     step: int
     time: float
-    """Unix seconds."""
+    """Time of writing in Unix seconds."""
     files: Mapping[str, int]
-    """Bytes of each file it needs, by the path in the run; several checkpoints may name the same one."""
+    """Path in the run -> bytes, for each file it needs; checkpoints may share files."""
 
 
-def outdated(found: Sequence[Held], room: float, now: float) -> set[int]:
-    """Steps of those that are to go; `found` has the oldest first. What stays takes at most `room` bytes, or is the
-    newest alone."""
-    hours = {each.time // 3600: each.step for each in found if now - each.time < 3600 * KEEP_HOURS}
-    kept = [each for each in found if each in found[-KEEP_LAST:] or each.step in hours.values()]
+def outdated(checkpoints: Sequence[Held], room: float, now: float) -> set[int]:
+    """Return the steps of `checkpoints` (oldest first) to delete.
+
+    The others take at most `room` bytes, unless only the newest is left.
+    """
+    hours = {each.time // 3600: each.step for each in checkpoints if now - each.time < 3600 * KEEP_HOURS}
+    kept = [each for each in checkpoints if each in checkpoints[-KEEP_LAST:] or each.step in hours.values()]
     while len(kept) > 1 and size(kept) > room:
         kept.pop(0)
-    return {each.step for each in found} - {each.step for each in kept}
+    return {each.step for each in checkpoints} - {each.step for each in kept}
 
 
-def size(found: Sequence[Held]) -> int:
-    """Bytes of all of them together; a file that several need lies there once."""
-    return sum({path: size for each in found for path, size in each.files.items()}.values())
+def size(checkpoints: Sequence[Held]) -> int:
+    """Return the bytes of all `checkpoints` together; a shared file counts once."""
+    return sum({path: size for each in checkpoints for path, size in each.files.items()}.values())
 
 
 def room(budget: int, held: int, free: int, disk: int) -> float:
-    """Bytes that checkpoints may take, of which `held` are taken, on a disk of `disk` bytes with `free` ones."""
+    """Return the bytes that checkpoints may use, with the `held` bytes in use; `free` and `disk` are the disk's."""
     return min(budget, held + free - min(SPARE_PART * disk, SPARE_BYTES))

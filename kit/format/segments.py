@@ -1,4 +1,4 @@
-"""Off-policy data between a trainer and its checkpoints: rows, numbered from the first one the run ever saw."""
+"""Replay data on disk: segments of numbered rows; row 0 is the first that the run collected."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 DONE, RAGGED = "done", "ends."
-"""Columns whose names begin with the latter hold no entry for each row, but one for each True in the former (rows,
-n_envs), in its order."""
+"""Column `done` (rows, n_envs) bool, and the prefix of ragged columns, which hold one entry for each True in `done`, in
+its order, instead of one for each row."""
 PART_BYTES = 32_000_000
-"""Of a segment's file, about: writing one takes as much memory again, and more."""
+"""Approximate largest size of a segment's file; writing it needs more than that much memory again."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive rows of off-policy data: column name -> (rows, n_envs, ...), the first one numbered `start`."""
+    """Consecutive rows of replay data: column name -> (rows, n_envs, ...); the first row has number `start`."""
 
     start: int
     rows: dict[str, torch.Tensor]
@@ -29,7 +29,7 @@ class Segment:
         return next((len(column) for name, column in self.rows.items() if not name.startswith(RAGGED)), 0)
 
     def part(self, first: int, last: int) -> Segment:
-        """Those of its rows from `first` up to `last`, counted from its own beginning."""
+        """Return its rows `first` up to (not including) `last`, counted from the start of the segment."""
         rows = {name: column[first:last] for name, column in self.rows.items() if not name.startswith(RAGGED)}
         if DONE in self.rows:
             a, b = (int(self.rows[DONE][:stop].sum()) for stop in (first, last))
@@ -37,7 +37,7 @@ class Segment:
         return Segment(self.start + first, rows)
 
     def parts(self) -> Iterator[Segment]:
-        """The same rows in segments of at most `PART_BYTES`, a row at least, oldest first."""
+        """Split into segments of at most `PART_BYTES`, but at least one row each, oldest first."""
         row_bytes = sum(column.nbytes for column in self.rows.values()) // max(1, len(self))
         count = max(1, PART_BYTES // max(1, row_bytes))
         for first in range(0, len(self), count):
@@ -46,7 +46,7 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """A trainer whose data outlives an iteration."""
+    """Interface of an off-policy trainer: its replay data outlives an iteration."""
 
     replay_capacity: int
     replay_written: int
@@ -57,9 +57,9 @@ class OffPolicy(Protocol):
     def load_replay(self, rows: dict[str, torch.Tensor], start: int) -> None: ...
 
 
-def load_replay(trainer: OffPolicy, found: Checkpoint) -> None:
-    """Put the off-policy data that `found` needs back into `trainer`, segment by segment."""
+def load_replay(trainer: OffPolicy, checkpoint: Checkpoint) -> None:
+    """Load the replay data of `checkpoint` into `trainer`, segment by segment."""
     from safetensors.torch import load_file
 
-    for path in found.replay():
+    for path in checkpoint.replay():
         trainer.load_replay(load_file(path), int(path.stem))

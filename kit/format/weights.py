@@ -1,4 +1,4 @@
-"""Which network it is: one hash of all its weights."""
+"""Fingerprint of a network: one hash of all its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Hex SHA-256 of every weight and buffer, by name."""
+    """Return the hex SHA-256 of every parameter and buffer, in the order of their names."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())

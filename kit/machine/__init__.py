@@ -1,4 +1,4 @@
-"""What this computer is: `kit.verify()` says what is there and what is missing."""
+"""This computer: hardware, limits, GPU checks and rented places. `kit.verify()` reports what is missing."""
 
 from kit.machine.checks import Check, Report, verify
 from kit.machine.info import Machine, describe

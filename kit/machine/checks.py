@@ -1,4 +1,4 @@
-"""`kit.verify()`: is everything here that training needs? Each check answers with one plain sentence."""
+"""`kit.verify()`: check that this machine has what training needs; one sentence per check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """One answer: `message` says what is there, `remedy` what to click or type if that is not ok."""
+    """Result of one check: `message` describes the state, `remedy` is what to click or type if it is not ok."""
 
     name: str
     state: State
@@ -33,14 +33,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found. Prints as a list, in a notebook with colours; `to_dict()` is JSON."""
+    """Result of `verify`. Prints as a list, with colours in a notebook; `to_dict()` is JSON."""
 
     machine: Machine
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether a run can be trained here. Warnings do not count."""
+        """Whether training can start: no check failed. Warnings do not count."""
         return all(check.state != "fail" for check in self.checks)
 
     @property
@@ -72,9 +72,9 @@ class Report:
 
 
 def verify() -> Report:
-    """Look at this computer and at what is installed. Takes a few seconds, most of them torch's import."""
+    """Check this computer and the installed packages. Takes a few seconds, mostly to import torch."""
     machine = describe()
-    return Report(machine, tuple(check for look in LOOKS for check in look(machine)))
+    return Report(machine, tuple(check for run_check in CHECKS for check in run_check(machine)))
 
 
 def check_python(machine: Machine) -> Iterator[Check]:
@@ -83,10 +83,10 @@ def check_python(machine: Machine) -> Iterator[Check]:
 
 
 def check_torch(machine: Machine) -> Iterator[Check]:
-    """PyTorch, and whether it fits the driver and the card."""
+    """Check that PyTorch is installed and fits the driver and the GPU."""
     try:
         import torch
-    except Exception as error:  # a broken torch fails in many ways, and each must be reported rather than raised
+    except Exception as error:  # a broken torch can raise any exception; report it
         missing = isinstance(error, ModuleNotFoundError)
         message = "not installed." if missing else f"cannot be imported: {str(error).splitlines()[0]}"
         yield Check("PyTorch", "fail", message, "pip install torch, then restart the kernel")
@@ -97,35 +97,36 @@ def check_torch(machine: Machine) -> Iterator[Check]:
 
 
 def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
-    """Whether there is one that this PyTorch can compute with."""
+    """State, message and remedy of the GPU check: is there a GPU that this PyTorch can compute on?"""
     if not machine.gpus:
         if gpu.gpu_without_driver():
             return (
                 "fail",
-                "an NVIDIA card is plugged in, but no driver answers.",
+                "an NVIDIA GPU is plugged in, but no driver answers.",
                 "install NVIDIA's driver, then reboot",
             )
-        return "ok", f"none, which is fine for Reach, Ant and Go1; humanoids want one ({places.where().get_gpu}).", ""
-    card, built = machine.gpus[0], torch.version.cuda
+        return "ok", f"none; Reach, Ant and Go1 train well without, humanoids need one ({places.where().get_gpu}).", ""
+    device, built = machine.gpus[0], torch.version.cuda
     count = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
-    seen = f"{count}{card.name}, {card.memory_bytes / GIB:.0f} GB, driver {card.driver} (CUDA up to {card.cuda or '?'})"
+    cuda = device.cuda or "?"
+    title = f"{count}{device.name}, {device.memory_bytes / GIB:.0f} GB, driver {device.driver} (CUDA up to {cuda})"
     if built is None:
         remedy = "install a CUDA build: pip install --force-reinstall torch, then restart the kernel"
-        return "fail", f"{seen}, but this PyTorch is built for CPUs only and cannot use it.", remedy
+        return "fail", f"{title}, but this PyTorch is built for CPUs only and cannot use it.", remedy
     if torch.cuda.is_available():
-        try:  # a card too new or too old for this PyTorch fails only when it is used
+        try:  # a GPU too new or too old for this PyTorch fails only when it is used
             ones = torch.ones(64, 64, device="cuda")
             right = float((ones @ ones).sum()) == 64.0**3
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            return "fail", f"{seen}, but computing on it fails: {reason}", "install a PyTorch built for this card"
-        wrong = f"{seen}, but it computes wrong results."
-        return ("ok", seen, "") if right else ("fail", wrong, "give this machine back and rent another")
-    if card.cuda and int(card.cuda.split(".")[0]) < int(built.split(".")[0]):  # minor versions do not matter
-        tag = "cu" + card.cuda.replace(".", "")
-        remedy = f"choose an image with a newer driver, or a PyTorch built for CUDA {card.cuda} (pytorch.org, {tag})"
-        return "fail", f"{seen}; PyTorch is built for CUDA {built}, which this driver cannot run.", remedy
-    return "fail", f"{seen}, but PyTorch cannot use it.", "restart the kernel, then the machine"
+            return "fail", f"{title}, but computing on it fails: {reason}", "install a PyTorch built for this GPU"
+        wrong = f"{title}, but it computes wrong results."
+        return ("ok", title, "") if right else ("fail", wrong, "give this machine back and rent another")
+    if device.cuda and int(device.cuda.split(".")[0]) < int(built.split(".")[0]):  # minor versions do not matter
+        tag = "cu" + device.cuda.replace(".", "")
+        remedy = f"choose an image with a newer driver, or a PyTorch built for CUDA {device.cuda} (pytorch.org, {tag})"
+        return "fail", f"{title}; PyTorch is built for CUDA {built}, which this driver cannot run.", remedy
+    return "fail", f"{title}, but PyTorch cannot use it.", "restart the kernel, then the machine"
 
 
 def check_physics(machine: Machine) -> Iterator[Check]:
@@ -137,25 +138,26 @@ def check_physics(machine: Machine) -> Iterator[Check]:
     major, minor, *_ = simulator.split(".")
     if renderer.split(".")[:2] != [major, minor]:
         remedy = f"pip install 'mujoco-warp=={major}.{minor}.*', then restart the kernel"
-        yield Check("Physics", "fail", f"MuJoCo {simulator} beside MuJoCo Warp {renderer} do not fit together.", remedy)
+        yield Check("Physics", "fail", f"MuJoCo {simulator} and MuJoCo Warp {renderer} are not compatible.", remedy)
         return
-    yield Check("Physics", "ok", f"MuJoCo {simulator}, pictures by MuJoCo Warp {renderer} (no OpenGL needed)")
-    torch = sys.modules.get("torch")  # missing if it could not be imported, which was said
+    yield Check("Physics", "ok", f"MuJoCo {simulator}, images by MuJoCo Warp {renderer} (no OpenGL needed)")
+    torch = sys.modules.get("torch")  # missing if it could not be imported; check_torch reports that
     if machine.gpus and torch is not None and torch.cuda.is_available():
-        from kit.machine.warp import NEWER_DRIVER, out_of_reach
+        from kit.machine.warp import NEWER_DRIVER, why_warp_cannot_use_gpu
 
-        if reason := out_of_reach():  # Warp's wheels may need a newer driver than torch's
+        if reason := why_warp_cannot_use_gpu():  # Warp's wheels may need a newer driver than torch's
             yield Check("GPU physics", "warn", f"{reason}.", NEWER_DRIVER)
 
 
 def check_kernels(machine: Machine) -> Iterator[Check]:
-    """Where compiled kernels are kept: on CUDA compiling them takes minutes, once."""
+    """Where Warp's compiled simulation code is cached: compiling it for CUDA takes minutes, once per machine."""
     folder = kernels()
     modules = sum(1 for _ in folder.glob("wp_*"))
-    there = f"{modules} compiled" if modules else "none compiled yet; the first use takes a while"
+    empty = "no simulation code compiled yet; the first run compiles it, which takes a while, into"
+    message = f"{modules} modules of compiled simulation code in" if modules else empty
     lost = places.where().loses_disk and places.volume() is None and "KIT_CACHE" not in os.environ
-    hint = "; KIT_CACHE names a folder that stays, such as one in Drive" if machine.gpus and lost else ""
-    yield Check("Kernels", "ok", f"{there}, kept in {folder}{hint}")
+    hint = "; set KIT_CACHE to a folder that outlives this machine, such as one in Drive"
+    yield Check("Compile cache", "ok", f"{message} {folder}{hint if machine.gpus and lost else ''}")
 
 
 def check_room(machine: Machine) -> Iterator[Check]:
@@ -166,7 +168,7 @@ def check_room(machine: Machine) -> Iterator[Check]:
     memory, disk = machine.memory_free_bytes / GIB, machine.disk_free_bytes / GIB
     message = f"{memory:.1f} GB free of {machine.memory_bytes / GIB:.1f}"
     yield Check(
-        "Memory", "warn" if memory < 1.5 else "ok", message, "shut down other kernels: most trainings want more"
+        "Memory", "warn" if memory < 1.5 else "ok", message, "shut down other notebook kernels: most runs need more"
     )
     remedy = "delete old runs (kit rm), or set runs_dir to another disk"
     message = f"{disk:,.1f} GB free; a run's checkpoints take at most {RunConfig.disk_budget} (disk_budget)"
@@ -174,27 +176,28 @@ def check_room(machine: Machine) -> Iterator[Check]:
 
 
 def check_extras(machine: Machine) -> Iterator[Check]:
-    """Packages that notebooks and films use."""
+    """Packages for notebooks and videos."""
     extras = {"notebook": ("Notebooks", "ipywidgets", "matplotlib"), "video": ("Videos", "mediapy", "imageio_ffmpeg")}
     for extra, (name, *packages) in extras.items():
-        found = ", ".join(f"{package} {version(package) or 'is missing'}" for package in packages)
-        yield Check(name, "ok" if all(map(find_spec, packages)) else "warn", found, f"pip install 'kit[{extra}]'")
+        versions = ", ".join(f"{package} {version(package) or 'is missing'}" for package in packages)
+        yield Check(name, "ok" if all(map(find_spec, packages)) else "warn", versions, f"pip install 'kit[{extra}]'")
 
 
 def check_keeping(machine: Machine) -> Iterator[Check]:
+    """Whether files outlive this machine."""
     place = places.where()
-    message = "this machine can be taken away." if place.loses_disk else place.keeps
+    message = "this machine and its files can be taken away." if place.loses_disk else place.keeps
     yield Check("Keeping runs", "warn" if place.loses_disk else "ok", message, place.keeps)
 
 
 def check_drive(machine: Machine) -> Iterator[Check]:
-    """Google Drive's bin, whose files still count."""
+    """Google Drive, if mounted; files in its bin still use up the quota."""
     if (mount := places.drive()).is_dir():
-        held = "its bin may hold what other programs deleted in 30 days, which counts (drive.google.com/drive/trash)"
-        yield Check("Google Drive", "ok", f"at {mount}; {held}; what kit removes there is emptied first")
+        trash = "files that other programs deleted in the last 30 days still use space (drive.google.com/drive/trash)"
+        yield Check("Google Drive", "ok", f"at {mount}; {trash}; kit empties files before it deletes them")
 
 
-LOOKS: tuple[Callable[[Machine], Iterator[Check]], ...] = (
+CHECKS: tuple[Callable[[Machine], Iterator[Check]], ...] = (
     check_python, check_torch, check_physics, check_kernels, check_room, check_extras, check_keeping,
     check_drive,
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""NVIDIA cards: which there are, and how busy one is while a run trains.
+"""NVIDIA GPUs: list them, and monitor one while a run trains.
 
-The first comes from nvidia-smi, which every driver brings; the second from NVML, by torch and the package nvidia-ml-py.
+The list comes from nvidia-smi, which comes with every driver; monitoring uses NVML through torch and the package
+nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 SAMPLES_PER_S = 5.0
 IDLE_PERCENT = 30.0
 ROLLOUT, UPDATE, OTHER = "rollout", "update", "other"
-"""Phases of a training. The last is preparation, evaluation and saving: what a card does then says nothing."""
+"""Phases of training. `OTHER` is preparation, evaluation and saving; its samples are not reported."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card."""
+    """One GPU."""
 
     name: str
     memory_bytes: int
     driver: str
     """The driver's version, such as "570.124.06"."""
     cuda: str
-    """The newest CUDA version that this driver can run, such as "12.8"; empty when unknown."""
+    """The newest CUDA version that this driver supports, such as "12.8"; empty if unknown."""
 
 
 def _run(command: list[str]) -> str:
@@ -42,16 +43,16 @@ def _run(command: list[str]) -> str:
 
 @functools.cache
 def gpus(shell: Callable[[list[str]], str] = _run) -> tuple[Gpu, ...]:
-    """The cards that the driver offers; empty without a card or without a working driver."""
+    """List the GPUs that the driver reports; empty without a GPU or without a working driver."""
     rows = shell(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"])
-    found = re.findall(r"^(.+?), *(\d+), *([\d.]+) *$", rows, re.MULTILINE)
-    header = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", shell(["nvidia-smi"])) if found else None
+    entries = re.findall(r"^(.+?), *(\d+), *([\d.]+) *$", rows, re.MULTILINE)
+    header = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", shell(["nvidia-smi"])) if entries else None
     cuda = header.group(1) if header else ""
-    return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in found)
+    return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in entries)
 
 
 def gpu_without_driver(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA graphics card is plugged in that no driver answers for."""
+    """Whether an NVIDIA GPU is plugged in but has no driver."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -64,7 +65,7 @@ def gpu_without_driver(root: Path = Path("/")) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was seen of a card: means over some samples, and the peak of its memory (all programs together)."""
+    """Samples of a GPU summarised: means, and the peak memory use of all programs together."""
 
     samples: int
     busy_percent: float
@@ -74,25 +75,28 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """A sentence to act upon if the card waits most of the time, judged over ten seconds at least; else empty."""
+        """Advice if the GPU is mostly idle, judged over at least ten seconds; else empty."""
         if self.samples < 10 * SAMPLES_PER_S or self.busy_percent >= IDLE_PERCENT:
             return ""
         return f'The GPU idles ({self.busy_percent:.0f} % busy): use device = "cpu", or more n_envs.'
 
 
-def total(seen: Iterable[Summary]) -> Summary | None:
-    """Over the samples of all, if there are any."""
-    if not (seen := list(seen)):
+def total(summaries: Iterable[Summary]) -> Summary | None:
+    """Merge summaries, weighted by their samples; None if there are none."""
+    if not (summaries := list(summaries)):
         return None
-    n = sum(each.samples for each in seen)
+    n = sum(each.samples for each in summaries)
     means = ("busy_percent", "celsius", "watts")
-    busy, celsius, watts = (sum(getattr(each, name) * each.samples for each in seen) / n for name in means)
-    return Summary(n, busy, max(each.memory_bytes for each in seen), celsius, watts)
+    busy, celsius, watts = (sum(getattr(each, name) * each.samples for each in summaries) / n for name in means)
+    return Summary(n, busy, max(each.memory_bytes for each in summaries), celsius, watts)
 
 
 class Monitor:
-    """Watches what torch calls `device` from a thread of its own while the `with` block runs; on the CPU, or without
-    NVML, it sees nothing. Its `phase` is what was asked of the card last; the card finishes it a moment later."""
+    """Context manager: samples the GPU `device` (torch's name) from a thread while the `with` block runs.
+
+    On the CPU, or without NVML, there are no samples. Set `phase` when a phase starts; the GPU, which works
+    asynchronously, finishes the phase before it a moment later.
+    """
 
     def __init__(self, device: str) -> None:
         self.phase = OTHER
@@ -111,52 +115,52 @@ class Monitor:
         self._done.set()
         self._thread.join(timeout=2)
 
-    def figures(self) -> dict[str, Any] | None:
-        """For status.json: rollouts and updates so far, as fields of `Summary` by phase; None before."""
+    def summaries(self) -> dict[str, Any] | None:
+        """Return the GPU entry of status.json: fields of `Summary` by phase, so far; None before the first sample."""
         with self._lock:
-            return {phase: dataclasses.asdict(seen) for phase, seen in self._all.items() if phase != OTHER} or None
+            return {phase: dataclasses.asdict(one) for phase, one in self._all.items() if phase != OTHER} or None
 
     def columns(self) -> dict[str, float]:
-        """For a row of metrics, over the time since the row before: gpu/rollout_busy and gpu/update_busy (percent),
-        gpu/memory_gb (peak), gpu/watts. What was not sampled is left out."""
+        """Return metrics since the last call: gpu/rollout_busy and gpu/update_busy (percent), gpu/memory_gb (peak),
+        gpu/watts. Columns without samples are left out."""
         with self._lock:
-            seen, self._recent = self._recent, {}
-        busy = {f"gpu/{phase}_busy": each.busy_percent for phase, each in seen.items() if phase != OTHER}
-        whole = total(seen.values())
+            recent, self._recent = self._recent, {}
+        busy = {f"gpu/{phase}_busy": each.busy_percent for phase, each in recent.items() if phase != OTHER}
+        whole = total(recent.values())
         return busy if whole is None else {**busy, "gpu/memory_gb": whole.memory_bytes / 1e9, "gpu/watts": whole.watts}
 
     def _watch(self, read: Callable[[], Summary] | None) -> None:
         while read is not None and not self._done.wait(1 / SAMPLES_PER_S):
             try:
                 phase, one = self.phase, read()
-            except Exception as error:  # a card may fall off the bus; training goes on
-                print(f"the GPU is watched no longer: {error}", flush=True)
+            except Exception as error:  # a GPU may fall off the bus; training continues
+                print(f"GPU monitoring stopped: {error}", flush=True)
                 return
             with self._lock:
-                for seen in (self._all, self._recent):
-                    seen[phase] = total([one, *filter(None, [seen.get(phase)])]) or one
+                for by_phase in (self._all, self._recent):
+                    by_phase[phase] = total([one, *filter(None, [by_phase.get(phase)])]) or one
 
 
 def reader(device: str) -> Callable[[], Summary] | None:
-    """Takes one sample of what torch calls `device`; None where there is nothing to watch."""
+    """Return a function that takes one sample of the GPU `device`; None if it cannot be monitored."""
     if device == "cpu":
         return None
     import torch
 
-    index = torch.device(device).index or 0  # torch knows which of NVML's cards CUDA_VISIBLE_DEVICES has left
+    index = torch.device(device).index or 0  # torch maps it to NVML's number under CUDA_VISIBLE_DEVICES
 
-    def if_told(ask: Callable[[int], int]) -> float:
+    def or_zero(sensor: Callable[[int], int]) -> float:
         try:
-            return float(ask(index))
-        except Exception:  # laptops and shares of a card may not say
+            return float(sensor(index))
+        except Exception:  # laptops and slices of a GPU may not report it
             return 0.0
 
     def read() -> Summary:
         busy, memory = torch.cuda.utilization(index), torch.cuda.device_memory_used(index)
-        return Summary(1, float(busy), memory, if_told(torch.cuda.temperature), if_told(torch.cuda.power_draw) / 1000)
+        return Summary(1, float(busy), memory, or_zero(torch.cuda.temperature), or_zero(torch.cuda.power_draw) / 1000)
 
     try:
         read()
-    except Exception:  # not installed, no driver, no such card
+    except Exception:  # not installed, no driver, no such GPU
         return None
     return read

@@ -1,4 +1,4 @@
-"""What only the host of a notebook can give: a Google Drive, its owner's secrets, and the end of the session."""
+"""Services of a notebook host (Colab, RunPod): mount Google Drive, read secrets, end the session."""
 
 from __future__ import annotations
 
@@ -15,39 +15,43 @@ SECRETS = {
     "hf://": ("HF_TOKEN",),
     "s3://": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"),
 }
-"""What a store asks for, by the names that its own client reads from the environment."""
+"""Store URL prefix -> environment variables that the store's client reads."""
 
 
 def connect(store: str | None) -> None:
-    """Make ready what `store` needs where Colab can give it: for "drive:…" mount Google Drive (it asks), for "hf://…"
-    and "s3://…" take the keys from the notebook's secrets, as far as they are not in the environment. Elsewhere, and
-    for other stores, nothing. To be called in a cell: Colab asks its front end, which no button's callback may do."""
+    """Connect to `store` on Colab: mount Google Drive for "drive:…" (Colab asks for permission); for "hf://…" and
+    "s3://…" copy keys from the notebook's secrets into the environment, unless they are set.
+
+    Does nothing elsewhere and for other stores. Call it from a cell: Colab's front end does not answer a widget's
+    callback.
+    """
     if store is None or "google.colab" not in sys.modules:
         return
     if store.startswith("drive:"):
         import_module("google.colab.drive").mount("/content/drive")
         return
     userdata = import_module("google.colab.userdata")
-    for start, names in SECRETS.items():
-        for name in names if store.startswith(start) else ():
+    for prefix, names in SECRETS.items():
+        for name in names if store.startswith(prefix) else ():
             if name not in os.environ:
                 try:
                     os.environ[name] = userdata.get(name)
-                except Exception as error:  # Colab's own kinds: not there, not allowed, nobody to ask
+                except Exception as error:  # Colab's own types: no such secret, access denied, no front end
                     print(f"{name} is not among this notebook's secrets (the key at the left): {type(error).__name__}.")
 
 
 def can_end_session() -> None:
-    """Raise `UserError` where no way is known to give this machine back."""
-    _way_to_end()
+    """Raise `UserError` if kit cannot end the session on this machine."""
+    _session_ender()
 
 
 def end_session() -> None:
-    """Give this machine back, so that it costs nothing more. Raises `UserError` where no way is known."""
-    _way_to_end()()
+    """End the session, so that the machine costs nothing more. Raises `UserError` if kit cannot."""
+    _session_ender()()
 
 
-def _way_to_end() -> Callable[[], object]:
+def _session_ender() -> Callable[[], object]:
+    """Return the function that ends the session on this host."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")
     if "google.colab" in sys.modules:
         return lambda: import_module("google.colab.runtime").unassign()

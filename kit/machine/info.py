@@ -1,4 +1,4 @@
-"""What this computer is: place, cores, memory, disk, GPUs, which packages are installed, and where kernels are kept."""
+"""Describe this computer: place, cores, memory, disk, GPUs, package versions, and the cache of Warp kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.machine import gpu, limits, places
 
 @dataclass(frozen=True)
 class Machine:
-    """A description that may be shown, saved and shared: it holds no host name, user name or environment."""
+    """Description of a computer, safe to share: it holds no host name, user name or environment variable."""
 
     place: str
     """Google Colab, RunPod, AWS EC2, ..., or "This computer"."""
@@ -23,27 +23,27 @@ class Machine:
     python: str
     cpu: str
     cores: int
-    """Cores that this process may use."""
+    """CPU cores that this process may use."""
     cores_in_machine: int
     memory_bytes: int
     memory_free_bytes: int
     disk_free_bytes: int
-    """Free on the disk of the working directory."""
+    """Free bytes on the disk of the working directory."""
     gpus: tuple[gpu.Gpu, ...]
     torch: str
-    """Version of the installed torch, such as "2.13.0+cpu"; empty without one."""
+    """Version of torch, such as "2.13.0+cpu"; empty if it is not installed."""
 
     @property
     def title(self) -> str:
-        """Such as "2 cores of AMD EPYC, 24 GB memory, no GPU"."""
-        cards = ", ".join(dict.fromkeys(f"{g.name} {g.memory_bytes / 2**30:.0f} GB" for g in self.gpus)) or "no GPU"
+        """One line, such as "2 cores of AMD EPYC, 24 GB memory, no GPU"."""
+        gpus = ", ".join(dict.fromkeys(f"{g.name} {g.memory_bytes / 2**30:.0f} GB" for g in self.gpus)) or "no GPU"
         count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
         plural = "" if self.cores == 1 else "s"
-        return f"{self.cores} core{plural} of {self.cpu}, {self.memory_bytes / 2**30:.0f} GB memory, {count}{cards}"
+        return f"{self.cores} core{plural} of {self.cpu}, {self.memory_bytes / 2**30:.0f} GB memory, {count}{gpus}"
 
 
 def describe() -> Machine:
-    """This computer, as it is now. Takes a few milliseconds, with nvidia-smi up to a second."""
+    """Describe this computer as it is now. Takes a few milliseconds; with nvidia-smi up to a second."""
     return Machine(
         place=places.where().name,
         system=f"{platform.system()} {platform.release()}",
@@ -60,7 +60,7 @@ def describe() -> Machine:
 
 
 def version(package: str) -> str:
-    """The installed version of `package`, or "" without one."""
+    """Return the installed version of `package`, or "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -68,18 +68,18 @@ def version(package: str) -> str:
 
 
 def kernels() -> Path:
-    """Where Warp keeps the kernels it has compiled: in $WARP_CACHE_PATH (its own variable) or $KIT_CACHE (on a Drive
-    mount for example), else among the user's caches, on a disk that stays if there is one."""
+    """Return the folder of Warp's compiled kernels: $WARP_CACHE_PATH (Warp's own variable) or $KIT_CACHE (such as a
+    folder on a Drive mount), else the user's cache folder, on a disk that outlives the machine if there is one."""
     caches = os.environ.get("KIT_CACHE") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(caches or (places.volume() or Path.home()) / ".cache") / "warp"
     return Path(os.environ.get("WARP_CACHE_PATH") or folder) / version("warp-lang")
 
 
 def cpu_model() -> str:
-    """The processor's name without trademarks and clock, such as "Intel Xeon"."""
+    """Return the processor's name without trademarks and clock rate, such as "Intel Xeon"."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    name = found.group(1) if found else platform.processor() or platform.machine()
+        match = None
+    name = match.group(1) if match else platform.processor() or platform.machine()
     return " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|@.*$|\b\d+-Core Processor", " ", name).split())

@@ -1,4 +1,4 @@
-"""What this process may really use: a container on a 64-core host with a quota of 2 cores has 2."""
+"""CPU cores and memory that this process may use, with container limits: a quota of 2 cores counts as 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path("/")
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """CPU cores this process may use: the least of affinity mask, cgroup quota and KIT_CORES, at least 1."""
+    """Return the CPU cores this process may use: the least of affinity mask, cgroup quota and KIT_CORES, at least 1."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups(root, "cpu"):
         parts = _text(folder / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
@@ -29,12 +29,12 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Memory this process may use: the least of the machine's and the cgroup's limit."""
+    """Return the bytes of memory this process may use: the least of the machine's and the cgroup's limit."""
     return int(min([psutil.virtual_memory().total, *(_memory_limit(folder) for folder in _cgroups(root, "memory"))]))
 
 
 def memory_free_bytes(root: Path = ROOT) -> int:
-    """Memory that is still free within `memory_bytes`, counting file cache as free."""
+    """Return the bytes of memory still free within `memory_bytes`; file cache counts as free."""
     free = psutil.virtual_memory().available
     for folder in _cgroups(root, "memory"):
         room = _memory_limit(folder) - _number(folder, "memory.current", "memory.usage_in_bytes")
@@ -44,9 +44,9 @@ def memory_free_bytes(root: Path = ROOT) -> int:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """The control-group folders that bind this process, innermost first, of versions 1 and 2.
+    """Yield the control-group folders (versions 1 and 2) that limit this process, innermost first.
 
-    Inside a container the own group is mounted as the root, so paths that do not exist are skipped.
+    Inside a container its own group is mounted as the root, so paths that do not exist are skipped.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -66,13 +66,13 @@ def _memory_limit(folder: Path) -> float:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes of page cache that the kernel would give back at once."""
+    """Return the bytes of page cache that the kernel would free at once."""
     rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
     return next((int(row[1]) for row in rows if row[0] in ("inactive_file", "total_inactive_file")), 0)
 
 
 def _number(folder: Path, *names: str) -> float:
-    """What the first of these files says that holds a number; infinite if none does, which means no limit."""
+    """Return the number in the first of these files that holds one; infinity (no limit) if none does."""
     texts = (_text(folder / name) for name in names)
     return next((int(text) for text in texts if text.lstrip("-").isdigit()), math.inf)
 

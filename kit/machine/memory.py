@@ -1,4 +1,4 @@
-"""Running out of memory: which errors mean it, in words, how to give back what is held, and when not to."""
+"""Out of memory: recognise the errors, free memory, and control when memory is freed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,47 @@ from kit.errors import Overflow
 ALLOCATION_FAILED = re.compile(
     r"out of memory|failed to allocate|can't allocate memory|not enough memory|\w*_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-"""What libraries say that have no exception of their own for it: the CUDA driver and runtime, Warp (a RuntimeError with
-"Failed to allocate N bytes on device 'cuda:0'"), torch's allocator for CPUs, cuBLAS and cuDNN."""
+"""Messages of libraries without an out-of-memory exception: the CUDA driver and runtime, Warp (a RuntimeError with
+"Failed to allocate N bytes on device 'cuda:0'"), torch's CPU allocator, cuBLAS and cuDNN."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """What memory ran out, in a few words, if that is what `error` means; else None."""
+    """Return the first line of an out-of-memory `error`; None for any other error."""
     import torch
 
-    words = str(error).strip() or type(error).__name__
+    message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return words.splitlines()[0]
-    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # fewer worlds would not help
+        return message.splitlines()[0]
+    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # a smaller n_envs does not help
         return None
-    if ALLOCATION_FAILED.search(words):
-        return words.splitlines()[0]
-    # Whoever records a CUDA graph may say no more than that it was broken off; what came before says why.
+    if ALLOCATION_FAILED.search(message):
+        return message.splitlines()[0]
+    # An error while a CUDA graph is recorded may only say that the recording was broken off; its context says why.
     return None if error.__context__ is None else shortage(error.__context__)
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
-    """While a CUDA graph is recorded. Were Python to collect garbage then, and an older graph with it, freeing that
-    would break the recording off or become part of it (pytorch/pytorch#161037, mujocolab/mjlab#821)."""
-    collects = gc.isenabled()
+def no_garbage_collection() -> Iterator[None]:
+    """Context manager: disable Python's garbage collector while a CUDA graph is recorded.
+
+    If it freed an older graph during the recording, that would break the recording off or become part of it
+    (pytorch/pytorch#161037, mujocolab/mjlab#821).
+    """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 def keep_freed() -> None:
-    """From now on, memory that this process frees stays with it, where its C library is glibc. A batch of pictures
-    takes a hundred megabytes, which otherwise go back to the system each time and come again page by page: a quarter of
-    the time of an update on the CPU."""
+    """Make glibc keep freed memory in this process from now on; does nothing with other C libraries.
+
+    A batch of images takes a hundred megabytes. Returned to the system each time, it comes back page by page, which
+    takes a quarter of the time of an update on the CPU.
+    """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_MAX, 0)
@@ -59,7 +64,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 def give_back() -> None:
-    """Free what nothing refers to any more, on the card too. Tracebacks refer to much: be outside the `except`."""
+    """Free unreferenced memory, on the GPU too. Call it outside the `except` block: tracebacks hold references."""
     import torch
 
     gc.collect()

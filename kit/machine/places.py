@@ -1,7 +1,7 @@
-"""Where users rent machines: how to recognise each place, what it keeps, and where its GPU switch is.
+"""Places that rent machines (Colab, RunPod, ...): how to recognise each, what survives, and how to get a GPU.
 
-Places are told by the presence of a name or a folder. No value of the environment is read or kept: some places put
-keys there.
+A place is recognised by the presence of an environment variable or a folder. Values of environment variables are
+neither read nor kept: some places put keys there.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """One kind of machine and the two things a person should know about it."""
+    """One kind of rented machine: what happens to its files, and how to get a GPU."""
 
     name: str
     keeps: str
-    """What happens to files when the machine goes, and which `store` survives."""
+    """Sentence about what happens to files when the machine ends, and which `store` keeps them."""
     get_gpu: str = "rent one with an NVIDIA GPU"
     """Where to click for a GPU."""
     env: tuple[str, ...] = ()
-    """Environment variables, any of which marks the place."""
+    """Environment variables; any of them identifies the place."""
     paths: tuple[str, ...] = ()
-    """Files or folders, any of which marks the place."""
+    """Files or folders; any of them identifies the place."""
     vendor: str = ""
     """The start of the firmware's vendor name."""
     loses_disk: bool = True
     volumes: str = ""
-    """Where disks that survive the machine are mounted, as a pattern."""
+    """Glob pattern of mount points of disks that outlive the machine."""
 
 
 PLACES = (
@@ -57,11 +57,11 @@ PLACES = (
           "add a GPU and use a Deep Learning image", vendor="Google"),
     Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size", vendor="Microsoft"),
 )  # fmt: skip
-LOCAL = Place("This computer", "files stay on its disk", "any NVIDIA card will do", loses_disk=False)
+LOCAL = Place("This computer", "files stay on its disk", "any NVIDIA GPU will do", loses_disk=False)
 
 
 def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Place:
-    """The place this process runs in; `LOCAL` when nothing gives another away."""
+    """Return the place this process runs in; `LOCAL` if none is recognised."""
     names = os.environ if environment is None else environment
     try:
         vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()  # the firmware's
@@ -75,12 +75,12 @@ def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) 
 
 
 def drive() -> Path:
-    """Where Google Drive is mounted, if it is: by Colab, or where the environment variable KIT_DRIVE_ROOT says."""
+    """Return Google Drive's mount point: $KIT_DRIVE_ROOT, or Colab's. It may not be mounted."""
     return Path(os.environ.get("KIT_DRIVE_ROOT", "/content/drive/MyDrive"))
 
 
 def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Path | None:
-    """A disk at this place that survives the machine and can be written, if one is mounted."""
+    """Return a mounted, writable disk that outlives the machine; None if there is none."""
     pattern = where(environment, root).volumes
     mounted = sorted(root.glob(pattern)) if pattern else []
     return next((disk for disk in mounted if disk.is_dir() and os.access(disk, os.W_OK)), None)

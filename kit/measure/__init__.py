@@ -1,4 +1,4 @@
-"""What only trying can tell, or what follows from this machine: sizes, room in memory, speed, advice."""
+"""Measurements on this machine: n_envs that fit into memory, training speed, encoder speed, advice."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a file on first use."""
+    """Import a module on first use."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

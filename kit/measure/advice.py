@@ -1,4 +1,4 @@
-"""What we would choose on this machine, in plain sentences, from its description and a speed probe."""
+"""Advice in sentences: preset, duration, price and disk use on this machine, from a speed probe."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kit.measure.speed import Speed, duration
 if TYPE_CHECKING:
     import pandas as pd
 
-PROOF_STEPS, PROOF_WORLDS = 8192, 32
-"""What takes a CPU a minute: nothing is learnt by it, but everything is used."""
-WANT_A_GPU = ("G1Joystick",)
-"""Tasks that take a CPU a day or more."""
+PROOF_STEPS, PROOF_ENVS = 8192, 32
+"""A short run of about a minute on a CPU: it uses every part of training, but learns nothing."""
+NEED_GPU = ("G1Joystick",)
+"""Tasks that take a day or more on a CPU."""
 DOLLARS_PER_HOUR = {
     ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
 }  # fmt: skip
-"""Of a place and a part of its machine's title, as last documented: a guide, never a quote."""
+"""(place, part of the machine's title) -> price, as last documented: a guide, not a quote."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A preset and the reasons. Prints as sentences."""
+    """A recommended preset and the reasons. Prints as sentences."""
 
     preset: str
     sentences: tuple[str, ...]
@@ -41,30 +41,32 @@ class Advice:
 
 
 def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> Advice:
-    """What to choose for `config` here, given what the probe said about it."""
+    """Recommend a preset for `config` on this machine, from its measured `speed`."""
     machine = machine or describe()
-    found = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {estimate(config, speed, machine)}."]
+    takes = estimate(config, speed, machine)
+    sentences = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {takes}."]
     share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
     if share > 0.75:
-        found.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
+        sentences.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
     elif share < 0.4:
-        found.append(f"The network takes {1 - share:.0%} of the time: a smaller one would be quicker.")
+        sentences.append(f"The network takes {1 - share:.0%} of the time: a smaller one would be faster.")
     else:
-        found.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
+        sentences.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
     if not machine.gpus:
-        found.append("Without a GPU, Reach and Ant train well; humanoids and vision want one.")
+        sentences.append("Without a GPU, Reach and Ant train well; humanoids and vision need one.")
     elif speed.device == "cpu":
-        found.append(f'{machine.gpus[0].name} is not used; presets fast, heavy and beast with device = "cuda" do.')
+        gpu = machine.gpus[0].name
+        sentences.append(f'{gpu} is not used; presets fast, heavy and beast with device = "cuda" use it.')
     place = places.where()
     if place.loses_disk:
-        found.append(f"This machine can be taken away: {place.keeps}.")
-    return Advice(_preset(machine), tuple(found))
+        sentences.append(f"This machine can be taken away: {place.keeps}.")
+    return Advice(_preset(machine), tuple(sentences))
 
 
 def estimate(
     config: RunConfig, speed: Speed, machine: Machine | None = None, dollars_per_hour: float | None = None
 ) -> str:
-    """How long `config` will take, such as "about 2 min on this machine (1,450 steps/s), free"."""
+    """Estimate duration and price, such as "about 2 min on this machine (1,450 steps/s), free of charge"."""
     seconds = speed.seconds(config)
     price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
     takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s)"
@@ -72,7 +74,7 @@ def estimate(
 
 
 def cost(machine: Machine, seconds: float) -> str:
-    """Such as "free", "about $0.12 as last documented", or "" where no price is known."""
+    """Format the price, such as "free of charge" or "about $0.12 as last documented"; "" if it is not known."""
     for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
         if place == machine.place and part in machine.title:
             price = dollars(dollars_per_hour, seconds)
@@ -81,51 +83,53 @@ def cost(machine: Machine, seconds: float) -> str:
 
 
 def dollars(per_hour: float, seconds: float) -> str:
-    """Such as "free", "under 1 cent", "about $0.12"."""
+    """Format a price, such as "free of charge", "under 1 cent" or "about $0.12"."""
     spent = per_hour * seconds / 3600
-    return f"about ${spent:.2f}" if spent >= 0.005 else "under 1 cent" if spent else "free"
+    return f"about ${spent:.2f}" if spent >= 0.005 else "under 1 cent" if spent else "free of charge"
 
 
 def rented(seconds: float) -> pd.DataFrame:
-    """A table to read: what a run of so many `seconds` costs on machines to rent. How long they take is another matter:
-    so long as here, is what is reckoned with."""
+    """Return a table of prices of a run of `seconds` on machines to rent, as if they were as fast as this one."""
     import pandas as pd
 
-    lines = {
+    rows = {
         " ".join(place): [f"{price:.2f}", f"{price * seconds / 3600:.2f}"]
         for place, price in DOLLARS_PER_HOUR.items()
         if place[1]
     }
-    heads = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]
-    return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
+    columns = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
-def keeping(config: RunConfig) -> str:
-    """What checkpoints may take of the disk, such as "checkpoints take at most 10GB of the 71 GB that are free"."""
+def disk_use(config: RunConfig) -> str:
+    """Describe the disk use, such as "checkpoints take at most 10GB of 71 GB of free disk space"."""
     folder = Path(config.runs_dir).expanduser().absolute()
-    free = shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     budget = byte_count("disk_budget", config.disk_budget)
-    there = f"{free / 1e9:,.3g} GB"
-    of = f" of the {there} that are free" if budget <= free else f", but only {there} are free"
-    return f"checkpoints take at most {config.disk_budget}{of}"
+    space = f"{free / 1e9:,.3g} GB of free disk space"
+    limit = f" of {space}" if budget <= free else f", but there are only {space}"
+    return f"checkpoints take at most {config.disk_budget}{limit}"
 
 
 def _preset(machine: Machine) -> str:
-    """The named presets are for big networks on a GPU; everything else is better off with what fits the task."""
-    gib = max((card.memory_bytes for card in machine.gpus), default=0) / 2**30
+    """Recommend a named preset, for big networks, by GPU memory; without a GPU "auto", which fits the task."""
+    gib = max((gpu.memory_bytes for gpu in machine.gpus), default=0) / 2**30
     return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """`config` where it has a GPU or wants none. Where it lacks one, a tiny one of the same kind, which proves that
-    everything works, and a printed sentence that says so. Raises `UserError` if the task's model cannot be had."""
+    """Return `config`, or a tiny version of it if its task needs a GPU and there is none; prints a sentence then.
+
+    The tiny run shows that everything works. Raises `UserError` if the task's model cannot be loaded.
+    """
     envs.describe(config.env, config.env_options)
-    if config.env not in WANT_A_GPU or (config.device != "cpu" and settings.gpu_works()):
+    if config.env not in NEED_GPU or (config.device != "cpu" and settings.gpu_works()):
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(
-        f"No GPU here, which {config.env} wants. {steps:,} steps instead of {config.total_steps:,} follow, to prove "
-        f"that everything works; little is learnt by them. To get one: {places.where().get_gpu}."
+        f"{config.env} needs a GPU, and this machine has none. The run takes {steps:,} steps instead of "
+        f"{config.total_steps:,}: it shows that everything works, but learns little. "
+        f"To get a GPU: {places.where().get_gpu}."
     )
-    worlds = config.n_envs if isinstance(config.n_envs, str) else min(config.n_envs, PROOF_WORLDS)
-    return config.replace(total_steps=steps, n_envs=worlds, eval_every=steps)
+    n_envs = config.n_envs if isinstance(config.n_envs, str) else min(config.n_envs, PROOF_ENVS)
+    return config.replace(total_steps=steps, n_envs=n_envs, eval_every=steps)

@@ -1,4 +1,4 @@
-"""What a request comes to on this machine, with as many envs as fit into its GPU's memory."""
+"""Resolve a config on this machine: replace every "auto", with as many envs as fit into the GPU's memory."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from kit.trainers.planning import plan
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Every "auto" replaced and `overrides` completed. Raises `UserError` for what cannot be trained."""
+    """Replace every "auto" and complete `overrides`. Raises `UserError` for a config that cannot be trained."""
     return plan(config, room).config

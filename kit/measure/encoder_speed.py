@@ -1,4 +1,4 @@
-"""Encoders beside each other on this machine: size, memory, and how many observations a second."""
+"""Compare encoders on this machine: parameters, memory, and observations per second."""
 
 from __future__ import annotations
 
@@ -20,41 +20,44 @@ if TYPE_CHECKING:
 
 BATCH = 16
 BUDGET_S = 0.5
-"""For each of two readings of each encoder, its first pass besides if that takes less."""
+"""Seconds for each of the two timings of an encoder, plus its first pass if that is shorter."""
 ADAM = 4
-"""A weight, its gradient and Adam's two moments: numbers that each parameter takes when it learns."""
+"""Numbers stored per trained parameter: the weight, its gradient and Adam's two moments."""
 
 
 def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """A table to read: for every encoder that takes what `env` shows, its parameters, its memory (weights as they
-    learn, and what a pass keeps for its gradient, of each observation), and observations a second on this machine's
-    CPU, acting and learning (a pass forward; forward and backward). An encoder that cannot be made says why."""
+    """Return a table of all encoders on the observations of `env`, measured on this machine's CPU.
+
+    Columns: parameters; memory of the weights while training, and of the activations that a pass saves per
+    observation; observations per second acting (forward) and learning (forward and backward). The last column has the
+    reason if an encoder does not take these observations.
+    """
     import pandas as pd
 
     described = envs.describe(env, env_options)
     space = PolicyView(described.observation_space, described.obs_groups.get("policy")).space
-    seen = _sample(space)
-    lines: dict[str, list[str]] = {}
-    for name, card in ENCODERS.items():
+    obs = _sample(space)
+    rows: dict[str, list[str]] = {}
+    for name, info in ENCODERS.items():
         try:
             network = load(name)(space)
         except UserError as error:
-            lines[name] = ["–"] * 5 + [str(error)]
+            rows[name] = ["–"] * 5 + [str(error)]
             continue
         parameters = sum(p.numel() for p in network.parameters())
-        kept = _kept_bytes(network, seen) / BATCH
+        saved = _saved_bytes(network, obs) / BATCH
         with torch.no_grad():
-            acting = BATCH / _seconds(partial(network, seen))
-        learning = BATCH / _seconds(partial(_learn, network, seen))
+            acting = BATCH / _seconds(partial(network, obs))
+        learning = BATCH / _seconds(partial(_learn, network, obs))
         weights = 4 * ADAM * parameters
-        sizes = [f"{parameters:,}", f"{weights / 1e6:,.1f} MB", f"{kept / 1e6:,.2f} MB"]
-        lines[name] = [*sizes, f"{acting:,.0f}", f"{learning:,.0f}", card.use_when]
-    heads = ["parameters", "weights", "each clip", "clips/s acting", "clips/s learning", "use it when"]
-    return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
+        sizes = [f"{parameters:,}", f"{weights / 1e6:,.1f} MB", f"{saved / 1e6:,.2f} MB"]
+        rows[name] = [*sizes, f"{acting:,.0f}", f"{learning:,.0f}", info.use_when]
+    columns = ["parameters", "weights", "each clip", "clips/s acting", "clips/s learning", "use it when"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
 def _sample(space: Space) -> Any:
-    """A batch of noise, as a policy is given it."""
+    """Return a batch of random observations, as a policy gets them."""
     if isinstance(space, spaces.Dict):
         return {name: _sample(inner) for name, inner in space.items()}
     shape = (BATCH, *(space.shape or ()))
@@ -63,33 +66,36 @@ def _sample(space: Space) -> Any:
     return torch.rand(shape)
 
 
-def _learn(network: torch.nn.Module, seen: Any) -> None:
-    network(seen).sum().backward()
+def _learn(network: torch.nn.Module, obs: Any) -> None:
+    network(obs).sum().backward()
 
 
-def _kept_bytes(network: torch.nn.Module, seen: Any) -> int:
-    """Of what a pass keeps for its gradient, weights aside."""
-    own = {parameter.data_ptr() for parameter in network.parameters()}
-    kept: dict[int, int] = {}
+def _saved_bytes(network: torch.nn.Module, obs: Any) -> int:
+    """Return the bytes that a forward pass saves for the backward pass, without weights."""
+    weights = {parameter.data_ptr() for parameter in network.parameters()}
+    saved: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.data_ptr() not in own:
-            kept[tensor.data_ptr()] = tensor.nbytes
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            saved[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        network(seen)
-    return sum(kept.values())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        network(obs)
+    return sum(saved.values())
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of one call: the mean over as many as fit, or the first, which warms up, where that alone takes as long."""
-    begun, calls = time.perf_counter(), 0
+    """Return the mean seconds per call over `BUDGET_S`, without the first call, which warms up.
+
+    If the first call alone takes longer than `BUDGET_S`, return its time.
+    """
+    start, calls = time.perf_counter(), 0
     work()
-    if (first := time.perf_counter() - begun) > BUDGET_S:
+    if (first := time.perf_counter() - start) > BUDGET_S:
         return first
-    begun = time.perf_counter()
-    while calls == 0 or time.perf_counter() - begun < BUDGET_S:
+    start = time.perf_counter()
+    while calls == 0 or time.perf_counter() - start < BUDGET_S:
         work()
         calls += 1
-    return (time.perf_counter() - begun) / calls
+    return (time.perf_counter() - start) / calls

@@ -1,7 +1,7 @@
-"""How many worlds fit into memory: two small probes, a straight line through them, and a margin.
+"""Find the largest n_envs that fits into memory: two small probes, a linear fit, and a margin.
 
-Each probe is a child process that builds the env, trains one iteration and says how much memory is in use, so that a
-probe leaves nothing behind and running out kills nobody else.
+Each probe is a child process that builds the env, trains one iteration and reports the memory in use. So a probe leaves
+no memory behind, and running out of memory kills only the probe.
 """
 
 from __future__ import annotations
@@ -20,67 +20,73 @@ from kit.trainers.algorithm import with_n_envs
 from kit.trainers.planning import STRIDE, Plan
 
 PROBES = (64, 256)
+"""n_envs of the two probes."""
 MARGIN = 0.15
-"""Part of the memory that stays free: for fragments, evaluation, and whatever else comes along."""
-MOST = 8192
-"""Answers are multiples of `STRIDE` and no more than this, beyond which cards gain little speed."""
+"""Part of the memory that stays free: for fragmentation, evaluation and other programs."""
+MAX_ENVS = 8192
+"""Largest n_envs, beyond which GPUs gain little speed. n_envs is a multiple of `STRIDE`."""
 
 Measure = Callable[[RunConfig, int], tuple[int, int]]
-"""Bytes in use with that many worlds, by all processes, and bytes there are."""
+"""(config, n_envs) -> (bytes in use by all processes, bytes of memory)."""
 
 
 class Fit(NamedTuple):
-    """What fits, and why."""
+    """The n_envs that fits, and the measured memory use."""
 
     n_envs: int
-    world_bytes: int
+    env_bytes: int
+    """Bytes per env."""
     fixed_bytes: int
-    """Whatever does not depend on the number of worlds, other programs included."""
+    """Bytes that do not depend on n_envs, with those of other programs."""
     memory_bytes: int
 
 
 def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
-    """The largest number of worlds that trains `config` (resolved) with a safe margin of memory left, such as 7,936
-    with 1.6 MB each on a card of 16 GB. Raises `UserError` if there is room for none."""
-    measure = measure or in_a_child
+    """Return the largest n_envs that trains the resolved `config` with `MARGIN` of the memory left.
+
+    For example 7,936 envs of 1.6 MB each on a GPU of 16 GB. Raises `UserError` if not even `STRIDE` envs fit.
+    """
+    measure = measure or measure_in_child
     few, many = PROBES
     (low, _), (high, memory) = measure(config, few), measure(config, many)
-    world = max((high - low) // (many - few), 1)
-    fixed = max(low - few * world, 0)
+    per_env = max((high - low) // (many - few), 1)
+    fixed = max(low - few * per_env, 0)
     room = int((1 - MARGIN) * memory) - fixed
-    n_envs = min(room // world // STRIDE * STRIDE, MOST)
+    n_envs = min(room // per_env // STRIDE * STRIDE, MAX_ENVS)
     if n_envs < STRIDE:
         raise UserError(
-            f"n_envs='auto': {STRIDE} worlds of {config.env} with this network do not fit into {memory / 1e9:.1f} GB, "
+            f"n_envs='auto': {STRIDE} envs of {config.env} with this network do not fit into {memory / 1e9:.1f} GB, "
             f"of which {fixed / 1e9:.1f} GB are taken; close other programs or choose a smaller network."
         )
-    return Fit(n_envs, world, fixed, memory)
+    return Fit(n_envs, per_env, fixed, memory)
 
 
 def room(plan: Plan, share: int = 1) -> int:
-    """How many envs of `plan` to take, if it gets one of `share` parts of the memory."""
+    """Return the n_envs of `plan` that fits into one of `share` equal parts of the memory."""
     return max(STRIDE, fit(plan.config).n_envs // share)
 
 
-def in_a_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
-    """Train one iteration with `n_envs` worlds in a process of its own, and read the memory."""
-    config = with_n_envs(config, n_envs)  # the real run's minibatches, as far as the smaller rollout has enough
+def measure_in_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
+    """Train one iteration with `n_envs` envs in a child process; return its memory use as `Measure` says."""
+    config = with_n_envs(config, n_envs)  # the run's minibatch size, if the smaller rollout is large enough
     if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
     command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.child_environ(config)}
-    asked = json.dumps(config.to_dict())
-    child = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, env=environment)
+    request = json.dumps(config.to_dict())
+    child = subprocess.run(command, input=request, capture_output=True, text=True, check=False, env=environment)
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-        said = f"the memory probe with {n_envs} worlds of {config.env} failed ({reason})"
-        raise UserError(f"{said}; set n_envs yourself.")
+        message = f"the memory probe with {n_envs} envs of {config.env} failed ({reason})"
+        raise UserError(f"{message}; set n_envs yourself.")
     used, memory = json.loads(child.stdout.splitlines()[-1])
     return int(used), int(memory)
 
 
 def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
-    """Bytes in use afterwards, with worlds and trainer still there (Warp gives back what nobody holds any more), and
-    bytes there are."""
+    """Train one iteration and return (bytes in use, bytes of memory).
+
+    Env and trainer are kept until the memory is read: Warp frees unreferenced memory.
+    """
     import psutil
     import torch
 

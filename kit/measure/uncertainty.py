@@ -1,14 +1,14 @@
-"""How much chance there is in a score: of one policy over episodes, of one config over seeds, of two configs.
+"""Confidence intervals and tests for scores: success rates over episodes, mean scores over seeds, configs compared.
 
-What the intervals and tests hold, over 4,000 draws each (`tests/measure/test_uncertainty.py`):
+Measured coverage, over 4,000 draws each (`tests/measure/test_uncertainty.py`):
 
-    scores of seeds                        95 % intervals hold    false verdicts among four equal configs
-    normal; success rates of a hump        92 to 98 %             at most 5 %
-    returns with a long tail               91 to 93 %             at most 5 %
-    two heaps, seeds that learn or do not  from 60 % with three   up to 15 % with three, at most 5 % from
-                                           to 94 % with ten       five on
+    distribution of scores over seeds      coverage of 95 % intervals    false positives among four equal configs
+    normal; unimodal success rates         92 to 98 %                    at most 5 %
+    returns with a long tail               91 to 93 %                    at most 5 %
+    bimodal: seeds learn or do not         from 60 % with three seeds    up to 15 % with three, at most 5 % from
+                                           to 94 % with ten              five on
 
-Nothing tells two heaps from one by three seeds: all of them lie in the same heap too often.
+Three seeds cannot reveal a bimodal distribution: too often all three are from the same mode.
 """
 
 from __future__ import annotations
@@ -22,45 +22,49 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05
-"""How often an interval may miss, or a verdict on several configs be false."""
+"""Significance level: how often an interval may miss the true value, or a comparison of configs be wrong."""
 Z = 1.959964
-"""The normal distribution's quantile for that."""
+"""The normal distribution's quantile for `LEVEL`, two-sided."""
 LEAST_SEEDS, FEW_SEEDS = 3, 5
-"""Below the first nothing can be said of other seeds; below the second, two heaps may pass for a difference."""
+"""With fewer seeds than the first there is no interval; with fewer than the second, a bimodal distribution may look
+like a difference between configs."""
 PIECES = 400
-"""Of an integral; the third digit of a p-value needs a tenth of them."""
+"""Steps of a numerical integral; a tenth of them give three digits of a p-value."""
 
 
 def success_interval(rate: float, episodes: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a success rate seen in `episodes`: none of 20 is no proof of never."""
+    """Return Wilson's 95 % interval of a success rate over `episodes`; 0 of 20 does not prove a rate of 0."""
     middle = (rate + Z * Z / (2 * episodes)) / (1 + Z * Z / episodes)
     half = Z / (1 + Z * Z / episodes) * math.sqrt(rate * (1 - rate) / episodes + Z * Z / (4 * episodes**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def success_differs(before: tuple[float, int], after: tuple[float, int]) -> bool:
-    """Whether two success rates, each with its episodes, differ by more than chance (Newcombe 1998, method 10)."""
+    """Whether two (success rate, episodes) differ significantly (Newcombe 1998, method 10)."""
     (low, low_n), (high, high_n) = sorted([before, after])
     return high - low > math.hypot(high - success_interval(high, high_n)[0], success_interval(low, low_n)[1] - low)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean score of a config's seeds."""
+    """The mean score of a config over seeds, with its 95 % interval."""
 
     mean: float
     error: float
-    """Its standard error; infinite with fewer than `LEAST_SEEDS` seeds."""
+    """Standard error of the mean; infinite with fewer than `LEAST_SEEDS` seeds."""
     freedom: int
-    """Degrees of freedom: seeds less one."""
+    """Degrees of freedom: number of seeds - 1."""
     low: float
     high: float
-    """The 95 % interval of the mean of all seeds there could be."""
+    """`low` and `high`: the 95 % interval of the mean over all possible seeds."""
 
     @classmethod
     def of(cls, scores: np.ndarray, rates: bool = False, episodes: int = 0) -> Estimate:
-        """Student's t over `scores` (k,). Of success `rates`, seen in so many `episodes` altogether if that is known,
-        no less than what these episodes leave open: three seeds with the same rate are no proof that all have it."""
+        """Estimate the mean of `scores` (k,) with Student's t interval.
+
+        For success `rates` over `episodes` in all (0 if unknown) the interval is at least as wide as Wilson's for these
+        episodes: three seeds with the same rate do not prove that all seeds have it.
+        """
         k, mean = len(scores), float(scores.mean())
         if k < LEAST_SEEDS:
             return cls(mean, math.inf, k - 1, -math.inf, math.inf)
@@ -76,18 +80,21 @@ class Estimate:
 
 
 def p_values(configs: Sequence[Estimate]) -> dict[tuple[int, int], float]:
-    """How likely so large a difference is between two equal configs, for all pairs (i, j) with i < j: Welch's t-test,
-    corrected by Holm for their number, so that below `LEVEL` any is false in at most one of 20 comparisons."""
+    """Return the p-value of the difference for all pairs (i, j) with i < j: Welch's t-test with Holm's correction.
+
+    With the correction, at most one of 20 comparisons of equal configs has any p-value below `LEVEL`.
+    """
     pairs = itertools.combinations(range(len(configs)), 2)
-    alone = sorted((_welch(configs[i], configs[j]), (i, j)) for i, j in pairs)
+    uncorrected = sorted((_welch(configs[i], configs[j]), (i, j)) for i, j in pairs)
     corrected, least = dict[tuple[int, int], float](), 0.0
-    for position, (p, pair) in enumerate(alone):
-        least = max(least, min(1.0, (len(alone) - position) * p))
+    for position, (p, pair) in enumerate(uncorrected):
+        least = max(least, min(1.0, (len(uncorrected) - position) * p))
         corrected[pair] = least
     return corrected
 
 
 def _welch(one: Estimate, other: Estimate) -> float:
+    """Return the p-value of Welch's t-test."""
     error = math.hypot(one.error, other.error)
     if not 0 < error < math.inf:
         return float(error > 0 or one.mean == other.mean)
@@ -96,8 +103,10 @@ def _welch(one: Estimate, other: Estimate) -> float:
 
 
 def t_tails(t: float, freedom: float) -> float:
-    """The share of Student's t distribution beyond ±`t`. With t = √freedom · tan(x), its density is cos(x)^(freedom-1)
-    but for a constant."""
+    """Return the probability of Student's t distribution beyond ±`t`.
+
+    With t = √freedom · tan(x), its density is proportional to cos(x)^(freedom-1).
+    """
 
     def area(start: float) -> float:
         width = (math.pi / 2 - start) / PIECES
@@ -109,7 +118,7 @@ def t_tails(t: float, freedom: float) -> float:
 
 @functools.cache
 def t_quantile(freedom: int) -> float:
-    """Beyond ± which a share of `LEVEL` lies."""
+    """Return the two-sided quantile of Student's t distribution for `LEVEL`."""
     low, high = 0.0, 1e3
     while high - low > 1e-9:
         middle = (low + high) / 2

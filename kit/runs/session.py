@@ -308,7 +308,7 @@ class Session:
         step, last = training.trainer.num_timesteps, training.metrics.last
         self.status.set(
             step=step,
-            gpu=self._monitor.figures(),
+            gpu=self._monitor.summaries(),
             mean_return=_newest(last, "mean_return", "ep_rew_mean"),
             success_rate=_newest(last, "success_rate", "success_rate"),
         )

@@ -33,7 +33,7 @@ from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
 from kit.scale.work import KEYS, Engine, Kept, Notes, Results, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
-from kit.trust import brought, permit
+from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
 """Of memory that a run takes: 0.6 GB with PPO, 0.95 with SAC and a replay of a million (tests/bench/memory.py)."""
@@ -211,7 +211,7 @@ def of_file(
     engine = Engine.of(shared, **given)
     said = shared.pop("seeds", None)
     name = name or folder_name(Path(path).stem)
-    fields = [brought({**shared, **job}, path) for job in jobs]
+    fields = [mark_source({**shared, **job}, path) for job in jobs]
     return planned(fields, said if seeds is None else seeds, name, elsewhere or engine.on is not None, trust), engine
 
 
@@ -236,7 +236,7 @@ def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
 def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(job, RunConfig):
         return dict(job)
-    return job.told()
+    return job.non_defaults()
 
 
 def planned(

@@ -33,13 +33,14 @@ from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.machine import limits
+from kit.machine.progress import progress_bar
 from kit.runs import directory
 from kit.scale.batch import Job, reachable, seen_by_all, slots
 from kit.scale.shelf import Shelf
 from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Engine, Kept, Patience, Work, since, utc
 from kit.stores import MissingFile, StoreError, lease, open_store
 from kit.stores.pull import readable
-from kit.trust import brought, permit
+from kit.trust import mark_source, permit
 
 if TYPE_CHECKING:
     import optuna
@@ -93,7 +94,7 @@ class Plan:
         from kit.trainers.arguments import nested
 
         own = {name: value for name, value in chosen.items() if name in RunConfig().to_dict()}
-        own = brought(own, self.folder / JOURNAL, of_run=True)
+        own = mark_source(own, self.folder / JOURNAL, of_run=True)
         overrides = {name: value for name, value in chosen.items() if name not in own}
         return self.base.replace(
             **{"overrides": nested({**self.base.overrides, **overrides}), **own, "run_name": run_name}
@@ -116,13 +117,13 @@ def plan(
         raise UserError(f"{path}: sweep {name}={asked[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     engine = Engine.of(content, **given)
     content = seen_by_all(content) if engine.on else content
-    found = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(brought(content, path)), **asked)
+    found = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **asked)
     if found.pruner not in PRUNERS:
         raise UserError(f"{path}: pruner={found.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
     if isinstance(found.trials, bool) or not isinstance(found.trials, int) or found.trials < 1:
         raise UserError(f"{path}: trials={found.trials!r} must be a whole number of at least 1.")
     values = {
-        name: [brought({name: value}, path)[name] for value in _values(name, choice)]
+        name: [mark_source({name: value}, path)[name] for value in _values(name, choice)]
         for name, choice in found.space.items()
     }
     tried = [{name: some[0] for name, some in values.items()}]
@@ -242,7 +243,7 @@ def run_name(plan: Plan, number: int) -> str:
 def trials(found: Sweep) -> list[TrialJob]:
     """The runs of all trials so far."""
     configs = [found.plan.config(values_of(t), run_name(found.plan, t.number)) for t in found.study.trials]
-    return [TrialJob(config, config.told()) for config in configs]
+    return [TrialJob(config, config.non_defaults()) for config in configs]
 
 
 def journal(plan: Plan) -> bytes:
@@ -412,7 +413,7 @@ def _begin(
     plan = found.plan
     try:
         config = plan.config(chosen, run_name(plan, trial.number))
-        at_work = _Working(trial, place(TrialJob(config, config.told(), score=plan.score)))
+        at_work = _Working(trial, place(TrialJob(config, config.non_defaults(), score=plan.score)))
         patience = Patience()
         while not patience.begin(at_work.work, threads, 1):
             at_work.says(at_work.work.note)
@@ -482,9 +483,7 @@ def _told(found: Sweep, on_progress: Callable[[Sweep], None] | None) -> Iterator
     if on_progress is not None:
         yield on_progress
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=found.plan.trials, unit="trial", dynamic_ncols=True) as shown:
+    with progress_bar(found.plan.trials, unit="trial") as shown:
 
         def tell(now: Sweep) -> None:
             states = [trial.state.name for trial in now.study.trials]

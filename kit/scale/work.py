@@ -18,6 +18,7 @@ import psutil
 from kit.errors import UserError
 from kit.format.files import read_json, write_atomic
 from kit.machine import limits
+from kit.machine.progress import progress_bar
 from kit.runs.run import Run
 from kit.stores.base import StoreError, Unusable
 
@@ -242,9 +243,7 @@ def run_all(
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
     """A progress bar over all steps, or cells, of all jobs, in a notebook or a terminal."""
-    from tqdm.auto import tqdm
-
-    with tqdm(unit=unit, unit_scale=True, dynamic_ncols=True) as shown:
+    with progress_bar(unit=unit, unit_scale=True) as shown:
 
         def tell(now: Results) -> None:
             done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))

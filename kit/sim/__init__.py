@@ -1,4 +1,4 @@
-"""Batched physics and pictures: one interface, two machines."""
+"""Batched physics and image rendering: one interface, on CPU threads (MuJoCo) and on CUDA (MuJoCo Warp)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Simulator", "make_sim"]
 def make_sim(
     model: mujoco.MjModel, n: int, device: str | torch.device = "cpu", threads: int | None = None
 ) -> Simulator:
-    """`n` worlds of `model` on `device`: MuJoCo in C on `threads` CPU threads, MuJoCo Warp on CUDA."""
+    """Make a simulator of `n` worlds of `model`: MuJoCo in C on `threads` CPU threads, or MuJoCo Warp on CUDA."""
     if torch.device(device).type == "cpu":
         from kit.sim.cpu import CpuSim
 
@@ -29,5 +29,5 @@ def _warn(message: str) -> None:
     warnings.warn(f"MuJoCo: {message}", RuntimeWarning, stacklevel=2)
 
 
-if mujoco.get_mju_user_warning() is None:  # else MuJoCo writes a file MUJOCO_LOG.TXT into whatever folder this is
+if mujoco.get_mju_user_warning() is None:  # else MuJoCo writes MUJOCO_LOG.TXT into the working directory
     mujoco.set_mju_user_warning(_warn)

@@ -1,4 +1,4 @@
-"""How much room a world needs for contacts and constraint rows, from the model alone."""
+"""Buffer sizes for contacts and constraint rows per world, computed from the model alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _CONTACTS = {(_PLANE, _SPHERE): 1, (_SPHERE, _SPHERE): 1, (_SPHERE, _CAPSULE): 1
              (_CAPSULE, _CAPSULE): 2, (_BOX, _BOX): 8}  # fmt: skip
 _CONTACTS_OF_OTHERS = 4
 _MOST_CONTACTS = 64
-"""More at once is rare, and a world may borrow from the others, which share one list."""
+"""Upper limit per world: more at once is rare, and all worlds share one list."""
 
 
 class Capacity(NamedTuple):
+    """Buffer sizes of a simulator on CUDA."""
+
     contacts: int
     """Contacts per world, on average over all worlds."""
     constraints: int
@@ -25,9 +27,11 @@ class Capacity(NamedTuple):
 
 
 def capacity(model: mujoco.MjModel) -> Capacity:
-    """Enough for every geom that can touch another one to do so at once, up to 64 contacts in a world, with every
-    joint at its limit. Custom numerics of the model named "max_contacts" and "max_constraints" say otherwise
-    (`MjSpec.add_numeric`). Never silently too small: `WarpSim` raises when a world needs more."""
+    """Compute sizes that suffice if all geom pairs that can touch do so at once, with every joint at its limit.
+
+    At most 64 contacts per world. The model's custom numerics "max_contacts" and "max_constraints"
+    (`MjSpec.add_numeric`) override the result. If a world needs more, `WarpSim` raises `Overflow`.
+    """
     pairs = [(a, b, max(model.geom_condim[a], model.geom_condim[b])) for a, b in touching_pairs(model)]
     pairs += zip(model.pair_geom1, model.pair_geom2, model.pair_dim, strict=True)
     contacts = _numeric(model, "max_contacts") or min(sum(_contacts(model, a, b) for a, b, _ in pairs), _MOST_CONTACTS)
@@ -43,18 +47,21 @@ def _numeric(model: mujoco.MjModel, name: str) -> int | None:
 
 
 def touching_pairs(model: mujoco.MjModel) -> list[tuple[int, int]]:
-    """The geom pairs (a, b) that MuJoCo tests for contact: by type and affinity, not of one body or of parent and
-    child (unless the parent is the world), not excluded."""
+    """Return the geom pairs (a, b) that MuJoCo tests for contact.
+
+    They match by type and affinity, are not excluded, and do not belong to one body or to parent and child (unless the
+    parent is the world).
+    """
     a, b = pairs = np.stack(np.triu_indices(model.ngeom, 1))
     types, affinity = model.geom_contype, model.geom_conaffinity
-    meet = (types[a] & affinity[b] | types[b] & affinity[a]) != 0
+    compatible = (types[a] & affinity[b] | types[b] & affinity[a]) != 0
     one, two = np.sort(model.geom_bodyid[pairs], axis=0)
     excluded = np.isin((one << 16) + two, model.exclude_signature)
     weld = model.body_weldid
     up = weld[model.body_parentid[weld]]
     moving = (weld[one] != 0) & (weld[two] != 0)
     related = (weld[one] == weld[two]) | moving & ((weld[one] == up[two]) | (weld[two] == up[one]))
-    return [(a, b) for a, b in pairs[:, meet & ~excluded & ~related].T.tolist()]
+    return [(a, b) for a, b in pairs[:, compatible & ~excluded & ~related].T.tolist()]
 
 
 def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:
@@ -63,6 +70,6 @@ def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:
 
 
 def _rows(model: mujoco.MjModel, condim: int) -> int:
-    """Constraint rows of one contact: of a friction pyramid's edges, or of an elliptic cone's axes."""
+    """Return the constraint rows of one contact: edges of a friction pyramid, or axes of an elliptic cone."""
     pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
     return int(2 * (condim - 1) if pyramid and condim > 1 else condim)

@@ -1,4 +1,4 @@
-"""A word to the user while kernels compile, which happens once per machine and may take minutes."""
+"""Announce kernel compilation, which happens once per machine and can take minutes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AFTER_S, EVERY_S = 5.0, 1.0
-"""Loading kernels that are compiled already takes less than the first."""
-Tell = Callable[[str], None]
-"""Told a sentence from time to time while kernels compile, and an empty one afterwards."""
-_listeners: list[Tell] = []
+"""Seconds before the first announcement (loading compiled kernels takes less), and between updates."""
+Listener = Callable[[str], None]
+"""Callback; gets a sentence from time to time while kernels compile, and an empty string afterwards."""
+_listeners: list[Listener] = []
 _announced: set[str] = set()
 
 
 @contextmanager
-def listening(tell: Tell) -> Iterator[None]:
-    """While the block runs, `tell` hears what would otherwise be printed. From a thread of its own."""
-    _listeners.append(tell)
+def listening(listener: Listener) -> Iterator[None]:
+    """Context manager: announcements go to `listener`, called from another thread, and are not printed."""
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _listeners.remove(tell)
+        _listeners.remove(listener)
 
 
 @contextmanager
-def compiling(what: str, folder: str | Path) -> Iterator[None]:
-    """Around a first launch: if it takes longer than a moment, it is said what is going on. `folder` is where compiled
-    kernels are kept, one directory each."""
+def compiling(name: str, folder: str | Path) -> Iterator[None]:
+    """Context manager around a first launch: announces that `name` compiles if that takes longer than `AFTER_S`.
+
+    `folder` is Warp's cache, with one directory per compiled module.
+    """
     over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(what, Path(folder), over), name="compiling", daemon=True)
+    watch = threading.Thread(target=_watch, args=(name, Path(folder), over), name="compiling", daemon=True)
     watch.start()
     try:
         yield
@@ -41,30 +43,30 @@ def compiling(what: str, folder: str | Path) -> Iterator[None]:
         watch.join()
 
 
-def _watch(what: str, folder: Path, over: threading.Event) -> None:
-    begun, before = time.monotonic(), count(folder)
+def _watch(name: str, folder: Path, over: threading.Event) -> None:
+    start, before = time.monotonic(), count(folder)
     if over.wait(AFTER_S):
         return
     if not _listeners:
-        _print(what, folder)
+        _print(name, folder)
         return
     while True:
-        passed_s = time.monotonic() - begun
-        for tell in _listeners:
-            tell(f"compiling {what}, once per machine: {count(folder) - before} kernels in {passed_s:.0f} s")
+        elapsed_s = time.monotonic() - start
+        for listener in _listeners:
+            listener(f"compiling {name}, once per machine: {count(folder) - before} kernels in {elapsed_s:.0f} s")
         if over.wait(EVERY_S):
             break
-    for tell in _listeners:
-        tell("")
+    for listener in _listeners:
+        listener("")
 
 
 def count(folder: Path) -> int:
-    """Compiled modules in `folder`."""
+    """Count the compiled modules in `folder`."""
     return sum(1 for _ in folder.glob("wp_*"))
 
 
-def _print(what: str, folder: Path) -> None:
-    if what not in _announced:
-        _announced.add(what)
-        where = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook paints stderr red
-        print(f"Compiling {what} for this machine, once; this may take a minute (kept in {folder}).", file=where)
+def _print(name: str, folder: Path) -> None:
+    if name not in _announced:
+        _announced.add(name)
+        file = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook colours stderr red
+        print(f"Compiling {name} for this machine, once; this may take a minute (cached in {folder}).", file=file)

@@ -1,4 +1,4 @@
-"""MuJoCo in C: threads step the worlds in turn. `mj_step` runs without Python's lock, so plain threads will do."""
+"""Simulator on MuJoCo in C: a thread pool steps the worlds. `mj_step` releases Python's lock, so threads suffice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
 from kit.sim.worlds import STATE, Scratch, Turn, Worlds, flat, is_fixed, offset
 
-_ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # sized anew at every step
+_ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # their size changes at every step
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
-"""What `mj_setConst` computes of masses, inertias and gains."""
+"""Fields that `mj_setConst` computes from masses, inertias and gains."""
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
@@ -39,49 +39,49 @@ class CpuSim(Simulator):
     def __init__(self, model: mujoco.MjModel, n: int, threads: int | None = None) -> None:
         super().__init__(model, n, torch.device("cpu"))
         if not model.nq:
-            raise UserError("the model has no joints, so nothing in it can move; add one.")
+            raise UserError("the model has no joints, so nothing in it can move; add a joint.")
         self.threads = max(1, min(threads or usable_cores(), n))
         self._worlds = Worlds(model, n)
-        self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first is the caller's
+        self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first belongs to the calling thread
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
-        """By substeps: a step's turns in order, and what each thread does, the caller first."""
+        """Substeps -> (the turns of a step in order, the function that each thread runs, the caller's first)."""
         self._diverged: torch.Tensor | None = None
         self._parameters: dict[str, torch.Tensor] = {}
         self._derived: dict[str, np.ndarray] = {}
         self._helpers = Helpers(self.threads - 1)
 
     def _register(self, name: str) -> torch.Tensor:
-        own = self._scratch[0].data
-        first: Any = getattr(own, name, None)
-        known = isinstance(first, np.ndarray) and not name.startswith(_ARENA)
-        if not known or (first.size and not is_fixed(own, first)):
+        data = self._scratch[0].data
+        array: Any = getattr(data, name, None)
+        known = isinstance(array, np.ndarray) and not name.startswith(_ARENA)
+        if not known or (array.size and not is_fixed(data, array)):
             raise AttributeError(f"'{name}' is not an array of MjData of fixed size, so it cannot be a batched field")
         if self._is_state(name):
             rows = self._worlds.bytes
-            strides = (rows.strides[0], *first.strides)
-            return _tensor(name, np.ndarray((self.n, *first.shape), first.dtype, rows, offset(own, first), strides))
-        batch = np.zeros((self.n, *first.shape), dtype=first.dtype)
-        rows_of = [flat(row) for row in batch]
+            strides = (rows.strides[0], *array.strides)
+            return _tensor(name, np.ndarray((self.n, *array.shape), array.dtype, rows, offset(data, array), strides))
+        batch = np.zeros((self.n, *array.shape), dtype=array.dtype)
+        by_world = [flat(row) for row in batch]
         for scratch in self._scratch:
-            scratch.register(name, rows_of)
+            scratch.register(name, by_world)
         for world, row in enumerate(batch):
-            self._scratch[0].follow(world)
-            row[...] = first  # no other field: those may lag behind the state
+            self._scratch[0].forward(world)
+            row[...] = array  # only this field: the others may lag behind the state
         return _tensor(name, batch)
 
     def parameter(self, name: str) -> torch.Tensor:
         if name not in self._parameters:
             self._check_parameter(name)
             for derived in () if self._parameters else DERIVED:
-                self._derived[derived] = self._own(derived)
-            self._parameters[name] = torch.from_numpy(self._own(name))
+                self._derived[derived] = self._per_world(derived)
+            self._parameters[name] = torch.from_numpy(self._per_world(name))
         return self._parameters[name]
 
-    def _own(self, name: str) -> np.ndarray:
-        """The model's field `name`, a row per world, which every thread takes from now on."""
+    def _per_world(self, name: str) -> np.ndarray:
+        """Return the model's field `name` with a row per world; threads use these rows from now on."""
         batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
         for scratch in self._scratch:
-            scratch.own(name, [flat(row) for row in batch])
+            scratch.register_parameter(name, [flat(row) for row in batch])
         return batch
 
     def derive(self, mask: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ class CpuSim(Simulator):
             mujoco.mj_setConst(mine.model, mine.data)
             for name, rows in self._derived.items():
                 rows[world] = getattr(mine.model, name)
-        mine.model.stat.meaninertia = self.model.stat.meaninertia  # of no world: the solver's tolerance is one for all
+        mine.model.stat.meaninertia = self.model.stat.meaninertia  # not per world: the solver's tolerance is shared
 
     def _is_state(self, name: str) -> bool:
         data = self._scratch[0].data
@@ -101,40 +101,43 @@ class CpuSim(Simulator):
 
     def step(self, substeps: int = 1) -> None:
         if substeps not in self._rounds:
-            turns = self._share_out(substeps)
-            last = int(turns[0][-1] > 0)  # a short turn, left to the caller
+            turns = self._turns(substeps)
+            last = int(turns[0][-1] > 0)  # one short turn, left to the calling thread
             mine, *others = self._scratch
             self._rounds[substeps] = turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
         turns, work = self._rounds[substeps]
         queue = self._worlds.queue
-        queue.clear()  # of what a step that failed has left
+        queue.clear()  # a failed step may have left turns
         queue.extend(turns)
         self._helpers.run(*work)
-        if queue:  # what a delayed helper has put back since
+        if queue:  # a delayed thread has put a turn back
             work[0]()
         self._diverged = self._diagnose() if self._worlds.warned else None
 
-    def _share_out(self, substeps: int) -> list[Turn]:
-        """The turns of a step, in order. The threads wait for each other at its end, on average half a turn. So with
-        worlds enough the first two per thread keep a fifth of their substeps for the end, and the caller, who goes on
-        alone, is the last to finish: 16 Ants on two threads get 4 % faster."""
-        several = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
-        later = [min(substeps - 1, max(1, substeps // 5)) if world < several else 0 for world in range(self.n)]
+    def _turns(self, substeps: int) -> list[Turn]:
+        """Return the turns of a step, in order.
+
+        At its end the threads wait for each other, on average half a turn. So with enough worlds, the first two per
+        thread keep a fifth of their substeps for a short turn at the end, and the calling thread finishes last: 16 Ants
+        on two threads get 4 % faster.
+        """
+        split = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
+        later = [min(substeps - 1, max(1, substeps // 5)) if world < split else 0 for world in range(self.n)]
         return [(world, substeps - rest, rest) for world, rest in enumerate(later)]
 
     def _diagnose(self) -> torch.Tensor | None:
-        """Turn MuJoCo's warning counters into an exception or into the mask (n,) of worlds that diverged."""
+        """Raise an error for MuJoCo's warnings, or return the mask (n,) of diverged worlds."""
         warned, self._worlds.warned = self._worlds.warned, {}
         if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
             raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
         if any(counts[_FULL].any() for counts in warned.values()):
-            raise Overflow("MuJoCo ran out of room for contacts; give the model more with MjSpec.memory")
+            raise Overflow("MuJoCo ran out of memory for contacts; give the model more with MjSpec.memory")
         diverged = sorted(world for world, counts in warned.items() if counts[_DIVERGED].any())
         if not diverged:
             return None
         warnings.warn(
             f"the physics of {len(diverged)} of {self.n} worlds diverged (first: world {diverged[0]}); "
-            "MuJoCo put them back into their initial state", RuntimeWarning, stacklevel=3,
+            "MuJoCo reset them to their initial state", RuntimeWarning, stacklevel=3,
         )  # fmt: skip
         mask = torch.zeros(self.n, dtype=torch.bool)
         mask[diverged] = True
@@ -145,13 +148,16 @@ class CpuSim(Simulator):
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         mine = self._scratch[0]
-        drawn = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
+        values = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():
-            mine.begin(world, drawn)
+            mine.reset(world, values)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """MuJoCo's integration state, and the fields that follow from it as they are: after `mj_step` positions of
-        bodies and the like lag one substep behind qpos, so they cannot be recomputed."""
+        """Return MuJoCo's integration state, the registered fields, and the parameters that differ between worlds.
+
+        Fields are saved because they cannot be recomputed: after `mj_step` positions of bodies and the like lag one
+        substep behind qpos.
+        """
         state = np.empty((self.n, mujoco.mj_stateSize(self.model, STATE)))
         for world, row in enumerate(state):
             self._scratch[0].load(world)
@@ -162,7 +168,7 @@ class CpuSim(Simulator):
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         state = snapshot["state"].cpu().numpy()
-        self._compare(state.shape, (self.n, mujoco.mj_stateSize(self.model, STATE)), "numbers")
+        self._check_shape(state.shape, (self.n, mujoco.mj_stateSize(self.model, STATE)), "numbers")
         self._restore_parameters(snapshot)
         if self._parameters:
             self.derive(torch.ones(self.n, dtype=torch.bool))
@@ -171,8 +177,8 @@ class CpuSim(Simulator):
             self._scratch[0].store(world)
         if any(not self._is_state(name) for name in self._fields.keys() - snapshot.keys()):
             for world in range(self.n):
-                self._scratch[0].follow(world)
-                self._scratch[0].show(world)
+                self._scratch[0].forward(world)
+                self._scratch[0].copy_fields(world)
         for name, value in snapshot.items():
             if name != "state" and not name.startswith("model."):
                 self.field(name).copy_(value)

@@ -1,4 +1,4 @@
-"""One launch of MuJoCo Warp's ray tracer: some geoms of a model as many cameras see them, in many worlds."""
+"""One launch of MuJoCo Warp's ray tracer: render some geoms of a model, in many worlds, from several cameras."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ _VISIBLE_GROUPS = [0, 1, 2]  # MuJoCo's own default; collision geoms usually liv
 _HIDDEN = 5
 POSES = {"geom_xpos": wp.vec3, "geom_xmat": wp.mat33, "cam_xpos": wp.vec3, "cam_xmat": wp.mat33,
          "light_xpos": wp.vec3, "light_xdir": wp.vec3}  # fmt: skip
-"""MjData's fields that a picture is made of."""
+"""Fields of MjData needed for rendering -> their Warp types."""
 
 
 class Layer:
-    """The geoms of `model` that `shown` (ngeom,) bool names, by `rays` (views, pixels, 3), unit directions in the frame
-    of the camera of each view, whose numbers are `columns`, in up to `n` worlds. `depth` says whether it is asked for.
+    """Renders the geoms `shown` (ngeom,) bool of `model` in up to `n` worlds.
+
+    `columns` are the camera numbers of the views, `rays` (views, pixels, 3) the unit directions of their pixels in the
+    camera frame. `depth`: whether to render depth too.
     """
 
     def __init__(
@@ -43,8 +45,8 @@ class Layer:
             model.geom_group[~shown] = _HIDDEN
         self._model = mjw.put_model(model)
         self._geom_rgba = self._model.geom_rgba  # the model's own
-        self._still = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
-        # with rays of our own, so that a view need not be a camera of the model
+        self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
+        # own rays, so that a view need not be a camera of the model
         context = mjw.create_render_context(model, n, cam_active=[], enabled_geom_groups=_VISIBLE_GROUPS, **settings)
         context.nrender, context.has_orthographic_camera = views, False
         context.cam_id_map = wp.array(list(columns), dtype=int)
@@ -53,32 +55,32 @@ class Layer:
         context.render_depth = wp.array([depth] * views, dtype=bool)
         context.render_seg = wp.array([False] * views, dtype=bool)
         self._context = context
-        self._aim([torch.arange(rays.shape[1], device=rays.device)] * views)
+        self._set_pixels([torch.arange(rays.shape[1], device=rays.device)] * views)
 
     def draw(
         self, poses: Mapping[str, Any], pixels: list[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Worlds at `poses` (k, ...), Warp arrays by the names in `POSES`; "geom_rgba" (k, ngeom) may hold each world's
-        own colours. Of all rays, or of those that go through `pixels`, which are numbered in each view: 0xAARRGGBB as
-        int32 (k, rays), and metres along the camera's axis, float32 of the same shape, 0 where a ray meets nothing.
+        """Render worlds at `poses`, Warp arrays (k, ...) by the names in `POSES`, through all pixels or only `pixels`.
 
-        Meanwhile Python's lock is free for other threads.
+        `poses` may have "geom_rgba" (k, ngeom), each world's own colours. `pixels` are indices, one tensor per view.
+        Returns colours 0xAARRGGBB as int32 (k, rays), and depths in metres along the camera's axis, float32 of the same
+        shape, 0 where a ray hits nothing. Releases Python's global lock meanwhile.
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:
-            self._aim(pixels)
+            self._set_pixels(pixels)
         colours = torch.empty((k, context.total_rays), dtype=torch.int32, device=device)
         depths = torch.empty((k, context.total_rays if self.depth else 0), device=device)
         if context.total_rays:
             context.rgb_data, context.depth_data = wp.from_torch(colours, dtype=wp.uint32), wp.from_torch(depths)
             self._model.geom_rgba = poses.get("geom_rgba", self._geom_rgba)
-            # what the renderer reads of mjw's Data
-            scene = SimpleNamespace(nworld=k, flexvert_xpos=self._still, **poses)
+            # the fields of mjw's Data that the renderer reads
+            scene = SimpleNamespace(nworld=k, flexvert_xpos=self._no_flex, **poses)
             mjw.refit_bvh(self._model, scene, context)
             mjw.render(self._model, scene, context)
         return colours, depths
 
-    def _aim(self, pixels: list[torch.Tensor]) -> None:
+    def _set_pixels(self, pixels: list[torch.Tensor]) -> None:
         """Cast rays only through those `pixels` of each view."""
         context, counts = self._context, [len(numbers) for numbers in pixels]
         rays = torch.cat([view[numbers] for view, numbers in zip(self.rays, pixels, strict=True)])

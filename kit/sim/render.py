@@ -1,10 +1,10 @@
-"""Pictures of many worlds at once, ray-traced by MuJoCo Warp on CPU or CUDA. No OpenGL, EGL or OSMesa.
+"""Batched image rendering by MuJoCo Warp's ray tracer, on CPU or CUDA. No OpenGL, EGL or OSMesa.
 
-The renderer needs poses only, so worlds simulated anywhere can be drawn: `Renderer.render` takes the geom, camera and
-light poses of all worlds as tensors; `render_data` takes an `MjData`, for environments that are not ours.
-CPU and CUDA are to agree within two of 255 levels, but for one pixel in a hundred (tests/sim/test_cuda.py).
-What it does not draw: sites (use a geom without contacts), tendons, reflections; translucent geoms are drawn solid,
-and only alpha 0 hides one.
+The renderer needs only poses, so worlds of any simulator can be rendered: `Renderer.render` takes the geom, camera and
+light poses of all worlds as tensors; `render_data` takes an `MjData`, for Gymnasium's MuJoCo envs.
+CPU and CUDA should agree within two of 255 levels, except for one pixel in a hundred (tests/sim/test_cuda.py).
+Not rendered: sites (use a geom without contacts), tendons, reflections. Translucent geoms are opaque; only alpha 0
+hides a geom.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ import torch
 
 from kit.errors import UserError
 from kit.machine.limits import usable_cores
+from kit.sim.culling import PixelCulling
 from kit.sim.helpers import Helpers
 from kit.sim.kernels import beside_torch, compiling, numbered, wp
 from kit.sim.layer import POSES, Layer
-from kit.sim.sight import Sight
 
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
-"""Where a ray hits nothing and the model has no skybox: a light sky."""
-WORLDS_TOGETHER = 16
-"""In one launch on the CPU: rays go wherever something may be in any of them, and a launch has its own cost."""
+"""Background colour of models without a skybox: a light sky."""
+WORLDS_PER_LAUNCH = 16
+"""Worlds per launch on the CPU. With more, culling removes fewer rays, since the worlds of a launch share them; with
+fewer, the fixed cost of a launch weighs more."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
-"""A camera of the model, by name or number, or the viewer's own kind, which is not in the model."""
+"""A camera of the model, by name or number, or a free camera as in MuJoCo's viewer."""
 
 
 class Renderer:
-    """Draws `n` worlds of `model` through `cameras` (names or numbers of the model's cameras, or `FreeCamera`s).
+    """Renders up to `n` worlds of `model` from `cameras`, uint8 images of `height` x `width` pixels.
 
-    One ray a pixel: four would smooth the edges and take three times as long. `shadows` make depth readable, at up to
-    twice the work. Without them, what stands still for ever before cameras that stand still is drawn once, and later
-    only what moves in front of it, on the CPU only where it may be: of an arm at a table many times as many pictures a
-    second, and the same ones. Building one takes a moment and holds the meshes' search trees, so keep it; `render` may
-    be called from one thread at a time, and shares the work with `threads` on the CPU (by default one per usable core).
+    One ray per pixel: four would antialias the edges and take three times as long. `shadows` make depth easier to see,
+    at up to twice the cost. Without shadows and with fixed cameras, static geoms are rendered once and cached; moving
+    geoms are then rendered in front of them, on the CPU only within their screen bounds. The images are the same, and
+    a scene such as an arm at a table renders many times faster.
+
+    Keep a renderer: making one takes a moment and allocates the meshes' search trees. Call `render` from one thread at
+    a time; on the CPU it uses `threads` threads (by default one per usable core).
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
@@ -54,112 +57,112 @@ class Renderer:
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width}.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"A picture's {name} is {value}; it has to be a whole number of at least 1.")
+                raise UserError(f"{name}={value!r} of an image must be a whole number of at least 1.")
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
-        self._still = None if shadows else still(model, self._columns)
+        self._static = None if shadows else static_geoms(model, self._columns)
         self._directions = torch.as_tensor(self._rays()).flatten(1, 2).to(self.device)
-        self._sight: Sight | None = None
-        if self._still is not None and self.device.type == "cpu":
-            sight = Sight(model, ~self._still, self._columns, self._fovy, height, width)
-            self._sight = sight if sight.bounded else None
+        self._culling: PixelCulling | None = None
+        if self._static is not None and self.device.type == "cpu":
+            culling = PixelCulling(model, ~self._static, self._columns, self._fovy, height, width)
+            self._culling = culling if culling.bounded else None
         self._layers: dict[str, list[Layer]] = {}
-        self._backdrop: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._background: tuple[torch.Tensor, torch.Tensor] | None = None
         self._threads = min(threads or usable_cores(), n) if self.device.type == "cpu" else 1
         self._helpers = Helpers(self._threads - 1)
 
     def render(self, poses: Mapping[str, Poses]) -> torch.Tensor:
-        """RGB pictures, uint8 (k, cameras, height, width, 3), on the renderer's device.
+        """Render RGB images, uint8 (k, cameras, height, width, 3), on the renderer's device.
 
-        `poses` holds the fields `POSES` of MjData with a leading axis of k worlds, n at most: positions (k, count, 3),
-        rotations (k, count, 3, 3) or (k, count, 9); those of viewer's cameras stand after those of the model's. It
-        may hold "geom_rgba" (k, ngeom, 4), each world's own colours. float32 tensors on the device are read in place.
+        `poses` has the fields `POSES` of MjData for k <= n worlds: positions (k, count, 3), rotations (k, count, 3, 3)
+        or (k, count, 9). Poses of free cameras come after those of the model's cameras. It may have "geom_rgba"
+        (k, ngeom, 4), each world's own colours. float32 tensors on the device are not copied.
         """
         k = len(poses["cam_xpos"])
         if k > self.n:
             raise ValueError(f"poses of {k} worlds for a renderer of {self.n}")
-        own = poses.get("geom_rgba")
+        rgba = poses.get("geom_rgba")
         with beside_torch(self.device):
-            seen = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
-            if own is not None:
-                seen["geom_rgba"] = self._warp(own, wp.vec4)
-            if self._still is None or not self._same(own):
-                blocks = [_rows(seen, *edge) for edge in self._blocks(k)]
+            arrays = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
+            if rgba is not None:
+                arrays["geom_rgba"] = self._warp(rgba, wp.vec4)
+            if self._static is None or not self._same_colours(rgba):
+                blocks = [_rows(arrays, *edge) for edge in self._blocks(k)]
                 pixels = torch.cat([colours for colours, _ in self._draw("all", blocks)])
             else:
-                pixels = self._before_backdrop(seen, poses)
+                pixels = self._over_background(arrays, poses)
         bgra = pixels.view(torch.uint8).view(k, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
-    def _same(self, geom_rgba: Poses | None) -> bool:
-        """Whether what stands still has the model's colours in every world."""
-        if geom_rgba is None or self._still is None:
+    def _same_colours(self, geom_rgba: Poses | None) -> bool:
+        """Whether static geoms have the model's colours in every world."""
+        if geom_rgba is None or self._static is None:
             return True
-        own, drawn = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
-        shown = torch.from_numpy(self._still).to(self.device)
-        return bool((own[:, shown] == drawn[shown]).all())
+        own, default = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
+        static = torch.from_numpy(self._static).to(self.device)
+        return bool((own[:, static] == default[static]).all())
 
-    def _before_backdrop(self, seen: dict[str, Any], poses: Mapping[str, Poses]) -> torch.Tensor:
-        """What moves, where it is nearer than what stands still."""
-        if self._backdrop is None:
-            (self._backdrop,) = self._draw("still", [_rows(seen, 0, 1)])
-            self._layers.pop("still")
-        colours, depths = self._backdrop
-        edges = self._blocks(seen["cam_xpos"].shape[0], WORLDS_TOGETHER if self._sight else self.n)
-        shown = [self._shown(poses, *edge) for edge in edges]
-        drawn = self._draw("moving", [_rows(seen, *edge) for edge in edges], shown)
-        pictures = colours.repeat(edges[-1][1], 1)
-        for (start, stop), where, (nearest, near) in zip(edges, shown, drawn, strict=True):
+    def _over_background(self, arrays: dict[str, Any], poses: Mapping[str, Poses]) -> torch.Tensor:
+        """Render moving geoms, and combine them by depth with the cached background of static geoms."""
+        if self._background is None:
+            (self._background,) = self._draw("static", [_rows(arrays, 0, 1)])
+            self._layers.pop("static")
+        colours, depths = self._background
+        edges = self._blocks(arrays["cam_xpos"].shape[0], WORLDS_PER_LAUNCH if self._culling else self.n)
+        pixels = [self._visible_pixels(poses, *edge) for edge in edges]
+        moving = self._draw("moving", [_rows(arrays, *edge) for edge in edges], pixels)
+        images = colours.repeat(edges[-1][1], 1)
+        for (start, stop), by_view, (colour, depth) in zip(edges, pixels, moving, strict=True):
             area: Any = slice(None)
-            if where is not None:  # its pixels among those of all views
-                area = torch.cat([view * self.height * self.width + pixels for view, pixels in enumerate(where)])
+            if by_view is not None:  # indices among the pixels of all views
+                area = torch.cat([view * self.height * self.width + indices for view, indices in enumerate(by_view)])
             behind = depths[:, area]
-            in_front = (near > 0) & ((near < behind) | (behind == 0))
-            pictures[start:stop, area] = torch.where(in_front, nearest, colours[:, area])
-        return pictures
+            in_front = (depth > 0) & ((depth < behind) | (behind == 0))
+            images[start:stop, area] = torch.where(in_front, colour, colours[:, area])
+        return images
 
     def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
-        """First and last of as many worlds as one launch draws, of `k`."""
+        """Split `k` worlds into launches, (start, stop) each, of at most `at_most` worlds."""
         count = max(min(k, self._threads), -(-k // (at_most or self.n)))
         return list(pairwise(k * i // count for i in range(count + 1)))
 
-    def _shown(self, poses: Mapping[str, Poses], start: int, stop: int) -> list[torch.Tensor] | None:
-        """The pixels of each view that may show something that moves in those worlds; None for all."""
-        if self._sight is None:
+    def _visible_pixels(self, poses: Mapping[str, Poses], start: int, stop: int) -> list[torch.Tensor] | None:
+        """Return per view the pixels that can show moving geoms in worlds `start` to `stop`; None for all pixels."""
+        if self._culling is None:
             return None
-        geoms, cameras, turned = (torch.as_tensor(poses[name]) for name in ("geom_xpos", "cam_xpos", "cam_xmat"))
-        one = cameras[0].float(), turned[0].reshape(-1, 3, 3).float()
-        return self._sight.rays(geoms[start:stop].float(), *one)
+        geoms, cameras, rotations = (torch.as_tensor(poses[name]) for name in ("geom_xpos", "cam_xpos", "cam_xmat"))
+        camera_poses = cameras[0].float(), rotations[0].reshape(-1, 3, 3).float()
+        return self._culling.rays(geoms[start:stop].float(), *camera_poses)
 
     def _draw(
-        self, what: str, blocks: list[dict[str, Any]], shown: Sequence[list[torch.Tensor] | None] | None = None
+        self, kind: str, blocks: list[dict[str, Any]], pixels: Sequence[list[torch.Tensor] | None] | None = None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each of the `blocks` of worlds what its layer draws of "all", or of what is "still" or "moving"."""
-        layers = self._layers.setdefault(what, [])
-        while len(layers) < len(blocks):  # each builds its kernel with its first picture. In several threads at once,
+        """Render "all", "static" or "moving" geoms, one launch per block; return each block's colours and depths."""
+        layers = self._layers.setdefault(kind, [])
+        while len(layers) < len(blocks):  # each compiles its kernel with its first image. In several threads at once,
             with compiling("the renderer"):  # Python 3.11's parser fails ("AST constructor recursion depth mismatch")
-                layers.append(self._layer(what))
+                layers.append(self._make_layer(kind))
                 layers[-1].draw(_rows(blocks[0], 0, 1))
-        wanted = shown or [None] * len(blocks)
-        drawn: list[Any] = [None] * len(blocks)
+        by_block = pixels or [None] * len(blocks)
+        results: list[Any] = [None] * len(blocks)
         threads = min(self._threads, len(blocks))
 
         def draw(first: int) -> None:
             for i in range(first, len(blocks), threads):
-                drawn[i] = layers[i].draw(blocks[i], wanted[i])
+                results[i] = layers[i].draw(blocks[i], by_block[i])
 
         mine, *others = [partial(draw, first) for first in range(threads)]
         self._helpers.run(mine, *others)
-        return drawn
+        return results
 
-    def _layer(self, what: str) -> Layer:
+    def _make_layer(self, kind: str) -> Layer:
         shown = np.ones(self.model.ngeom, dtype=bool)
-        if what != "all" and self._still is not None:
-            shown = self._still if what == "still" else ~self._still
-        n = 1 if what == "still" else -(-self.n // self._threads)
+        if kind != "all" and self._static is not None:
+            shown = self._static if kind == "static" else ~self._static
+        n = 1 if kind == "static" else -(-self.n // self._threads)
         return Layer(
             self.model, shown, n, self._columns, self._directions,
-            depth=what != "all", use_shadows=self._shadows, render_skybox=what != "moving",
+            depth=kind != "all", use_shadows=self._shadows, render_skybox=kind != "moving",
             background_color=BACKGROUND_RGBA,
         )  # fmt: skip
 
@@ -170,7 +173,7 @@ class Renderer:
         return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
-        """For every view its column in `cam_xpos` and its vertical field of view in degrees."""
+        """Return for every view its column in `cam_xpos`, and its vertical field of view in degrees."""
         names = [self.model.camera(i).name for i in range(self.model.ncam)]
         fovy, columns = self.model.cam_fovy.tolist(), []
         for camera in self.cameras:
@@ -184,7 +187,7 @@ class Renderer:
         return columns, [fovy[column] for column in columns]
 
     def _rays(self) -> np.ndarray:
-        """Unit directions in the camera frame, float32 (views, height, width, 3); z points backward."""
+        """Return unit directions in the camera frame, float32 (views, height, width, 3); z points backward."""
         height, width = self.height, self.width
         right = np.arange(width) + 0.5 - width / 2
         up = (height / 2 - np.arange(height) - 0.5)[:, None]
@@ -195,28 +198,30 @@ class Renderer:
         return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
 
 
-def _rows(seen: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Those of the worlds from `start` to `stop`."""
-    return {name: values[start:stop] if values.size else values for name, values in seen.items()}
+def _rows(arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Return the rows of the worlds from `start` to `stop`."""
+    return {name: values[start:stop] if values.size else values for name, values in arrays.items()}
 
 
-def still(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | None:
-    """The geoms (ngeom,) bool that never move; None if there is none, or if the light or one of the cameras
-    `columns` does."""
-    if max(columns) >= model.ncam:  # a viewer's camera
+def static_geoms(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | None:
+    """Return the mask (ngeom,) bool of geoms that never move.
+
+    None if all geoms move, or if a light or one of the cameras `columns` moves.
+    """
+    if max(columns) >= model.ncam:  # a free camera
         return None
     fixed = (model.body_weldid == 0) & (model.body_mocapid < 0)
-    views, steady = list(columns), mujoco.mjtCamLight.mjCAMLIGHT_FIXED
+    views, fixed_mode = list(columns), mujoco.mjtCamLight.mjCAMLIGHT_FIXED
     bodies = [*model.cam_bodyid[views], *model.light_bodyid]
     modes = [*model.cam_mode[views], *model.light_mode]
-    if not fixed[bodies].all() or any(mode != steady for mode in modes):
+    if not fixed[bodies].all() or any(mode != fixed_mode for mode in modes):
         return None
     geoms = fixed[model.geom_bodyid]
     return geoms if geoms.any() else None
 
 
 def default_camera(model: mujoco.MjModel) -> Camera:
-    """The model's first tracking camera; else the viewer's, following the first body that moves freely."""
+    """Return the model's first tracking camera; else a free camera that tracks the first body with a free joint."""
     tracking = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM)
     for number in range(model.ncam):
         if model.cam_mode[number] in tracking:
@@ -230,12 +235,12 @@ def default_camera(model: mujoco.MjModel) -> Camera:
 
 
 def pose_of(camera: mujoco.MjvCamera, model: mujoco.MjModel, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray]:
-    """Where the viewer's `camera` is: position (3,) and rotation (9,) in the world, columns right, up, back."""
+    """Return a free camera's position (3,) and rotation (9,) in the world frame, columns right, up, back."""
     scene = mujoco.MjvScene()
     mujoco.mjv_updateCamera(model, data, camera, scene)
-    left, right = scene.camera  # a person's two eyes
-    across = np.cross(left.forward, left.up)
-    return (left.pos + right.pos) / 2, np.stack([across, left.up, -left.forward], axis=1).ravel()
+    left, right = scene.camera  # of a stereo pair
+    rightward = np.cross(left.forward, left.up)
+    return (left.pos + right.pos) / 2, np.stack([rightward, left.up, -left.forward], axis=1).ravel()
 
 
 @functools.lru_cache(maxsize=4)
@@ -245,8 +250,10 @@ def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, R
 
 
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
-    """A picture with shadows of `data` as it stands, uint8 (height, width, 3), on the CPU, by the
-    `default_camera`. For environments simulated elsewhere. The last few renderers are kept."""
+    """Render `data` from the `default_camera`, with shadows, on the CPU; return uint8 (height, width, 3).
+
+    For envs that use their own MuJoCo, such as Gymnasium's. The last four renderers are cached.
+    """
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}
     if isinstance(camera, mujoco.MjvCamera):

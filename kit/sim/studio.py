@@ -1,4 +1,4 @@
-"""One look for every scene: soft light from the camera, a key light with shadows, a quiet floor and a pale sky."""
+"""Lighting, floor and sky shared by all scenes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import mujoco
 SKY_RGB = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)  # at the horizon, overhead
 FLOOR_RGB = (0.55, 0.59, 0.64), (0.50, 0.54, 0.59)  # the two greys of the tiles
 SOFT_RGB = (0.76, 0.78, 0.80), (0.70, 0.73, 0.76)
-"""Of a floor that passes by: lines between its tiles would flicker."""
+"""Tile colours of a floor that moves past the camera, drawn without lines, which would flicker."""
 
 
 def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, soft: bool = False) -> None:
-    """Light `spec`'s scene and replace its sky; lights and skies it had are removed.
+    """Set the lights, sky and floor of `spec`'s scene; its own lights and skies are removed.
 
-    `floor` True adds an endless ground plane "floor" at z = 0, with contacts; a name gives an existing geom the
-    floor's look instead; False leaves the ground alone. `tile_m`: length of a tile's side in metres. `soft`: a pale
-    floor without lines, for cameras that move over it.
+    The light is soft from the camera, plus one directional light with shadows.
+
+    `floor` True adds an infinite ground plane "floor" at z = 0, with contacts; a name gives the floor's material to an
+    existing geom instead; False leaves the ground unchanged. `tile_m`: side length of a tile in metres. `soft`: a pale
+    floor without lines, for moving cameras.
     """
     for light in list(spec.lights):
         spec.delete(light)

@@ -1,15 +1,16 @@
-"""MuJoCo Warp: all worlds in one launch, on CUDA; the same class runs on Warp's CPU device, where it is tested.
+"""Simulator on MuJoCo Warp: all worlds in one launch on CUDA. It also runs on Warp's CPU device, where it is tested.
 
-What repeats bit for bit:
- - On the CPU device everything: a restored snapshot continues exactly, and a masked reset changes neither the state nor
-   the future of the other worlds.
- - On CUDA snapshot, restore, masked reset and what follows from positions alone. Contacts and constraint rows are
-   listed in the order in which threads find them, and their forces, `cfrc_ext` and the inertia of branched trees are
-   atomic sums: the last bits (about 1e-7, relative) change from run to run, and chaos enlarges that. So two runs from
-   one checkpoint are equal as experiments, not as numbers; only an unbranched chain without contacts and with at most
-   one active constraint repeats. `deterministic=True` fixes the order of the sums, at a price, but not of the lists.
- - Against MuJoCo in C one step agrees to float32 accuracy, not bit for bit.
-This was read in the sources of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py holds it against a card.
+Reproducibility:
+ - On the CPU device everything is exact to the bit: a restored snapshot continues exactly, and a masked reset changes
+   neither the state nor the future of the other worlds.
+ - On CUDA snapshot, restore, masked reset and quantities that depend on positions alone are exact. Contacts and
+   constraint rows are listed in the order in which threads find them, and their forces, `cfrc_ext` and the inertia of
+   branched trees are atomic sums: the last bits (about 1e-7, relative) change from run to run, and chaos amplifies
+   that. So two runs from one checkpoint are statistically equal, not numerically; only an unbranched chain without
+   contacts and with at most one active constraint repeats. `deterministic=True` fixes the order of the sums, at a cost,
+   but not the order of the lists.
+ - One step agrees with MuJoCo in C to float32 accuracy, not to the bit.
+Source: the code of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py checks it on a GPU.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
           "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip
-"""What decides the future of a world (MuJoCo's integration state)."""
+"""The full state of a world (MuJoCo's integration state)."""
 _SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
 _SHARED = frozenset({"nacon", "ncollision", "cdof_tri_row", "cdof_tri_col"})  # not one row per world
-_FORWARD, _FORWARD_IF_ANY = 0, -1  # graphs beside those of 1, 2, ... substeps
-_CHECK_EVERY = 32  # steps on CUDA between looks at the overflow flags
+_FORWARD, _FORWARD_IF_ANY = 0, -1  # keys of graphs that are not a number of substeps
+_CHECK_EVERY = 32  # steps on CUDA between checks of the overflow flags
 
 _CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
 _CONSTRAINTS = mjw.OverflowType.NEFC | mjw.OverflowType.NJMAX_NNZ
@@ -43,12 +44,12 @@ _WRONG_PHYSICS = int(_CONTACTS | _CONSTRAINTS | _OTHER_LIMITS)
 
 
 class WarpSim(Simulator):
-    """`n` worlds of `model` in float32 on `device`, every field the simulator's own memory.
+    """`n` worlds of `model` in float32 on `device`; fields are the simulator's own memory, not copies.
 
-    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are the room for
-    contact and constraint data; by default sized from the model, see `capacity`. Running out raises `Overflow`, naming
-    the one to raise: on the CPU in that very step, on CUDA some dozens of steps later, because asking at once would
-    make the GPU wait; no checkpoint is written in between, for `snapshot` asks too.
+    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are the sizes of the
+    contact and constraint buffers, by default computed from the model (`capacity`). A full buffer raises `Overflow`,
+    which names the size to increase: on the CPU in the same step, on CUDA some dozens of steps later, because an
+    immediate check would stall the GPU. No checkpoint is written in between: `snapshot` checks too.
     """
 
     dtype = torch.float32
@@ -66,16 +67,16 @@ class WarpSim(Simulator):
         with beside_torch(self.device):
             self._model = mjw.put_model(model)
             self._model.opt.warn_overflow = 0  # we raise instead
-            if self.device.type == "cuda":  # drivers before CUDA 12.4 lack loops within graphs
+            if self.device.type == "cuda":  # drivers before CUDA 12.4 have no loops in graphs
                 self._model.opt.graph_conditional = wp.is_conditional_graph_supported()
-            if deterministic:  # True itself would be the bit for contacts alone
+            if deterministic:  # True itself is the bit for contacts alone
                 self._model.opt.deterministic = int(mjw.DeterminismType.ALL)
             self._data = mjw.make_data(model, n, nconmax=self.capacity.contacts, njmax=self.capacity.constraints)
         self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
         self._overflow = self._tensor("overflow")
         self._flags = torch.zeros_like(self._overflow, device="cpu", pin_memory=self.device.type == "cuda")
         self._any = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._asked: torch.cuda.Event | None = None
+        self._flags_copied: torch.cuda.Event | None = None
         self._initial = {name: value[:1].clone() for name, value in self._state.items()}
         with compiling("the physics"), beside_torch(self.device):  # every kernel, before a graph is recorded
             self._advance(1)
@@ -109,11 +110,11 @@ class WarpSim(Simulator):
         if self.device.type == "cpu":
             self._raise_overflow(self._overflow)
         elif self._steps % _CHECK_EVERY == 0:
-            # Without waiting: judge the flags asked for last time, which have arrived since, and ask for these.
-            if self._asked is not None and self._asked.query():
+            # Without a synchronisation: check the flags copied last time, and start to copy the current ones.
+            if self._flags_copied is not None and self._flags_copied.query():
                 self._raise_overflow(self._flags)
             self._flags.copy_(self._overflow, non_blocking=True)
-            self._asked = torch.cuda.current_stream(self.device).record_event()
+            self._flags_copied = torch.cuda.current_stream(self.device).record_event()
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         if unknown := fields.keys() - _SETTABLE:
@@ -123,26 +124,29 @@ class WarpSim(Simulator):
         for name, value in self._state.items():
             _put(mask, fields.get(name, self._initial[name]).to(value.dtype), value)
         self._any.copy_(mask.any())
-        self._launch(_FORWARD_IF_ANY)  # for every world; it changes no state
+        self._launch(_FORWARD_IF_ANY)  # in every world, which does not change their state
         for name, value in derived.items():
             _put(~mask, before[name], value)
             if name in _AFTER_CONSTRAINTS:
                 _put(mask, torch.zeros_like(value[:1]), value)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """The integration state, the fields in use as they are (positions of bodies and the like lag one substep
-        behind qpos, so they cannot be recomputed), and the parameters that worlds have for themselves."""
+        """Return the integration state, the registered fields, and the parameters that differ between worlds.
+
+        Fields are saved because they cannot be recomputed: positions of bodies and the like lag one substep behind
+        qpos.
+        """
         self._raise_overflow(self._overflow)
         parameters = {f"model.{name}": value for name, value in self._parameters.items()}
         return {name: value.clone() for name, value in {**self._state, **self._fields, **parameters}.items()}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        self._compare(snapshot["qpos"].shape, self._state["qpos"].shape, "coordinates")
+        self._check_shape(snapshot["qpos"].shape, self._state["qpos"].shape, "coordinates")
         self._restore_parameters(snapshot)
         for name, value in self._state.items():
             value.copy_(snapshot[name])
         self._overflow.zero_()
-        self._launch(_FORWARD)  # for fields that were not in use when the snapshot was taken
+        self._launch(_FORWARD)  # for fields that were registered after the snapshot
         for name, value in snapshot.items():
             if not name.startswith("model."):
                 (self._state[name] if name in self._state else self.field(name)).copy_(value)
@@ -152,7 +156,7 @@ class WarpSim(Simulator):
         self._graphs.clear()
 
     def _tensor(self, name: str) -> torch.Tensor:
-        """The memory of mujoco_warp's field `name` as a torch tensor (n, ...)."""
+        """Return mujoco_warp's field `name` as a torch tensor (n, ...) that shares its memory."""
         array = getattr(self._data, name, None)
         if not isinstance(array, wp.array) or name in _SHARED or array.shape[0] != self.n:
             raise AttributeError(f"'{name}' is not an array of MjData with a row per world, so it cannot be a field")
@@ -162,19 +166,22 @@ class WarpSim(Simulator):
         return wp.to_torch(array)
 
     def _launch(self, substeps: int) -> None:
-        """`substeps` steps, or a forward pass, as one launch of a recorded graph: on CUDA the GPU then waits for
-        nobody, and on the CPU it spares Python thousands of calls (50 times faster for a few worlds)."""
+        """Launch the recorded graph of `substeps` steps, or of a forward pass.
+
+        On CUDA the GPU then does not wait for Python; on the CPU one call replaces thousands (50 times faster for a few
+        worlds).
+        """
         if substeps not in self._graphs:
             self._graphs[substeps] = self._record(substeps)
         with beside_torch(self.device):
             wp.capture_launch(self._graphs[substeps])
 
     def _record(self, substeps: int) -> Any:
-        """A graph of `substeps` steps. What it needs is compiled by now."""
+        """Record the graph of `substeps` steps. All kernels must be compiled."""
         if substeps == _FORWARD_IF_ANY and self.device.type == "cuda":
             try:
                 return self._record_branch()
-            except RuntimeError as error:  # slower, never wrong: each reset then costs a forward pass
+            except RuntimeError as error:  # slower, still correct: each reset then costs a forward pass
                 warnings.warn(f"resets are not recorded as a branch on this GPU: {error}", stacklevel=2)
                 substeps = _FORWARD
         with recording(self.device) as capture:
@@ -182,15 +189,18 @@ class WarpSim(Simulator):
         return capture.graph
 
     def _record_branch(self) -> Any:
-        """The forward pass as a branch of a CUDA graph, in which nothing can be allocated (CUDA's programming guide,
-        "conditional graph nodes"): its memory is taken by a pass before, and kept as long as the graph."""
-        memory = _Blocks(self.device)
+        """Record the forward pass as a conditional branch of a CUDA graph.
+
+        Nothing can be allocated in a branch (CUDA's programming guide, "conditional graph nodes"): a forward pass
+        before it allocates the memory, which is kept as long as the graph.
+        """
+        memory = _ReplayAllocator(self.device)
         with beside_torch(self.device) as warp_device, wp.ScopedAllocator(warp_device, memory):
             self._advance(_FORWARD)
             memory.rewind()
             with recording(self.device) as capture:
                 self._advance(_FORWARD_IF_ANY)
-        self._blocks = memory
+        self._branch_memory = memory
         return capture.graph
 
     def _advance(self, substeps: int) -> None:
@@ -210,21 +220,21 @@ class WarpSim(Simulator):
         mjw.forward(self._model, self._data)
 
     def _raise_overflow(self, flags: torch.Tensor) -> None:
-        if not (wrong := flags & _WRONG_PHYSICS).any():
+        if not (errors := flags & _WRONG_PHYSICS).any():
             return
-        world, room = int(torch.nonzero(wrong)[0]), self.capacity
-        kinds = int(wrong[world])
+        world, sizes = int(torch.nonzero(errors)[0]), self.capacity
+        kinds = int(errors[world])
         if kinds & int(_CONSTRAINTS):
-            what = f"World {world} needed more than constraints={room.constraints} constraint rows"
-            raise Overflow(f"{what}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
+            problem = f"World {world} needed more than constraints={sizes.constraints} constraint rows"
+            raise Overflow(f"{problem}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
         if kinds & int(_CONTACTS):
-            what = f"The {self.n} worlds needed more than contacts={room.contacts} each on average"
-            raise Overflow(f"{what}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
+            problem = f"The {self.n} worlds needed more than contacts={sizes.contacts} each on average"
+            raise Overflow(f"{problem}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
         raise Overflow(f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed.")
 
 
-class _Blocks:
-    """A Warp allocator that hands out the blocks of a first pass again, in order, to the pass after `rewind`."""
+class _ReplayAllocator:
+    """A Warp allocator that returns the blocks of a first pass again, in the same order, after `rewind`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._next = device, 0
@@ -238,13 +248,13 @@ class _Blocks:
             self._blocks.append(torch.empty(size_in_bytes, dtype=torch.uint8, device=self._device))
         block, self._next = self._blocks[self._next], self._next + 1
         if len(block) < size_in_bytes:
-            raise RuntimeError(f"a pass asks for {size_in_bytes} bytes where the one before took {len(block)}")
+            raise RuntimeError(f"a pass allocates {size_in_bytes} bytes where the one before allocated {len(block)}")
         return block.data_ptr()
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
-        """Blocks are kept."""
+        """Do nothing: blocks are kept."""
 
 
 def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """The rows of `mask` (n,) bool of `target` (n, ...) become those of `source` (n, ...) or (1, ...)."""
+    """Copy `source` (n, ...) or (1, ...) into `target` (n, ...) in the rows of `mask` (n,) bool."""
     torch.where(mask.view(-1, *[1] * (target.ndim - 1)), source, target, out=target)

@@ -265,7 +265,7 @@ class Copier:
                 self._watch(f"reading {folder}", held[f"{folder}/manifest.json"])
                 raw = self.store.read(f"{self.name}/{folder}/manifest.json", MAX_JSON_BYTES)
                 found = Checkpoint.of(folder, raw)
-                if latest is not None and step <= latest and step not in damaged and not found.lacks(held):
+                if latest is not None and step <= latest and step not in damaged and not found.missing_from(held):
                     self._verified[step] = found
                     self._good |= {path: entry["sha256"] for path, entry in found.files().items()}
         self.step = max(self._verified, default=None)
@@ -276,7 +276,7 @@ class Copier:
         """Files that the store had and has no more are copied again."""
         self._good = {path: digest for path, digest in self._good.items() if path in held}
         for step, checkpoint in list(self._verified.items()):
-            for path in checkpoint.lacks(held):
+            for path in checkpoint.missing_from(held):
                 self._good.pop(path, None)
                 self._verified.pop(step, None)
         self.step = max(self._verified, default=None)

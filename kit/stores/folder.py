@@ -174,7 +174,7 @@ class DirectoryStore(Store):
 
     def _sweep(self, folder: Path, owned: bool) -> int:
         count = 0
-        for path in leftovers.left(folder, below=owned, alone=owned):
+        for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
             with contextlib.suppress(OSError):  # it stays for the next
                 self._remove(path)
                 count += 1

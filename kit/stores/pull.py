@@ -134,7 +134,7 @@ class _Pull:
             raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
         checkpoint = Checkpoint.of(folder, self.store.read(self.prefix + path, MAX_JSON_BYTES), self.max_bytes)
         files = checkpoint.files()
-        for path in checkpoint.lacks(self.held)[:1]:
+        for path in checkpoint.missing_from(self.held)[:1]:
             size = self.held.get(path)
             what = "is missing" if size is None else f"has {size:,} bytes, not {files[path]['size']:,}"
             raise Refused(f"{path} {what}")

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from kit.errors import UserError
-from kit.presets import OF_POLICY, Row
+from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
 NOT_OVERRIDES = {
@@ -63,9 +63,9 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
 
 
 def nested(row: Row) -> Row:
-    """Move the network settings of `row` (`OF_POLICY`) into `policy_kwargs`, where SB3 expects them."""
-    policy = {name: row[name] for name in OF_POLICY if name in row}
-    others = {name: value for name, value in row.items() if name not in OF_POLICY}
+    """Move the network settings of `row` (`POLICY_KEYS`) into `policy_kwargs`, where SB3 expects them."""
+    policy = {name: row[name] for name in POLICY_KEYS if name in row}
+    others = {name: value for name, value in row.items() if name not in POLICY_KEYS}
     return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
 
 
@@ -103,7 +103,7 @@ def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
     descriptions = {name: " ".join(text.split()) for doc in docs for name, text in PARAMETER.findall(doc)}
     signature = {name: p.default for cls in documented for name, p in inspect.signature(cls).parameters.items()}
     names = [name for name in _annotations(algorithm) if name != "policy_kwargs"]
-    names += [name for name in OF_POLICY if name in inspect.signature(algorithm.policy).parameters]
+    names += [name for name in POLICY_KEYS if name in inspect.signature(algorithm.policy).parameters]
     defaults = {name: value if isinstance(value := signature[name], int | float | str) else None for name in names}
     normalize = f"running normalisation of observations and rewards: true, false, or some of {', '.join(NORMALIZE)}"
     return {name: (defaults[name], descriptions.get(name, "")) for name in names} | {"normalize": (False, normalize)}

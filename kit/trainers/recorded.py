@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kit.machine.memory import nothing_collected
+from kit.machine.memory import no_garbage_collection
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
@@ -68,6 +68,6 @@ def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tup
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with nothing_collected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             outputs = function(*inputs)
     return outputs, graph.replay

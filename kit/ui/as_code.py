@@ -17,7 +17,7 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 
 def as_code(config: RunConfig) -> dict[str, str]:
     """What differs from the defaults, as YAML, shell, Python and papermill; and every value that will be used here."""
-    said = config.told()
+    said = config.non_defaults()
     flags = [f"--{name.replace('_', '-')} {shlex.quote(spelled(value))}" for name, value in said.items()]
     given = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in said.items()]
     return {

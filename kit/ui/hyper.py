@@ -10,7 +10,7 @@ from typing import Any
 
 from kit.config import RunConfig, number, spelled
 from kit.measure.auto import resolve
-from kit.presets import OF_POLICY
+from kit.presets import POLICY_KEYS
 from kit.trainers import algorithm
 from kit.trainers.arguments import hyperparameter_docs, nested
 
@@ -87,6 +87,6 @@ def value_of(text: str) -> Any:
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of the network stands beside the others; what is left of `policy_kwargs` stays."""
     policy = dict(overrides.get("policy_kwargs", {}))
-    own = {name: policy.pop(name) for name in OF_POLICY if name in policy}
+    own = {name: policy.pop(name) for name in POLICY_KEYS if name in policy}
     flat = {name: value for name, value in overrides.items() if name != "policy_kwargs"} | own
     return flat | ({"policy_kwargs": policy} if policy else {})

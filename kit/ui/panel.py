@@ -266,7 +266,7 @@ class Estimator:
                 if question is not self._question:  # cancelled just now
                     process.kill()
                 known = speed.answer(process, resolved)
-            takes, keeps = advice.estimate(resolved, known, None, dollars_per_hour), advice.keeping(resolved)
+            takes, keeps = advice.estimate(resolved, known, None, dollars_per_hour), advice.disk_use(resolved)
             worlds = f"with {resolved.n_envs} world{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             say(f"{takes[0].upper()}{takes[1:]}, {worlds}; {keeps}.", True)
         except Exception as error:

@@ -39,7 +39,7 @@ def sweep(found: Sweep | str | Path) -> style.Page:
     shown = table.to_html(index=False, border=0, classes="kit-table", na_rep="", float_format="{:.4g}".format)
     parts.append(f"<div style='overflow-x:auto'>{shown}</div>")
     if found.best is not None:
-        best = yaml.safe_dump(found.best.told(), sort_keys=False).strip()
+        best = yaml.safe_dump(found.best.non_defaults(), sort_keys=False).strip()
         parts.append(f"{style.note('The best, for kit train FILE or kit.RunConfig.from_yaml:')}<pre class='kit-code'>")
         parts.append(f"{html.escape(best)}</pre>")
     return style.Page(f"{said}\n{table.to_string(index=False)}", "".join(parts), picture)

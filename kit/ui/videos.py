@@ -19,6 +19,7 @@ from typing import Any
 
 from kit.envs import child_environ
 from kit.errors import UserError
+from kit.machine.progress import progress_bar
 from kit.machine.settings import worker_environment
 from kit.runs.run import Run
 from kit.runs.video import View, film
@@ -56,9 +57,7 @@ class Film:
         """What was filmed before is not filmed again; else with a progress bar."""
         if self.path.exists():
             return self.path
-        from tqdm.auto import tqdm
-
-        with tqdm(desc="filming", unit="frame", leave=False) as bar:
+        with progress_bar(desc="filming", unit="frame", leave=False) as bar:
 
             def tell(done: int, at_most: int) -> None:
                 bar.total = at_most

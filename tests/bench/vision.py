@@ -88,7 +88,7 @@ def pictures(turns: int) -> None:
     env: Any = make_vec("ReachVision", WORLDS)
     poses = {name: env.task.sim.field(name) for name in POSES}
     one, two, plain = (Renderer(env.task.model, WORLDS, EYES, SIZE, SIZE, threads=threads) for threads in (1, 2, 1))
-    plain._still = plain._sight = None
+    plain._static = plain._culling = None
     usual = UsualReach()
     usual.reset(seed=0)
     contenders: dict[str, tuple[int, Callable[[], object]]] = {

@@ -185,5 +185,5 @@ def test_what_is_left_at_the_top_of_a_store_goes_after_a_day(home: Path) -> None
 def test_names_of_others_are_nobodys_leftovers(tmp_path: Path) -> None:
     for name in (".kit-notes", ".kit-0123abcd", ".kit-old-thing", ".building-x"):
         (tmp_path / name).touch()
-    leftovers.sweep(tmp_path, alone=True)
+    leftovers.sweep(tmp_path, sole_writer=True)
     assert len(list(tmp_path.iterdir())) == 4

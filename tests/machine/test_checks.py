@@ -13,7 +13,7 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.machine import checks, gpu, places
 from kit.machine.gpu import Gpu
-from kit.machine.warp import out_of_reach, wp
+from kit.machine.warp import why_warp_cannot_use_gpu, wp
 from kit.measure.auto import resolve
 from kit.sim.kernels import numbered
 from tests.machine.test_info import machine
@@ -71,7 +71,7 @@ def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: 
     assert (check.name, check.state) == ("GPU physics", "warn")
     assert "built for CUDA 13.4, the driver offers 12.4" in check.message and "newer NVIDIA driver" in check.remedy
     assert resolve(RunConfig(env="Reach", preset="fast", device="auto")).device == "cpu"
-    with pytest.raises(UserError, match=r"device='cuda' was asked for, but Warp .* the driver offers 12\.4; use a"):
+    with pytest.raises(UserError, match=r"device='cuda' cannot be used: Warp .* the driver offers 12\.4; use a"):
         numbered("cuda")
 
 
@@ -79,9 +79,9 @@ def test_a_card_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
     card = SimpleNamespace(arch=75, name="Tesla T4")
     monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
-    assert out_of_reach() is None
+    assert why_warp_cannot_use_gpu() is None
     card.arch, card.name = 35, "Tesla K40"
-    assert "no kernels for a card as old as Tesla K40" in (out_of_reach() or "")
+    assert "no kernels for a GPU as old as Tesla K40" in (why_warp_cannot_use_gpu() or "")
 
 
 def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:

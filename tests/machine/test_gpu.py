@@ -65,7 +65,7 @@ def test_samples_are_filed_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
         assert monitor.columns()["gpu/update_busy"] == 80.0
         assert seen.acquire(timeout=5)
     assert not monitor._thread.is_alive()
-    figures = monitor.figures()
+    figures = monitor.summaries()
     assert figures is not None and set(figures) == {UPDATE}, "what a card does otherwise says nothing"
     assert figures[UPDATE]["busy_percent"] == 80.0 and figures[UPDATE]["memory_bytes"] == 10**9
 
@@ -79,8 +79,8 @@ def test_a_lost_card_is_told_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch,
     with Monitor("cuda") as monitor:
         monitor._thread.join(5)
         assert not monitor._thread.is_alive()
-    assert "watched no longer: GPU is lost" in capsys.readouterr().out
-    assert monitor.figures() is None and monitor.columns() == {}
+    assert "GPU monitoring stopped: GPU is lost" in capsys.readouterr().out
+    assert monitor.summaries() is None and monitor.columns() == {}
 
 
 def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch
 def test_without_a_card_there_is_nothing_to_see(device: str) -> None:
     with Monitor(device) as monitor:
         pass
-    assert monitor.figures() is None and monitor.columns() == {}
+    assert monitor.summaries() is None and monitor.columns() == {}

@@ -25,10 +25,10 @@ def test_an_encoder_has_its_line(monkeypatch):
     assert float(line["clips/s acting"].replace(",", "")) > 0 < float(line["clips/s learning"].replace(",", ""))
 
 
-def test_what_a_pass_keeps_is_counted():
+def test_bytes_saved_by_a_pass():
     network = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Tanh())
     batch = torch.randn(16, 10)
-    assert measured._kept_bytes(network, batch) == 16 * (10 + 20) * 4  # the input and tanh's output, in float32
+    assert measured._saved_bytes(network, batch) == 16 * (10 + 20) * 4  # the input and tanh's output, in float32
 
 
 def test_an_encoder_that_cannot_be_made_says_why(monkeypatch):

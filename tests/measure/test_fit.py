@@ -1,4 +1,4 @@
-"""How many worlds fit: the arithmetic with a made-up card, and one real probe."""
+"""How many envs fit: the arithmetic with a made-up GPU, and one real probe."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.measure.auto import resolve
-from kit.measure.fit import Fit, fit, in_a_child
+from kit.measure.fit import Fit, fit, measure_in_child
 
 GB, MB = 10**9, 10**6
 
 
-def card(total: int, fixed: int, world: int):
-    """A card on which `n` worlds take fixed + n * world bytes."""
+def gpu(total: int, fixed: int, world: int):
+    """A GPU on which `n` envs take fixed + n * world bytes."""
     return lambda config, n: (fixed + n * world, total)
 
 
@@ -26,21 +26,21 @@ def card(total: int, fixed: int, world: int):
     ],
 )
 def test_the_largest_multiple_of_64_within_the_margin(total, fixed, world, n_envs):
-    found = fit(RunConfig(), card(total, fixed, world))
+    found = fit(RunConfig(), gpu(total, fixed, world))
     assert found == Fit(n_envs, world, fixed, total)
-    assert found.fixed_bytes + found.n_envs * found.world_bytes <= 0.85 * total
+    assert found.fixed_bytes + found.n_envs * found.env_bytes <= 0.85 * total
 
 
 def test_a_full_card_is_said():
-    with pytest.raises(UserError, match=r"64 worlds of Reach .* 2\.0 GB, of which 1\.5 GB are taken"):
-        fit(RunConfig(), card(2 * GB, int(1.5 * GB), 10 * MB))
+    with pytest.raises(UserError, match=r"64 envs of Reach .* 2\.0 GB, of which 1\.5 GB are taken"):
+        fit(RunConfig(), gpu(2 * GB, int(1.5 * GB), 10 * MB))
 
 
 def test_a_real_probe_reports_memory_and_failure(registered):
     config = resolve(RunConfig(env=registered, device="cpu", overrides={"n_steps": 8, "batch_size": 64}))
-    used, memory = in_a_child(config, 8)
+    used, memory = measure_in_child(config, 8)
     assert 10**8 < used < memory
     with pytest.raises(
-        UserError, match=rf"probe with 4 worlds of {registered} failed \(.*gama.*\); set n_envs yourself"
+        UserError, match=rf"probe with 4 envs of {registered} failed \(.*gama.*\); set n_envs yourself"
     ):
-        in_a_child(config.replace(overrides={"gama": 1}), 4)
+        measure_in_child(config.replace(overrides={"gama": 1}), 4)

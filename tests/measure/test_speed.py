@@ -21,7 +21,7 @@ SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 1}
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_known", {})
+    monkeypatch.setattr(speed, "_cache", {})
 
 
 def test_rate_is_taken_when_everything_is_warm() -> None:
@@ -67,13 +67,13 @@ def test_the_estimate_counts_evaluations() -> None:
 
 def test_sentences() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
-    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free"
+    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free of charge"
     assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 69 s on this machine (1,500 steps/s)"
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",
         "     3,000  the env, with observations and rewards",
         "     1,500  training, end to end",
-        "The env has 0.75 of bare physics. Networks take 50% of the time of training.",
+        "The env reaches 0.75 of bare physics. Networks take 50% of the training time.",
     ]
 
 
@@ -81,9 +81,9 @@ def test_what_checkpoints_may_take_is_said_in_advance(tmp_path: Path, monkeypatc
     """Also for a folder that will only be made."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=71.4e9 if folder == tmp_path else 0))
     config = RunConfig(runs_dir=str(tmp_path / "not" / "yet"), disk_budget="10GB")
-    assert advice.keeping(config) == "checkpoints take at most 10GB of the 71.4 GB that are free"
+    assert advice.disk_use(config) == "checkpoints take at most 10GB of 71.4 GB of free disk space"
     much = config.replace(disk_budget="1TB")
-    assert advice.keeping(much) == "checkpoints take at most 1TB, but only 71.4 GB are free"
+    assert advice.disk_use(much) == "checkpoints take at most 1TB, but there are only 71.4 GB of free disk space"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_cost_is_told_where_a_price_is_known() -> None:
     assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 as last documented"
     assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent as last documented"
     assert advice.cost(machine(place="RunPod"), 3600) == ""
-    assert advice.cost(machine(place="Google Colab"), 3600) == "free"
+    assert advice.cost(machine(place="Google Colab"), 3600) == "free of charge"
     assert advice.cost(machine(place="Google Colab", gpus=card), 3600) == ""
-    assert advice.cost(machine(), 3600) == "free"
+    assert advice.cost(machine(), 3600) == "free of charge"
     assert advice.cost(machine(place="Azure"), 3600) == ""
 
 
@@ -117,5 +117,5 @@ def test_advice_fits_the_card(gigabytes: int, preset: str) -> None:
 def test_bench_measures_pictures_too() -> None:
     found = speed.bench("Reach", n_envs=2, seconds=1.0)
     assert found.pictures_per_s is not None and found.pictures_per_s > 0
-    assert "  pictures of 64×64\n" in str(found) and 0 <= found.update_share < 1
+    assert "  images of 64×64\n" in str(found) and 0 <= found.update_share < 1
     assert found.physics_steps_per_s is not None and found.physics_steps_per_s >= found.env_steps_per_s

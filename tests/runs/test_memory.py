@@ -85,7 +85,7 @@ def test_while_a_graph_is_recorded_python_collects_nothing():
     with recording(torch.device("cpu")):
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(RuntimeError, match="broken"), memory.nothing_collected():
+    with pytest.raises(RuntimeError, match="broken"), memory.no_garbage_collection():
         raise RuntimeError("broken off")
     assert gc.isenabled()
 
@@ -164,5 +164,5 @@ def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     assert rows and all(row["gpu/update_busy"] == 80.0 and row["gpu/memory_gb"] == 1.0 for row in rows)
     assert {row["gpu/rollout_busy"] for row in rows if "gpu/rollout_busy" in row} == {5.0}
     assert run.status()["gpu"] is None, "the run has ended"
-    assert watching[0].figures()["rollout"]["busy_percent"] == 5.0
+    assert watching[0].summaries()["rollout"]["busy_percent"] == 5.0
     assert not watching[0]._thread.is_alive()

@@ -88,7 +88,7 @@ def test_each_world_may_have_its_own_colours(ball):
 def test_bad_requests_are_refused_in_a_sentence(ball):
     with pytest.raises(UserError, match=r"no camera 'eyes'; its cameras: eye\."):
         Renderer(ball, 1, ("eyes",), 8, 8)
-    with pytest.raises(UserError, match="height is 0"):
+    with pytest.raises(UserError, match="height=0"):
         Renderer(ball, 1, ("eye",), 0, 8)
 
 
@@ -144,8 +144,8 @@ def test_the_arm_before_a_backdrop_is_the_arm_in_its_scene():
     env = TensorEnv(Reach(), 3)
     cameras = ("front", "side", "top")
     plain, quick = (Renderer(env.task.model, 3, cameras, 64, 64, threads=threads) for threads in (1, 2))
-    assert quick._still is not None and 0 < quick._still.sum() < env.task.model.ngeom
-    plain._still = None
+    assert quick._static is not None and 0 < quick._static.sum() < env.task.model.ngeom
+    plain._static = None
     for _ in range(5):
         fields = {name: env.task.sim.field(name) for name in POSES}
         assert torch.equal(quick.render(fields), plain.render(fields))

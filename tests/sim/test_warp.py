@@ -269,5 +269,5 @@ def test_models_with_sleeping_bodies_are_refused():
 def test_a_missing_gpu_is_said_in_a_sentence(balls):
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA GPU")
-    with pytest.raises(UserError, match="device='cuda' was asked for, but torch finds no CUDA GPU"):
+    with pytest.raises(UserError, match="device='cuda' cannot be used: torch finds no CUDA GPU"):
         WarpSim(balls, 1, "cuda")

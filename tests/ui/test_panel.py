@@ -135,7 +135,7 @@ def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path) -> None:
     assert RunConfig.load(tmp_path / "config.yaml") == CONFIG
     command, subcommand, *flags = shlex.split(next(written))
     assert (command, subcommand) == ("kit", "train")
-    assert RunConfig(**cli._given(cli._parser().parse_args([subcommand, *flags]))) == CONFIG
+    assert RunConfig(**cli._config_fields(cli._parser().parse_args([subcommand, *flags]))) == CONFIG
     assert eval(next(written), {"kit": SimpleNamespace(launch=RunConfig)}) == CONFIG
     given = shlex.split(next(written))[3:]
     parameters = {name: value for text in given[1::2] for name, value in yaml.safe_load(text).items()}
