@@ -15,7 +15,7 @@ from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.runs import control, directory, provenance, status, tracking
 from kit.runs.finding import locate, locate_unfinished
-from kit.runs.request import Request, request
+from kit.runs.prepare import PreparedRun, prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint
 from kit.trust import permit
@@ -38,7 +38,7 @@ def train(
     file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
     then.
     """
-    run = create(request(config, fields, start_from, trust))
+    run = create(prepare_run(config, fields, start_from, trust))
     return _foreground(run, on_progress)
 
 
@@ -46,7 +46,7 @@ def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
     """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    run = create(request(config, fields, start_from, trust, elsewhere=True))
+    run = create(prepare_run(config, fields, start_from, trust, other_process=True))
     return _background(run)
 
 
@@ -98,7 +98,7 @@ def resume(
     return _background(run) if background else _foreground(run, on_progress)
 
 
-def here(config: RunConfig) -> Run | None:
+def existing_run(config: RunConfig) -> Run | None:
     """The run that `config` names: as it is in its folder, brought from its store where that has more of it, or None.
     Raises `UserError`."""
     permit(config)
@@ -115,9 +115,9 @@ def here(config: RunConfig) -> Run | None:
     return Run(path) if is_here else None
 
 
-def there(config: RunConfig) -> Run | None:
+def resume_existing(config: RunConfig) -> Run | None:
     """The same, going on if it is unfinished."""
-    run = here(config)
+    run = existing_run(config)
     unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
     return resume(run.path, background=True) if run is not None and unfinished else run
 
@@ -141,12 +141,12 @@ def remove(run: Run, sure: bool = False) -> None:
         shutil.rmtree(trash)
 
 
-def create(new: Request) -> Run:
+def create(prepared: PreparedRun) -> Run:
     """The directory of a new run, with its first checkpoint if it starts with a pretrained policy."""
-    config, warm = new.plan.config, new.warm_start
+    config, warm = prepared.plan.config, prepared.warm_start
     path = directory.create(config)
     try:
-        status.Status.create(path, config.total_steps, plan=new.plan.sentence)
+        status.Status.create(path, config.total_steps, plan=prepared.plan.sentence)
         if warm is not None:
             provenance.write(path, parent=warm.parent)
             first_checkpoint(Run(path), warm)

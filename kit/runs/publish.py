@@ -17,7 +17,7 @@ from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
 from kit.runs.video import record
-from kit.stores.card import MARK, curve
+from kit.stores.model_card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
 
 if TYPE_CHECKING:

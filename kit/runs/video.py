@@ -65,11 +65,11 @@ def record(
     number = found.step if found else 0
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
     folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
-    return film(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
+    return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
 
 
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
-    """The numbers of the first `among` episodes that `film` would show of the policy of `step`, those that fail before
+    """The numbers of the first `among` episodes that `render_video` would show of the policy of `step`, those that fail before
     the others, then by return. Looks for `SEARCH_S` seconds at most. Raises `UserError`."""
     player, found, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
     try:
@@ -84,7 +84,7 @@ def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) 
     return [episode for *_, episode in sorted(found)]
 
 
-def film(
+def render_video(
     views: Sequence[View],
     path: Path,
     episodes: int | Sequence[int],
@@ -104,7 +104,7 @@ def film(
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     try:
         with temporary(path.parent) as folder:
-            building = folder / "film.mp4"
+            building = folder / "video.mp4"
             with (
                 mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as written,
                 closing(

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kit.stores import alone, lease
+from kit.stores import copier_lock, lease
 from kit.stores.copier import Copier, Watch
 from kit.stores.loop import Sync, Watched
 from kit.stores.urls import open_store
@@ -43,7 +43,7 @@ def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
         return drain.is_set() or closed or os.getppid() != parent
 
-    with os.fdopen(before["lock"], "a+") if before else (run_dir / alone.FILE).open("a+") as lock:
+    with os.fdopen(before["lock"], "a+") if before else (run_dir / copier_lock.FILE).open("a+") as lock:
         os.set_inheritable(lock.fileno(), True)
 
         def restart(now: dict[str, Any]) -> None:  # the lock is kept, and signals wait until they are listened to
@@ -52,7 +52,7 @@ def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
             os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, told])
 
         def make(announce: Watch) -> Copier:
-            alone.take(lock)
+            copier_lock.take(lock)
             announce("opening the store", 0)
             return Copier(run_dir, open_store(url, write=True), owner, watch=announce)
 

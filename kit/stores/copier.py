@@ -25,7 +25,7 @@ from kit.format.files import sha256, step_of
 from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
 from kit.format.leftovers import temporary
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
-from kit.stores import card, lease
+from kit.stores import lease, model_card
 from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import one_line, redact_bytes
 
@@ -102,7 +102,7 @@ class Copier:
         """The pointer, texts, best, videos; at the end of a finished run the model card."""
         held = self._list()
         files = {**self._best(), **self._videos(held), **self._texts(), **self._pointer()}
-        page = card.page(self.run_dir, self.store) if final and self.store.has_page else {}
+        page = model_card.page(self.run_dir, self.store) if final and self.store.has_page else {}
         outdated = self._outdated(held)
         if files or page or outdated:
             message = f"latest is step {self.step:,}" if LATEST in files else "metrics and status"
@@ -130,7 +130,7 @@ class Copier:
         paths = whole.list()
         folders = tuple(path.removesuffix(lease.FILE) for path in paths if path.endswith(f"/{lease.FILE}"))
         for path in paths:
-            if not path.startswith(folders) and path.rpartition("/")[2] not in card.FILES:
+            if not path.startswith(folders) and path.rpartition("/")[2] not in model_card.FILES:
                 return f"{path} is no run's"
         for folder in folders:
             _, found = lease.read(whole, folder.rstrip("/"))

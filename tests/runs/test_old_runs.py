@@ -17,7 +17,7 @@ from kit.format.checkpoint import Checkpoint
 from kit.format.segments import OffPolicy, load_replay
 from kit.runs import provenance
 from kit.runs.fingerprint import fingerprint
-from kit.runs.opponents import make_worlds
+from kit.runs.opponents import make_env
 from kit.trainers import make_trainer
 from tests.format.old_runs.reference import fixed, processor
 
@@ -48,7 +48,7 @@ def test_the_policy_acts_as_it_did(old):
 
 def test_every_part_that_it_holds_is_loaded_bit_for_bit(old):
     found, config = old.latest(), old.config
-    env = make_worlds(config, int(config.n_envs), config.seed, 1)
+    env = make_env(config, int(config.n_envs), config.seed, 1)
     try:
         trainer = make_trainer(config, env)
         was = {part: values for part, values in found.read().items() if part != "session"}

@@ -55,7 +55,7 @@ def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypa
     written = video._written
     monkeypatch.setattr(video, "_written", lambda *args: said.append(args[3]) or written(*args))
     near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
-    path = video.film([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
+    path = video.render_video([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
     assert path.stat().st_size > 1000
     parts = [re.fullmatch(r"episode 1   step (\d+)   return \S+   (.*)", line) for line in said[:26]]
     short, long = [(int(m[1]), m[2]) for m in parts[::2] if m], [(int(m[1]), m[2]) for m in parts[1::2] if m]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.trainers.planning import Plan
 
 
-class Request(NamedTuple):
+class PreparedRun(NamedTuple):
     """What a run is to be."""
 
     plan: Plan
@@ -24,15 +24,15 @@ class Request(NamedTuple):
     """The pretrained policy that it starts with."""
 
 
-def request(
+def prepare_run(
     config: RunConfig | None,
     changes: dict[str, Any],
     start_from: str | Path | None = None,
     trust: bool = False,
-    elsewhere: bool = False,
+    other_process: bool = False,
     gpu_share: int = 1,
-) -> Request:
-    """Of `config` with `changes`, as for `kit.train`; `elsewhere`: for another process to train in. Where a GPU's
+) -> PreparedRun:
+    """Of `config` with `changes`, as for `kit.train`; `other_process`: for another process to train in. Where a GPU's
     memory decides the number of envs, one of `gpu_share` runs gets its part. Raises `UserError`."""
     from kit import envs
     from kit.measure.fit import room
@@ -44,7 +44,7 @@ def request(
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
         config = warm.complete(given, changes)
     permit(config, trust)
-    if elsewhere or config.processes > 1:
+    if other_process or config.processes > 1:
         envs.carry(config)  # an env that no other process can make is refused
     opponents.check(config)
     if config.tracker is not None:
@@ -54,4 +54,4 @@ def request(
         from kit.stores import open_store
 
         open_store(planned.config.store, write=True)  # what cannot be written is said now, not after an hour
-    return Request(planned, warm)
+    return PreparedRun(planned, warm)
