@@ -260,7 +260,7 @@ def planned(
             asked = seen_by_all(asked) if elsewhere else asked
             config = RunConfig.from_dict(asked)
             if start_from is not None:
-                config = warm_start(start_from, trust, config.runs_dir, config.algo).complete(None, asked)
+                config = warm_start(start_from, trust, config.runs_dir, config.algo).make_config(None, asked)
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
                 stem = folder_name(f"{stem}-s{config.seed}")
