@@ -81,6 +81,7 @@ class Evaluator:
         }
 
     def close(self) -> None:
+        """Close the envs."""
         self.env.close()
 
 

@@ -60,6 +60,7 @@ class Metrics:
         self._events.flush()
 
     def close(self) -> None:
+        """Write waiting rows and close the files."""
         with contextlib.suppress(OSError):
             self._flush()
         self._file.close()
@@ -89,6 +90,7 @@ class Events:
         self._purge_step = before[-1]["step"] + 1 if before and not self._waiting else None
 
     def add(self, row: dict[str, Any]) -> None:
+        """Write the row's columns as scalars, after rows that failed before."""
         self._waiting.append(row)
         try:
             while self._waiting:

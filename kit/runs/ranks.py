@@ -28,7 +28,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 
 def train_rank(group: ProcessGroup) -> int:
-    """Train as a rank above 0; return exit code 75 if rank 0 was stopped or any rank's process is gone, else 0."""
+    """Train as a rank above 0. Return exit code 75 if rank 0 was stopped or any rank's process is gone, else 0."""
     try:
         follow(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
     except Interrupted:

@@ -41,10 +41,12 @@ class Run:
 
     @property
     def name(self) -> str:
+        """Name of the run directory."""
         return self.path.name
 
     @cached_property
     def config(self) -> RunConfig:
+        """The resolved config, from config.yaml."""
         return RunConfig.load(self.path / "config.yaml", of_run=True)
 
     @cached_property
@@ -100,10 +102,12 @@ class Run:
 
     @property
     def videos(self) -> list[Path]:
+        """Paths of the videos, by name."""
         return sorted((self.path / "videos").glob("[!.]*.mp4"))
 
     @property
     def log_path(self) -> Path:
+        """Path of worker.log."""
         return self.path / "worker.log"
 
     def log(self, lines: int = 50) -> str:

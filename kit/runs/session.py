@@ -47,7 +47,7 @@ FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
 
 
 class Session:
-    """Train the run at `path` until it is done. `on_progress(status)` is called about five times a second."""
+    """One training session of the run at `path`. Calls `on_progress(status)` about five times a second."""
 
     def __init__(
         self, path: Path, on_progress: Callable[[dict[str, Any]], None] | None = None, lock: int | None = None

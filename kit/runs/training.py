@@ -240,7 +240,10 @@ class Training:
         self.metrics.add(self.step, {TESTED: best.step, **values})
 
     def _keep_policy(self, subfolder: str, result: dict[str, Any], max_kept: int) -> None:
-        """Save the policy and its evaluation in `subfolder`. Beyond `max_kept`, delete every second older policy."""
+        """Save the policy and its evaluation in `subfolder`.
+
+        With `max_kept` or more older policies there, delete every second of them (all, if `max_kept` is 1).
+        """
         folder = self.run.path / subfolder
         try:
             checkpoint.write(folder, self.step, {**self.trainer.policy_state(), "evaluation": result})

@@ -59,10 +59,11 @@ def record(
     on_frame: Progress = lambda done, at_most: None,
     trust: bool = False,
 ) -> Path:
-    """Record an mp4 of the policy of `step` and return its path; cameras side by side, `size` pixels a side each.
+    """Record a video (mp4) of the policy of `step`; return its path.
 
-    `episodes`: how many, or a list of episode numbers. The default path is `videos/step_<step>.mp4` in the run, for a
-    list `videos/chosen/step_<step>.mp4`. Needs the extra `video`. `trust` as in `kit.resume`.
+    Cameras are side by side, `size` pixels a side each. `episodes`: how many, or a list of episode numbers. The default
+    path is `videos/step_<step>.mp4` in the run, for a list `videos/chosen/step_<step>.mp4`. Needs the extra `video`.
+    `trust` as in `kit.resume`.
     """
     run = opened(run, trust)
     saved = run.find_or_new(step)
@@ -229,7 +230,7 @@ def _observed_images(obs: Obs, size: int) -> np.ndarray | None:
 def _captioned(
     pixels: np.ndarray, inset: np.ndarray | None, title: str, caption: str, colour: tuple[int, int, int]
 ) -> np.ndarray:
-    """Return a copy of `pixels` with the title at the top, the caption at the bottom, and `inset` at the top right."""
+    """Return a copy of `pixels` with title (top left), caption (bottom) and `inset` (top right)."""
     from PIL import Image, ImageDraw
 
     pixels, font, size = pixels.copy(), _font(max(9, len(pixels) // 24)), len(pixels)

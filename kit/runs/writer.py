@@ -1,4 +1,4 @@
-"""Write checkpoints in a background thread, from a copy of the state, so that training does not wait for the disk."""
+"""Write checkpoints in a background thread, from a copy of the state; training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     @property

@@ -246,7 +246,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
 
 
 def _values(store: Store, path: str, files: dict[str, int]) -> dict[str, Any]:
-    """Read a small JSON object; {} if it is missing or damaged, so that one bad run does not hide the others."""
+    """Read a small JSON object; {} if missing or damaged, so that one bad run does not hide the others."""
     if path in files:
         with contextlib.suppress(StoreError, Refused):
             value = parse_json(store.read(path), path)
