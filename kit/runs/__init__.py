@@ -1,4 +1,7 @@
-"""Runs: directories that cannot be lost. `kit.runs(path_or_url)` lists them."""
+"""Runs: start, resume, evaluate, export and publish them. `kit.runs(path_or_url)` lists the runs in a folder or store.
+
+A run is a directory with exactly resumable checkpoints (`kit.runs.directory` draws it).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Runs(ModuleType):
-    """Makes this package callable: `kit.runs` is both the room and the function that lists what is in it."""
+    """A callable package: `kit.runs` holds the modules, and `kit.runs(where)` lists the runs in `where`."""
 
     def __call__(self, where: str = "runs") -> RunList | StoredRuns:
         from kit.runs.finding import list_runs

@@ -1,4 +1,4 @@
-"""What a notebook user calls: train, launch, branch, resume, remove."""
+"""The functions that a notebook user calls: train, launch, branch, resume, remove."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.runs import control, directory, provenance, status, tracking
 from kit.runs.finding import locate, locate_unfinished
-from kit.runs.request import Request, request
+from kit.runs.prepare import PreparedRun, prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint
 from kit.trust import permit
@@ -31,34 +31,38 @@ def train(
     on_progress: Progress | None = None,
     **fields: Any,
 ) -> Run:
-    """Train in the foreground until done, stopped or failed; `fields` are RunConfig's. Look at the run's `status()`.
+    """Train in the foreground until the run is done, stopped or failed; its `status()` says which.
 
-    `start_from` names the policy that the run starts with: of another run, as RUN or RUN@STEP (`branch` says what comes
-    along), or a Stable-Baselines3 MODEL.zip. To open a zip, or what names a module and came with a run or beside a
-    file, can run code and needs `trust=True`. Raises `UserError` for a request that cannot be met; nothing is created
-    then.
+    `fields` are fields of RunConfig. `start_from` names a pretrained policy: RUN or RUN@STEP of another run (`branch`
+    lists what is copied), or a Stable-Baselines3 MODEL.zip. Opening a zip can run code, and so can importing a module
+    that a config file or another run names: both need `trust=True`. Raises `UserError` for a request that cannot be
+    met; nothing is created then.
     """
-    run = create(request(config, fields, start_from, trust))
+    run = create(prepare_run(config, fields, start_from, trust))
     return _foreground(run, on_progress)
 
 
 def launch(
     config: RunConfig | None = None, *, start_from: str | Path | None = None, trust: bool = False, **fields: Any
 ) -> Run:
-    """As `train`, in a process of its own; returns at once. The run has `pause`, `stop`, `checkpoint`, `wait`."""
-    run = create(request(config, fields, start_from, trust, elsewhere=True))
+    """Train in a separate process; return at once. Arguments as in `train`.
+
+    The run has `pause`, `stop`, `checkpoint`, `wait`.
+    """
+    run = create(prepare_run(config, fields, start_from, trust, other_process=True))
     return _background(run)
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
-    """Launch a new run that starts with the policy of another's `step` (a number, "best", "latest"; default: the best)
-    and with its config, but for `changes`: env_options={"level": "hard"}, overrides={"learning_rate": 1e-4}, ...
+    """Launch a new run from the policy and config of another run.
 
-    What the normaliser knows comes along and, from a whole checkpoint of the same algorithm, the optimizer; counters,
-    worlds and replay data begin anew. Raises `UserError` if the policy does not fit; nothing is created then.
+    `step`: a number, "best" or "latest"; default: the best. `changes` are config fields that differ:
+    env_options={"level": "hard"}, overrides={"learning_rate": 1e-4}, ... The normaliser's statistics are copied too
+    and, from a whole checkpoint of the same algorithm, the optimizer's state; counters, envs and replay data start
+    fresh. Raises `UserError` if the policy does not fit; nothing is created then.
     """
-    name = run.path if isinstance(run, Run) else run
-    return launch(start_from=name if step is None else f"{name}@{step}", **changes)
+    path = run.path if isinstance(run, Run) else run
+    return launch(start_from=path if step is None else f"{path}@{step}", **changes)
 
 
 def resume(
@@ -71,20 +75,23 @@ def resume(
     trust: bool = False,
     **changes: Any,
 ) -> Run:
-    """Go on with a run: a directory, a store's URL with the run's name, or by default the latest unfinished one in
+    """Resume a run from its latest checkpoint.
+
+    `path_or_url`: a run directory, a store's URL with the run's name, or None for the latest unfinished run in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    From a store, the run is first copied into `runs_dir`, at most `max_gb` GiB of it. A run whose config names a module
-    (module:Class) is opened with `trust=True`, unless the module is imported already, or trusted on this machine: you
-    typed its name here before. A secret among its env_options is not in the store: give them again. Raises `UserError`.
+    A run in a store is first copied into `runs_dir`, at most `max_gb` GiB of it. If its config names a module
+    (module:Class), pass `trust=True`, unless the module is imported already, or trusted on this machine because you
+    typed its name here before. Secrets in env_options are not written to the store: pass them again. Raises
+    `UserError`.
     """
     from kit.stores.redact import HIDDEN
 
     if path_or_url is None:
-        run, moved = locate_unfinished(runs_dir, changes.get("store"), max_gb)
+        run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb)
     else:
-        run, moved = locate(path_or_url, runs_dir, max_gb)
-    changes = {**moved, **changes}
+        run, new_location = locate(path_or_url, runs_dir, max_gb)
+    changes = {**new_location, **changes}
     opened(run, trust)
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
@@ -98,38 +105,41 @@ def resume(
     return _background(run) if background else _foreground(run, on_progress)
 
 
-def here(config: RunConfig) -> Run | None:
-    """The run that `config` names: as it is in its folder, brought from its store where that has more of it, or None.
+def existing_run(config: RunConfig) -> Run | None:
+    """Return the run that `config.run_name` names, fetched from its store if the store is ahead; None if it is new.
     Raises `UserError`."""
     permit(config)
     if config.run_name is None:
         return None
     path = Path(config.runs_dir).expanduser() / config.run_name
-    is_here = (path / "config.yaml").is_file()
-    if config.store and not (is_here and (Run(path).is_working() or Run(path).status()["state"] == "finished")):
+    is_local = (path / "config.yaml").is_file()
+    if config.store and not (is_local and (Run(path).is_working() or Run(path).status()["state"] == "finished")):
         from kit.stores import holds, open_store, pull
 
         if holds(store := open_store(config.store), config.run_name):
             pull(store, config.run_name, Path(config.runs_dir))
-            is_here = True
-    return Run(path) if is_here else None
+            is_local = True
+    return Run(path) if is_local else None
 
 
-def there(config: RunConfig) -> Run | None:
-    """The same, going on if it is unfinished."""
-    run = here(config)
+def resume_existing(config: RunConfig) -> Run | None:
+    """`existing_run`, resumed in the background if it is unfinished."""
+    run = existing_run(config)
     unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
     return resume(run.path, background=True) if run is not None and unfinished else run
 
 
 def remove(run: Run, sure: bool = False) -> None:
-    """Delete `run` from this machine; what is in a store stays. Raises `UserError` while it is at work, and, unless
-    `sure`, if it is unfinished and no store holds its newest checkpoint."""
+    """Delete `run` from this machine; its copy in a store stays.
+
+    Raises `UserError` while a process works on it and, unless `sure`, if it is unfinished and no store holds its newest
+    checkpoint.
+    """
     if run.is_working():
         raise UserError(f"{run.path} is at work; stop it first (kit stop {run.path}).")
     now, newest = run.status(), run.checkpoints()[-1:]
-    held = (now["store"] or {}).get("step")
-    if not sure and now["state"] != "finished" and newest and (held is None or held < newest[0].step):
+    stored_step = (now["store"] or {}).get("step")
+    if not sure and now["state"] != "finished" and newest and (stored_step is None or stored_step < newest[0].step):
         raise UserError(
             f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; say --yes (sure=True) if you "
             "want to lose it."
@@ -137,16 +147,16 @@ def remove(run: Run, sure: bool = False) -> None:
     leftovers.sweep(run.path.parent)
     with directory.lock(run.path):
         trash = leftovers.hide(run.path)
-    with contextlib.suppress(FileNotFoundError):  # another sweeps it
+    with contextlib.suppress(FileNotFoundError):  # another process removed it first
         shutil.rmtree(trash)
 
 
-def create(new: Request) -> Run:
-    """The directory of a new run, with its first checkpoint if it starts with a pretrained policy."""
-    config, warm = new.plan.config, new.warm_start
+def create(prepared: PreparedRun) -> Run:
+    """Create the run directory, with a checkpoint at step 0 if the run starts with a pretrained policy."""
+    config, warm = prepared.plan.config, prepared.warm_start
     path = directory.create(config)
     try:
-        status.Status.create(path, config.total_steps, plan=new.plan.sentence)
+        status.Status.create(path, config.total_steps, plan=prepared.plan.sentence)
         if warm is not None:
             provenance.write(path, parent=warm.parent)
             first_checkpoint(Run(path), warm)
@@ -161,7 +171,7 @@ def create(new: Request) -> Run:
 def _foreground(run: Run, on_progress: Progress | None) -> Run:
     from kit.runs.session import Session
 
-    control.take(run.path)  # what was asked of an earlier session
+    control.take(run.path)  # drop commands left over from an earlier session
     Session(run.path, on_progress)()
     return run
 
@@ -180,9 +190,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
         if name == "env_options" and restores(value, run.config.env_options):
             continue
         if name not in MAY_CHANGE_ON_RESUME and value != getattr(run.config, name, None):
-            had = getattr(run.config, name, None)
-            may = ", ".join(MAY_CHANGE_ON_RESUME)
-            raise UserError(f"{name}={value!r} differs from the run's {had!r}; on resume only {may} may change.")
+            current = getattr(run.config, name, None)
+            allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
+            raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
     config = run.config.replace(**changes)
     tracking.check(config.tracker)
     if "device" in changes or config.store != run.config.store:

@@ -1,5 +1,4 @@
-"""What is wanted of a session: requests as files in the run, which work from any process that sees the folder, and what
-they, signals and clocks amount to."""
+"""Control commands (pause, unpause, stop, checkpoint) as files in the run directory, readable from any process."""
 
 from __future__ import annotations
 
@@ -12,15 +11,17 @@ Command = Literal["pause", "unpause", "stop", "checkpoint"]
 
 
 def request(run_path: Path, command: Command) -> None:
-    """Ask the process at work in the run, or about to be, for `command`. It looks five times a second. An empty file,
-    whose name says it: also a full disk takes that."""
+    """Send `command` to the run's training process, which polls five times a second, or to the next one that starts.
+
+    Creates an empty file named after the command, which works even on a full disk.
+    """
     folder = run_path / "control"
     folder.mkdir(exist_ok=True)
     (folder / f"{time.time_ns():020d}-{os.getpid()}.{command}").touch()
 
 
 def take(run_path: Path) -> list[Command]:
-    """The requests waiting, oldest first; each is handed out once."""
+    """Return the waiting commands, oldest first, and delete their files."""
     commands: list[Command] = []
     for path in sorted((run_path / "control").glob("[0-9]*.*")):
         path.unlink(missing_ok=True)
@@ -30,20 +31,24 @@ def take(run_path: Path) -> list[Command]:
 
 
 class Requests:
-    """Written by any thread, read by the one that trains. A stop is for good, and its first reason counts."""
+    """Flags for the training thread, set by commands, signals and clocks in other threads.
+
+    A stop cannot be taken back; its first reason is kept.
+    """
 
     def __init__(self) -> None:
         self.paused = self.checkpoint = self.hurry = False
         self.reason: str | None = None
-        """Why to stop; None while nobody wants that."""
+        """Why to stop; None to continue."""
 
     def obey(self, command: Command) -> None:
+        """Set the flags of `command`."""
         if command == "stop":
             self.stop("stopped on request")
         self.checkpoint |= command == "checkpoint"
         self.paused = command == "pause" or (self.paused and command != "unpause")
 
     def stop(self, reason: str) -> None:
-        """Ask for a checkpoint and the end."""
+        """Request a checkpoint and the end of the session."""
         if self.reason is None:
             self.reason = reason

@@ -1,4 +1,4 @@
-"""The run directory on disk: names, the lock that says a process is at work in it.
+"""The run directory: its files, how it is created, and the lock held by the process that works on it.
 
 runs/<name>/
   config.yaml        resolved RunConfig; written first
@@ -9,11 +9,11 @@ runs/<name>/
   tb/                TensorBoard events, the same numbers
   checkpoints/step_000100352/   see kit.format.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
-  frozen/            weights that never change, shared by checkpoints and policies
-  policies/          the policy alone at each evaluation, to look back on
+  frozen/            frozen weights (never trained), shared by checkpoints and policies
+  policies/          the policy at each evaluation, without optimizer or env state
   videos/  best/
-  control/           requests to the training process, one file each
-  .lock              held (flock) by the process at work; the system frees it when that process dies
+  control/           commands to the training process, one file each
+  .lock              held (flock) by the training process; the system frees it when that process dies
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kit.format.files import sync_folder, write_atomic
 from kit.format.leftovers import temporary
 
 LOCK_PATIENCE_S = 0.5
-"""Somebody who only asks whether a run is at work holds its lock for an instant (`is_locked`)."""
+"""Seconds to wait for the lock: `is_locked` in another process holds it for an instant."""
 
 
 def create(config: RunConfig) -> Path:
-    """A new run directory holding `config`'s config.yaml. A name that exists is never used again."""
+    """Create the run directory of `config`, with its config.yaml. Raises `UserError` if the name exists already."""
     if config.run_name is None:
         raise ValueError("create() takes a resolved config")
     with contextlib.ExitStack() as stack:
@@ -45,8 +45,8 @@ def create(config: RunConfig) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             building = stack.enter_context(temporary(path.parent))
         except OSError as error:
-            why = error.strerror
-            raise UserError(f"runs_dir={config.runs_dir!r} cannot be written ({why}); choose another folder.") from None
+            reason = f"cannot be written ({error.strerror}); choose another folder."
+            raise UserError(f"runs_dir={config.runs_dir!r} {reason}") from None
         try:
             for folder in ("checkpoints", "videos", "control"):
                 (building / folder).mkdir()
@@ -54,7 +54,7 @@ def create(config: RunConfig) -> Path:
         except OSError as error:
             raise refused(path, error) from None
         try:
-            building.rename(path)  # fails if another took the name meanwhile: a non-empty folder is never replaced
+            building.rename(path)  # fails if another process took the name: a non-empty folder is never replaced
         except OSError:
             raise _taken(config) from None
     sync_folder(path.parent)
@@ -62,7 +62,7 @@ def create(config: RunConfig) -> Path:
 
 
 def free(config: RunConfig) -> Path:
-    """Where a run of `config`, which has a name, will lie. Raises `UserError` if one lies there."""
+    """Return the path for a new run of `config`, which must have a name. Raises `UserError` if the path exists."""
     path = Path(config.runs_dir).expanduser() / str(config.run_name)
     if path.exists():
         raise _taken(config)
@@ -74,13 +74,13 @@ def _taken(config: RunConfig) -> UserError:
 
 
 def find(path: str | Path) -> Path:
-    """`path`, if it is a run directory. Raises `UserError` if not."""
+    """Return `path` if it is a run directory. Raises `UserError` if it is not."""
     path = Path(path).expanduser()
     try:
-        there, has_config = path.exists(), (path / "config.yaml").is_file()
+        exists, has_config = path.exists(), (path / "config.yaml").is_file()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a folder that can.") from None
-    if not there:
+    if not exists:
         raise UserError(f"{path} does not exist; `kit runs` lists the runs that do.")
     if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
@@ -88,18 +88,21 @@ def find(path: str | Path) -> Path:
 
 
 def refused(path: Path, error: OSError) -> UserError:
-    """What a run says whose folder takes nothing."""
+    """`UserError` for an unwritable run directory."""
     return UserError(f"{path} cannot be written ({error.strerror}); make room there, or use a folder that can.")
 
 
 @contextlib.contextmanager
-def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
-    """Own the run at `path` while the block runs; the parent process may have taken the lock and `handed` on the open
-    file. Raises `UserError` naming the owner if a live process has it."""
+def lock(path: Path, inherited: int | None = None) -> Iterator[IO[str]]:
+    """Hold the lock of the run at `path` while the block runs.
+
+    `inherited`: file descriptor of the lock, if the parent process took it already. Raises `UserError` naming the owner
+    if another live process holds it.
+    """
     import fcntl
 
     try:
-        file = (path / ".lock").open("a+") if handed is None else os.fdopen(handed, "a+")
+        file = (path / ".lock").open("a+") if inherited is None else os.fdopen(inherited, "a+")
     except OSError as error:
         raise refused(path, error) from None
     with file:
@@ -122,7 +125,7 @@ def lock(path: Path, handed: int | None = None) -> Iterator[IO[str]]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a live process is at work in the run at `path`."""
+    """Whether a live process holds the lock of the run at `path`."""
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""Use a policy without training it: success statistics."""
+"""Evaluate a policy: play whole episodes without exploration noise; return, success rate and the task's own metrics."""
 
 from __future__ import annotations
 
@@ -21,63 +21,67 @@ if TYPE_CHECKING:
     from kit.envs.play import HiddenState, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
-"""Added to the run's seed, for episodes that training never sees. Evaluations while it trains play the first, the same
-each time, and by them the best policy is chosen. How good a policy is, is tested on the second, which choose nothing:
-of many policies the one that was luckiest on the first looks better there than it is."""
-MAX_WORLDS, MAX_GAMES = 32, 256
-"""Side by side in an evaluation: of worlds with physics, and of those without."""
-EPISODES, GAMES = 20, 100
-"""In an evaluation that belongs to a training, likewise."""
+"""Seed offsets, added to the run's seed: validation and test episodes, neither seen in training.
+
+Evaluations during training play the same EVAL_SEED episodes each time, and the best policy is selected by them.
+Reported results use TEST_SEED episodes, which select nothing: the best of many policies is partly the luckiest on the
+validation episodes, so its score there is biased upwards."""
+MAX_ENVS, MAX_ENVS_NO_PHYSICS = 32, 256
+"""Most envs in an evaluation: with physics, and without."""
+EPISODES, EPISODES_NO_PHYSICS = 20, 100
+"""Episodes of an evaluation during training: with physics, and without."""
 TERM, RATE = "reward/", "_per_minute"
-"""What the names of a task's figures begin or end with, if evaluations add them up over an episode."""
+"""Prefix and suffix of the task metrics that are summed over an episode."""
 
 
 class Evaluator:
-    """Plays whole episodes in worlds of its own; leaves training and its random numbers alone."""
+    """Plays whole episodes in separate envs; training's envs and random numbers are not touched."""
 
     def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
         self.seed = config.seed + seed
         physics = envs.describe(config.env, config.env_options).physics
-        most = MAX_WORLDS if physics else MAX_GAMES
-        episodes = episodes or (EPISODES if physics else GAMES)
-        self.per_world = -(-episodes // most)
-        worlds = -(-episodes // self.per_world)
-        self.env = make_env(config, worlds, self.seed, int(config.threads))
+        max_envs = MAX_ENVS if physics else MAX_ENVS_NO_PHYSICS
+        episodes = episodes or (EPISODES if physics else EPISODES_NO_PHYSICS)
+        self.episodes_per_env = -(-episodes // max_envs)
+        n_envs = -(-episodes // self.episodes_per_env)
+        self.env = make_env(config, n_envs, self.seed, int(config.threads))
 
     def __call__(self, actor: Player, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """What `evaluate` returns, or None if `should_stop`."""
+        """Play the episodes with `actor`. Return the dict of `evaluate`, or None if `should_stop` became true."""
         import torch
 
         from kit.envs.play import play
 
-        figures: dict[str, list[torch.Tensor]] = {}  # of the episodes that are over
-        totals: dict[str, torch.Tensor] = {}  # of those at play
-        for step in play(self.env, actor, self.env.reset(seed=self.seed), self.per_world):
+        ended_values: dict[str, list[torch.Tensor]] = {}  # of finished episodes
+        sums: dict[str, torch.Tensor] = {}  # of running episodes
+        for step in play(self.env, actor, self.env.reset(seed=self.seed), self.episodes_per_env):
             if should_stop():
                 return None
-            over = bool(step.ended.any())
+            any_ended = bool(step.ended.any())
             for name, value in step.info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue
                 value = value.double()
                 if name.startswith(TERM) or name.endswith(RATE):
-                    before = totals.get(name, torch.zeros_like(value))
-                    value = totals[name] = value + torch.where(step.episode_starts, 0.0, before)
-                if over:
-                    figures.setdefault(name, []).append(value[step.ended])
-        found = {name: torch.cat(values) for name, values in figures.items()}
-        returned, length, success = found.pop("episode_return"), found.pop("episode_length"), found.pop("success", None)
-        minutes = length.mean().item() * self.env.control_dt_s / 60
+                    before = sums.get(name, torch.zeros_like(value))
+                    value = sums[name] = value + torch.where(step.episode_starts, 0.0, before)
+                if any_ended:
+                    ended_values.setdefault(name, []).append(value[step.ended])
+        metrics = {name: torch.cat(values) for name, values in ended_values.items()}
+        returns, lengths = metrics.pop("episode_return"), metrics.pop("episode_length")
+        success = metrics.pop("success", None)
+        minutes = lengths.mean().item() * self.env.control_dt_s / 60
         return {
-            "episodes": len(returned),
-            "mean_return": returned.mean().item(),
-            "std_return": returned.std(correction=0).item(),
-            "success_rate": None if success is None else success.sum().item() / len(returned),
-            "mean_length": length.mean().item(),
-            **{n: values.mean().item() / (minutes if n.endswith(RATE) else 1.0) for n, values in found.items()},
+            "episodes": len(returns),
+            "mean_return": returns.mean().item(),
+            "std_return": returns.std(correction=0).item(),
+            "success_rate": None if success is None else success.sum().item() / len(returns),
+            "mean_length": lengths.mean().item(),
+            **{n: values.mean().item() / (minutes if n.endswith(RATE) else 1.0) for n, values in metrics.items()},
         }
 
     def close(self) -> None:
+        """Close the envs."""
         self.env.close()
 
 
@@ -88,12 +92,13 @@ def evaluate(
     scripted: bool = False,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Play `episodes` with the policy of `step` (default: the best), actions without noise, or with `scripted` by the
-    task's own plan. The episodes are neither those of training nor those by which the best policy was chosen. `trust`
-    as in `kit.resume`.
+    """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
+
+    `scripted`: evaluate the task's scripted plan instead. The test episodes are neither those of training nor those
+    that selected the best policy. `trust` as in `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
-    the task's own figures as `Task.info` says, such as Reach's "within_5cm".
+    the task's own metrics (`Task.info`), such as Reach's "within_5cm".
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
@@ -108,7 +113,7 @@ def evaluate(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Networks that look at a few dozen rows gain nothing by more threads, and on a busy machine lose much."""
+    """Run PyTorch on one thread: with a few dozen rows more threads gain nothing, and cost much on a busy machine."""
     import torch
 
     before = torch.get_num_threads()
@@ -120,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Script:
-    """A task's own plan, as a policy. Raises `UserError` if it has none."""
+    """The task's scripted plan as a policy. Raises `UserError` if the task has none."""
 
     def __init__(self, env: BatchEnv) -> None:
         self._env = env
@@ -128,10 +133,10 @@ class Script:
             raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
 
     def initial_state(self, n: int) -> HiddenState:
-        """It has none."""
+        """Return an empty hidden state."""
         return ()
 
     def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        planned = self._env.scripted()
-        assert planned is not None
-        return planned, hidden_state
+        action = self._env.scripted()
+        assert action is not None
+        return action, hidden_state

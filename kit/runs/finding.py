@@ -1,4 +1,4 @@
-"""Which runs there are, and which one is meant: a folder, a name in `runs_dir`, a store's URL, or the latest."""
+"""List runs in a folder or store, and find one by path, name, store URL, or as the latest unfinished."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 class StoredRuns(list[dict[str, Any]]):
-    """What a store says of its runs, the most recently updated first."""
+    """Summaries of the runs in a store, the most recently updated first."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the summaries; keys as in `RunList.to_dicts`."""
         return list(self)
 
     def frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per run."""
         import pandas as pd
 
         return pd.DataFrame(self)
@@ -31,18 +33,19 @@ class RunList(list[Run]):
     """Runs, the most recently updated first."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """One {"name", "state", "step", "total_steps", "success_rate", "updated"} per run."""
+        """Return one {"name", "state", "step", "total_steps", "success_rate", "updated"} per run."""
         keys = ("state", "step", "total_steps", "success_rate", "updated")
         return [{"name": run.name, **{key: now[key] for key in keys}} for run in self for now in [run.status()]]
 
     def frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per run."""
         import pandas as pd
 
         return pd.DataFrame(self.to_dicts())
 
 
 def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
-    """The runs in a folder (none if there is no such folder) or in a store."""
+    """List the runs in a folder (empty if the folder does not exist) or in a store."""
     if _is_url(where):
         from kit import stores
 
@@ -51,26 +54,26 @@ def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
 
 
 def local_runs(where: str | Path = "runs") -> RunList:
-    """The runs in a folder; none if there is no such folder."""
+    """List the runs in a folder; empty if the folder does not exist. Warn about runs that cannot be read."""
     folder = Path(where).expanduser()
-    found = RunList()
+    runs = RunList()
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith(".") and (path / "config.yaml").is_file():
             try:
-                found.append(Run(path))
+                runs.append(Run(path))
             except UserError as error:
                 warnings.warn(f"{path} is left out: {error}", stacklevel=2)
-    found.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
-    return found
+    runs.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
+    return runs
 
 
 def is_branch(run: Run, of: Run) -> bool:
-    """Whether `run` began with the policy of `of`."""
+    """Whether `run` had its warm start from `of`."""
     return run.parent is not None and run.parent[0] == of.name
 
 
 def family(runs: RunList) -> RunList:
-    """`runs` with each branch right behind the run that it began with, or that one's earlier branches."""
+    """Sort `runs` so that each run is followed by its branches (depth first)."""
     names = {run.name for run in runs}
     roots = [run for run in runs if run.parent is None or run.parent[0] not in names]
 
@@ -84,7 +87,7 @@ def family(runs: RunList) -> RunList:
 
 
 def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
-    """The most recently updated run that is neither finished nor at work. Raises `UserError` if there is none."""
+    """Return the most recently updated run that is interrupted or failed. Raises `UserError` if there is none."""
     for run in local_runs(runs_dir):
         if run.status()["state"] in ("interrupted", "failed"):
             return run
@@ -92,7 +95,7 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
 
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """The run on this machine, fetched from a store if need be, and what changed about where it lives."""
+    """Return the run, fetched from a store if needed, and the config fields that changed by that (runs_dir, store)."""
     if _is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
@@ -101,7 +104,7 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """As `locate`: the latest unfinished run in `runs_dir`, else the one in `store`."""
+    """`locate` for the latest unfinished run in `runs_dir`, or else in `store`."""
     try:
         return latest_unfinished(runs_dir), {}
     except UserError:
@@ -116,17 +119,17 @@ def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]
     if not 0 < max_gb < 2**20:
         raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
     run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
-    if url.startswith("gdrive-link:"):  # read only; the run stays on this machine unless it is given a store
+    if url.startswith("gdrive-link:"):  # read only: the run has no store from now on, unless the user names one
         return run, {"runs_dir": runs_dir, "store": None}
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
 
 
 def _is_url(where: str | Path) -> bool:
-    """Whether it names a store, or a run in one: a URL, or a folder that the copier has written to."""
+    """Whether `where` is a store or a run in a store: a URL, or a folder that the copier has written to."""
     if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
         return True
     path = Path(where).expanduser()
     try:
         return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
     except OSError:
-        return False  # whoever opens it says why it cannot be read
+        return False  # opening it as a run raises the error with its reason

@@ -1,4 +1,4 @@
-"""One SHA-256 over everything a checkpoint holds: equal for two runs exactly if their futures are."""
+"""Fingerprint of a checkpoint: a SHA-256 over its whole state. Runs with equal fingerprints continue identically."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from kit.runs.run import Run
 
 
 def fingerprint(run: Run, step: int | None = None) -> str:
-    """Hex SHA-256 of the checkpoint at `step` (default: the latest): every tensor's name, dtype, shape and bytes, every
-    number, the replay data row by row, and the metric rows up to there without their wall-clock columns. How the data
-    was cut into files, and when, does not matter. Raises `Damaged` or `UserError`."""
-    found = run.find("latest" if step is None else step)
-    state = found.read()
+    """Return the hex SHA-256 of the checkpoint at `step` (default: the latest).
+
+    Covers every tensor's name, dtype, shape and bytes, every number, the replay data row by row, and the metric rows up
+    to `step` without their wall-clock columns. How and when the data was divided into files does not matter. Raises
+    `Damaged` or `UserError`.
+    """
+    saved = run.find("latest" if step is None else step)
+    state = saved.read()
     if "session" not in state:
-        raise UserError(f"step={step} of {run.path} is a policy alone; a fingerprint needs a whole checkpoint.")
+        raise UserError(f"step={step} of {run.path} is only a policy; a fingerprint needs a whole checkpoint.")
     rows = [_without_clock(row) for row in run.rows()[: state["session"]["rows"]]]
     digest = hashlib.sha256()
     for component, values in sorted(state.items()):
         for name, value in sorted(values.items()):
             digest.update(f"{component}/{name}\0".encode())
             digest.update(_canonical(value))
-    for name, tensor in _replay(found, state):
+    for name, tensor in _replay(saved, state):
         digest.update(f"replay/{name}\0".encode())
         digest.update(_canonical(tensor))
     digest.update(json.dumps(rows, sort_keys=True).encode())
@@ -47,11 +50,12 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def _replay(found: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
+def _replay(saved: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Return (name, tensor) of the replay data that the buffer holds, over all segments."""
     import torch
     from safetensors.torch import load_file
 
-    segments = found.replay()
+    segments = saved.replay()
     if not segments:
         return []
     first, stop = int(segments[0].stem), int(state["trainer"]["replay_written"])

@@ -1,4 +1,4 @@
-"""Why a session may have to end before its run does: signals, a session clock, a spot machine's notice."""
+"""Interruptions of a training session: signals, the session time limit, EC2 spot notices."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ IMDS_PERIOD_S = 5.0
 
 
 class Signals:
-    """While entered, SIGTERM and SIGINT call `on_signal(name)` instead of killing; more of them change nothing. SIGHUP,
-    which comes when a terminal or an ssh connection closes, calls `on_hangup()`."""
+    """Signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`, while entered.
+
+    Further signals do not kill the process either. SIGHUP comes when a terminal or an ssh connection closes.
+    """
 
     def __init__(self, on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> None:
         self._on_signal, self._on_hangup = on_signal, on_hangup
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def raise_in_main_thread(self) -> None:
-        """SIGTERM, if it has a handler here."""
+        """Raise SIGTERM if this object has installed its handler."""
         if self._previous:
             signal.raise_signal(signal.SIGTERM)
 
@@ -50,7 +52,7 @@ class Signals:
 
 
 def on_ec2() -> bool:
-    """Whether this machine is an EC2 instance, by its firmware; no network is asked."""
+    """Whether this machine is an EC2 instance, judged by its firmware without a network request."""
     if "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ:
         return True
     for name in ("board_vendor", "sys_vendor"):
@@ -63,7 +65,7 @@ def on_ec2() -> bool:
 
 
 class SpotWatch:
-    """A thread that asks EC2 every five seconds whether this spot machine will be taken, and calls `on_notice` once."""
+    """Spot interruption watcher: a thread polls EC2's metadata every five seconds and calls `on_notice` once."""
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
         self._on_notice = on_notice
@@ -77,14 +79,14 @@ class SpotWatch:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            notice = self.ask()
+            notice = self.poll()
             if notice:
                 self._on_notice(f"EC2 spot notice: {notice}")
                 return
             self._over.wait(IMDS_PERIOD_S)
 
-    def ask(self) -> str | None:
-        """The notice's text, or None if there is none or the service does not answer."""
+    def poll(self) -> str | None:
+        """Return the notice's text, or None if there is none or the service does not answer."""
         try:
             token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
             headers = {"X-aws-ec2-metadata-token": token} if token else {}
@@ -97,14 +99,14 @@ class SpotWatch:
         connection = http.client.HTTPConnection(host, port, timeout=IMDS_TIMEOUT_S)
         try:
             connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            return answer.read(1000).decode(errors="replace") if answer.status == 200 else None
+            response = connection.getresponse()
+            return response.read(1000).decode(errors="replace") if response.status == 200 else None
         finally:
             connection.close()
 
 
 class SessionClock:
-    """Says when a session must begin to end, so that what it has to save still fits before `limit_s`."""
+    """Session time limit: reports when a session must stop so that saving still fits before `limit_s`."""
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -112,5 +114,5 @@ class SessionClock:
         self._reserve_s = 0.0 if limit_s is None else min(60.0, 0.1 * limit_s)
 
     def is_over(self, longest_save_s: float = 0.0) -> bool:
-        """`longest_save_s` is how long saving has taken at most so far; twice that is kept in reserve."""
+        """Whether to stop now. `longest_save_s`: the longest save so far; twice that is kept in reserve."""
         return self._end is not None and self._clock() >= self._end - max(self._reserve_s, 2 * longest_save_s)

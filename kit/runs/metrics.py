@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 CLOCK = ("time/", "gpu/")
-"""Columns that begin so are readings of the machine: the only ones that may differ between a cut run and an uncut
-one."""
+"""Prefixes of machine-dependent columns: the only ones that may differ between an interrupted and an uninterrupted
+run."""
 
 
 class Metrics:
     """Writes rows. A row is {"step": int, "rollout/ep_rew_mean": float, ...} with Stable-Baselines3's names.
 
-    What the disk does not take waits in memory and is written with the next row; `sync` says so by its `OSError`.
+    Rows that a full disk does not take wait in memory and are written with the next row; `sync` raises the `OSError`.
     """
 
     def __init__(self, run_path: Path, rows: int) -> None:
-        """Go on after the first `rows` rows; rows beyond them belong to work that was lost and will be done again."""
+        """Continue after the first `rows` rows; later rows are removed: their iterations were lost and will repeat."""
         self.rows = rows
         self.on_row: Callable[[dict[str, Any]], None] = lambda row: None
         self._path = run_path / "metrics.jsonl"
@@ -43,7 +43,7 @@ class Metrics:
         self._events = Events(run_path / "tb", before)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one row. Values are numbers; anything else is left to TensorBoard's own writers."""
+        """Append one row with the numbers in `values`; other values (images, histograms) are skipped."""
         row = {"step": step, **{name: _number(value) for name, value in values.items() if _is_number(value)}}
         self._waiting.append((json.dumps(row) + "\n").encode())
         self.rows += 1
@@ -54,12 +54,13 @@ class Metrics:
         self.on_row(row)
 
     def sync(self) -> None:
-        """Make every row durable, before a checkpoint that counts them is committed."""
+        """Flush all rows to disk. Called before a checkpoint that counts them is committed. Raises `OSError`."""
         self._flush()
         os.fsync(self._file.fileno())
         self._events.flush()
 
     def close(self) -> None:
+        """Write waiting rows and close the files."""
         with contextlib.suppress(OSError):
             self._flush()
         self._file.close()
@@ -72,24 +73,24 @@ class Metrics:
                 if self._file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                self._file.truncate(self._size)  # no half lines
+                self._file.truncate(self._size)  # remove the partial line
                 raise
             self._size += len(data)
             self._waiting.clear()
 
 
 class Events:
-    """The rows as TensorBoard's events, for whoever likes to look there. They follow from metrics.jsonl: where they are
-    missing or could not be written, they are made again from it."""
+    """TensorBoard events with the same rows. Missing events are written again from metrics.jsonl."""
 
     def __init__(self, folder: Path, before: list[dict[str, Any]]) -> None:
-        """`before`: rows that are there already, or should be."""
+        """`before`: the rows of metrics.jsonl so far; written again if `folder` has no events."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._waiting = [] if any(folder.glob("events.*")) else list(before)
         self._purge_step = before[-1]["step"] + 1 if before and not self._waiting else None
 
     def add(self, row: dict[str, Any]) -> None:
+        """Write the row's columns as scalars, after rows that failed before."""
         self._waiting.append(row)
         try:
             while self._waiting:
@@ -98,7 +99,7 @@ class Events:
                     if name != "step":
                         self._open().add_scalar(name, value, row["step"])
                 self._waiting.pop(0)
-        except OSError:  # its thread is dead now; a new one goes on from here
+        except OSError:  # the writer's thread died; a new writer continues from this row
             self._purge_step, self._writer = row["step"], None
 
     def flush(self) -> None:
@@ -112,20 +113,20 @@ class Events:
                 self._writer.close()
 
     def _open(self) -> SummaryWriter:
-        if self._writer is None:  # here and not above: the import takes most of a second
+        if self._writer is None:  # imported late: the import takes most of a second
             from torch.utils.tensorboard.writer import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
         return self._writer
 
 
-def row_logger(metrics: Metrics, further: Callable[[], Mapping[str, Any]] = dict) -> Logger:
-    """A Stable-Baselines3 logger whose every dump becomes one row, with the columns that `further` gives then."""
+def row_logger(metrics: Metrics, extra_columns: Callable[[], Mapping[str, Any]] = dict) -> Logger:
+    """Return a Stable-Baselines3 logger; each dump adds one row, with the columns that `extra_columns()` returns."""
     from stable_baselines3.common.logger import KVWriter, Logger
 
     class Rows(KVWriter):
         def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-            metrics.add(step, {**key_values, **further()})
+            metrics.add(step, {**key_values, **extra_columns()})
 
     return Logger(folder=None, output_formats=[Rows()])
 

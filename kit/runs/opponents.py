@@ -1,4 +1,4 @@
-"""Worlds of a run's config, with the policies of other runs where its env_options name them as opponents."""
+"""Make the envs of a config, loading policies of other runs where env_options name them as opponents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
-    """`n_envs` worlds on the config's device. Raises `UserError` for an opponent that cannot play."""
+    """Make `n_envs` envs on the config's device. Raises `UserError` for an opponent that does not fit."""
     from kit import envs
 
     teams = {name: team(config, name, device=config.device) for name in envs.opponents(config.env, config.env_options)}
@@ -23,7 +23,7 @@ def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = No
 
 
 def check(config: RunConfig) -> None:
-    """Raise `UserError` for an opponent that cannot play, before anything is made."""
+    """Raise `UserError` for an opponent that does not fit; make no env."""
     from kit import envs
 
     envs.describe(config.env, config.env_options)
@@ -32,33 +32,37 @@ def check(config: RunConfig) -> None:
 
 
 def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
-    """The run that `option` names, as RUN or RUN@STEP (by default its best policy), if it plays that part."""
+    """Return run and checkpoint that the env option `option` names: RUN or RUN@STEP (default: its best policy).
+
+    Raises `UserError` if the run was not trained for this env and role.
+    """
     from kit import envs
 
-    named = str(config.env_options[option])
-    path, _, step = named.partition("@")
+    value = str(config.env_options[option])
+    path, _, step = value.partition("@")
     try:
         run = Run(path)
-        found = run.find(int(step) if step.isdecimal() else step or None)
+        saved = run.find(int(step) if step.isdecimal() else step or None)
     except UserError as error:
-        raise UserError(f"env_options {option}={named!r}: {error}") from None
-    theirs = envs.learner_side(run.config.env, run.config.env_options)
-    if (run.config.env, theirs) != (config.env, option):
-        part = f"{run.config.env} as {theirs}" if theirs else run.config.env
-        raise UserError(f"env_options {option}={named!r} plays {part}; name a run that plays {config.env} as {option}.")
-    return run, found
+        raise UserError(f"env_options {option}={value!r}: {error}") from None
+    role = envs.learner_side(run.config.env, run.config.env_options)
+    if (run.config.env, role) != (config.env, option):
+        played = f"{run.config.env} as {role}" if role else run.config.env
+        remedy = f"name a run that plays {config.env} as {option}."
+        raise UserError(f"env_options {option}={value!r} plays {played}; {remedy}")
+    return run, saved
 
 
 def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
-    """The policy that `option` names, without noise."""
+    """Load the policy that `option` names, with deterministic actions."""
     import torch
 
     from kit.runs.policies import load_policy
     from kit.trainers.saving import RandomGenerators
 
-    run, found = _find(config, option)
-    numbers = RandomGenerators(torch.device("cpu"))
-    before = numbers.state()
-    actor = load_policy(run.config, found).as_actor().to(device)
-    numbers.load_state(before)  # making it has drawn from them, and may come after a checkpoint that put them back
+    run, saved = _find(config, option)
+    generators = RandomGenerators(torch.device("cpu"))
+    before = generators.state()
+    actor = load_policy(run.config, saved).as_actor().to(device)
+    generators.load_state(before)  # building a network draws from them, after a checkpoint may have restored them
     return actor

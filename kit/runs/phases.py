@@ -1,4 +1,4 @@
-"""Tells the GPU's monitor what training asks of the card."""
+"""A callback that tells the GPU monitor whether training collects a rollout or updates."""
 
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -6,6 +6,8 @@ from kit.machine.gpu import ROLLOUT, UPDATE, Monitor
 
 
 class Phases(BaseCallback):
+    """Sets `monitor.phase` at the start and end of each rollout."""
+
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()
         self.monitor = monitor

@@ -1,5 +1,4 @@
-"""provenance.json: with which versions, on which machine and from which commit each session of a run worked, and before
-them, if it did not begin from nothing, whose policy it began with."""
+"""provenance.json: package versions, machine and git commit of each session, and the warm start's source if any."""
 
 from __future__ import annotations
 
@@ -16,16 +15,18 @@ from kit.format.files import read_json, write_atomic
 PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy")
 
 
-def write(run_path: Path, **more: Any) -> None:
-    """Append this moment and what `more` there is to say. Neither the environment nor the command line is recorded."""
-    write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), {**here(), **more}], indent=1))
+def write(run_path: Path, **extra: Any) -> None:
+    """Append an entry for this process, with `extra` keys. Environment variables and arguments are not recorded."""
+    write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), {**current(), **extra}], indent=1))
 
 
 def read(run_path: Path) -> list[dict[str, Any]]:
+    """Return the entries, oldest first."""
     return list(read_json(run_path / "provenance.json", []))
 
 
-def here() -> dict[str, Any]:
+def current() -> dict[str, Any]:
+    """Return time, package versions, Python, system, processor, cores, GPUs and commit of this process."""
     from kit.machine import gpu, usable_cores
     from kit.machine.info import cpu_model
 
@@ -36,7 +37,7 @@ def here() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": cpu_model(),
         "cores": usable_cores(),
-        "cards": [card.name for card in gpu.gpus()],
+        "cards": [device.name for device in gpu.gpus()],
         "commit": _commit(),
     }
 
@@ -49,10 +50,10 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The git commit of kit's own source, if it runs from a checkout."""
+    """Return the git commit of kit's source, or None if kit does not run from a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""A policy as a model on the Hugging Face Hub, as its users expect one: card, scores, video, and files to load."""
+"""Publish a policy as a model on the Hugging Face Hub, with model card, scores, video and loadable files."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
 from kit.runs.video import record
-from kit.stores.card import MARK, curve
+from kit.stores.model_card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
 
 if TYPE_CHECKING:
     from kit.stores.hub import HubStore
 
-EPISODES, FILMED = 100, 3
+EPISODES, VIDEO_EPISODES = 100, 3
 USE = """## Use
 
 {code}
 
-`observation` is one that the env gives. `{name}.json` says what every number of it and of the action means.{warned}
+`observation` is an observation of the env. `{name}.json` describes every number in it and in the action.{warning}
 
-Trained with [kit]({home}) {version}; `config.yaml` trains another: `kit train config.yaml`.
+Trained with [kit]({home}) {version}; to train it again: `kit train config.yaml`.
 """
-WARNING = " A zip of Stable-Baselines3 holds pickles: open it if you trust whoever trained it."
+WARNING = " A zip of Stable-Baselines3 holds pickles: open it only if you trust its author."
 
 
 def push(
     run: Run | str | Path, url: str, step: int | str | None = None, episodes: int = EPISODES, trust: bool = False
 ) -> str:
-    """Put the policy of `step` (default: the best) into the model repository `url`, "hf://you/model", as one commit:
-    SB3's zip, and ONNX where the extra `deploy` is there, with a JSON of what every number means, the run's
-    config, an evaluation of `episodes`, a film, and a model card that says all that. A new repository is private.
-    Returns its address. `trust` as in `kit.resume`. Raises `UserError`; nothing is sent then, and no README that
-    somebody wrote is replaced."""
+    """Publish the policy of `step` (default: the best) to the model repository `url`, "hf://you/model"; return its URL.
+
+    One commit with an SB3 zip, ONNX if the extra `deploy` is installed, a JSON that describes inputs and outputs, the
+    run's config, an evaluation over `episodes`, a video, and a model card. A new repository is private. `trust` as in
+    `kit.resume`. Raises `UserError`; nothing is sent then. A README.md that kit did not write is never replaced.
+    """
     import huggingface_hub
 
     from kit.stores.hub import HubStore
@@ -54,54 +55,54 @@ def push(
     if MARK.encode() not in (store.read_or_none("README.md") or MARK.encode()):
         raise UserError(f"url={url!r} has a README.md that kit did not write; name another repository.")
     with tempfile.TemporaryDirectory(prefix="kit-push-") as folder:
-        made = files(run, store, step, episodes, Path(folder))
+        contents = files(run, store, step, episodes, Path(folder))
         store.put(
-            {name: _clean(name, content) for name, content in made.items()},
+            {name: _redacted(name, content) for name, content in contents.items()},
             message=f"{run.config.algo} on {run.config.env}",
         )
     return f"{huggingface_hub.constants.ENDPOINT}/{store.repo}"
 
 
 def files(run: Run, store: HubStore, step: int | str | None, episodes: int, folder: Path) -> dict[str, Path | bytes]:
-    """What is put there, by its name; made in `folder`."""
+    """Make the files of the model repository in `folder`; return them by name."""
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
     if not usage.opens_in_sb3(trainer):
-        need("onnx", "deploy"), need("onnxruntime", "deploy")  # or nobody could use it without kit
+        need("onnx", "deploy"), need("onnxruntime", "deploy")  # without ONNX it could be used only with kit
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algo.lower()}-{config.env}").strip("-")
     scores = evaluate(run, episodes, number)
-    found: dict[str, Path | bytes] = {
+    contents: dict[str, Path | bytes] = {
         f"{name}.zip": export(run, "sb3", number, folder / f"{name}.zip"),
         f"{name}.json": folder / f"{name}.json",
         "config.yaml": run.path / "config.yaml",
         "results.json": json.dumps(results(scores), indent=1).encode(),
     }
     if find_spec("onnx") and find_spec("onnxruntime"):
-        found[f"{name}.onnx"] = export(run, "onnx", number, folder / f"{name}.onnx")
+        contents[f"{name}.onnx"] = export(run, "onnx", number, folder / f"{name}.onnx")
     if find_spec("mediapy") and find_spec("imageio_ffmpeg"):
-        found["replay.mp4"] = record(run, number, episodes=FILMED, path=folder / "replay.mp4")
-    if drawn := curve(run.rows()):
-        found["curve.png"] = drawn
+        contents["replay.mp4"] = record(run, number, episodes=VIDEO_EPISODES, path=folder / "replay.mp4")
+    if plot := curve(run.rows()):
+        contents["curve.png"] = plot
     about = json.loads((folder / f"{name}.json").read_text())
     blocks = []
     if usage.opens_in_sb3(trainer):
         blocks.append(("With Stable-Baselines3:", usage.with_sb3(trainer, about, config.algo, store.repo, name)))
-    if f"{name}.onnx" in found:
-        what = "Without any pickle, normaliser inside, with onnxruntime:"
-        blocks.append((what, usage.with_onnx(about, store.repo, name)))
-    found["README.md"] = card(run, number, name, scores, blocks, found).encode()
-    return found
+    if f"{name}.onnx" in contents:
+        heading = "Without any pickle, normaliser inside, with onnxruntime:"
+        blocks.append((heading, usage.with_onnx(about, store.repo, name)))
+    contents["README.md"] = model_card(run, number, name, scores, blocks, contents).encode()
+    return contents
 
 
-def _clean(name: str, content: Path | bytes) -> Path | bytes:
-    """Without secrets, if it is text."""
+def _redacted(name: str, content: Path | bytes) -> Path | bytes:
+    """Remove secrets from text files; return other files unchanged."""
     if not name.endswith(TEXT):
         return content
     return redact_bytes(content if isinstance(content, bytes) else content.read_bytes(), name)
 
 
 def results(scores: dict[str, Any]) -> dict[str, Any]:
-    """As huggingface_sb3 writes results.json."""
+    """Return the scores under the keys of huggingface_sb3's results.json."""
     return {
         "mean_reward": scores["mean_return"], "std_reward": scores["std_return"], "is_deterministic": True,
         "n_eval_episodes": scores["episodes"], "eval_datetime": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -109,14 +110,16 @@ def results(scores: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def card(
-    run: Run, step: int, name: str, scores: dict[str, Any], blocks: list[tuple[str, str]], there: dict[str, Any]
+def model_card(
+    run: Run, step: int, name: str, scores: dict[str, Any], blocks: list[tuple[str, str]], contents: dict[str, Any]
 ) -> str:
-    """The model card, in Markdown, with `blocks` of code and what is said before each: what the Hub reads of it is
-    huggingface_sb3's `model-index`."""
+    """Return the model card in Markdown. `blocks`: pairs of heading and code; `contents`: the repository's files.
+
+    The metadata are huggingface_sb3's `model-index`, which the Hub reads.
+    """
     import yaml
 
-    config, reached = run.config, f"{scores['mean_return']:.2f} +/- {scores['std_return']:.2f}"
+    config, mean_return = run.config, f"{scores['mean_return']:.2f} +/- {scores['std_return']:.2f}"
     head = {
         "library_name": "stable-baselines3",
         "pipeline_tag": "reinforcement-learning",
@@ -124,18 +127,18 @@ def card(
         "model-index": [{"name": config.algo, "results": [{
             "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
             "dataset": {"name": config.env, "type": config.env},
-            "metrics": [{"type": "mean_reward", "value": reached, "name": "mean_reward", "verified": False}],
+            "metrics": [{"type": "mean_reward", "value": mean_return, "name": "mean_reward", "verified": False}],
         }]}],
     }  # fmt: skip
-    rows = {"return": reached, "episodes": scores["episodes"], "steps of training": f"{step:,}", "seed": config.seed}
+    rows = {"return": mean_return, "episodes": scores["episodes"], "training steps": f"{step:,}", "seed": config.seed}
     if scores["success_rate"] is not None:
         rows["success"] = f"{100 * scores['success_rate']:.1f} %"
-    table = "\n".join(f"| {what} | {value} |" for what, value in rows.items())
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     shown = {"replay.mp4": "The policy plays in [replay.mp4](replay.mp4).", "curve.png": "![learning curve](curve.png)"}
     parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---", MARK, f"# {config.algo} on {config.env}"]
     parts += [f"Evaluated without exploration noise:\n\n| | |\n|---|---|\n{table}"]
-    parts += [text for file, text in shown.items() if file in there]
-    code = "\n\n".join(f"{what}\n\n```python\n{lines}\n```" for what, lines in blocks)
-    warned = WARNING if len(blocks) == 2 or f"{name}.onnx" not in there else ""
-    parts.append(USE.format(code=code, name=name, warned=warned, home=kit.HOME, version=kit.__version__))
+    parts += [text for file, text in shown.items() if file in contents]
+    code = "\n\n".join(f"{heading}\n\n```python\n{lines}\n```" for heading, lines in blocks)
+    warning = WARNING if len(blocks) == 2 or f"{name}.onnx" not in contents else ""
+    parts.append(USE.format(code=code, name=name, warning=warning, home=kit.HOME, version=kit.__version__))
     return "\n\n".join(parts)

@@ -1,5 +1,7 @@
-"""The processes of a distributed run (`kit.trainers.distributed`): rank 0 has the run directory, the others are
-`python -m kit.runs.ranks RANK SIZE PORT`."""
+"""Processes of a distributed run (`kit.trainers.distributed`): rank 0 owns the run directory and starts the others.
+
+Each other rank runs `python -m kit.runs.ranks RANK SIZE PORT`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from kit.trainers.distributed.rank import run_rank
 
 
 def start_group(config: RunConfig) -> ProcessGroup:
-    """The process group of `config`, by torchrun or with processes started here. Raises `UserError`."""
+    """Return the process group of `config`: torchrun's, or one of processes started here. Raises `UserError`."""
     from kit import envs
     from kit.machine import settings
 
@@ -26,7 +28,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 
 def train_rank(group: ProcessGroup) -> int:
-    """Train as a rank above 0; exit code 75 if rank 0 was stopped, or it or another process is gone."""
+    """Train as a rank above 0. Return exit code 75 if rank 0 was stopped or any rank's process is gone, else 0."""
     try:
         run_rank(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
     except Interrupted:

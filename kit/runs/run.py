@@ -1,4 +1,7 @@
-"""A run seen from outside: look at it, steer it, use its policy. Works while it trains and long after."""
+"""`Run`: read a run's status, metrics, checkpoints and policies, and control its training process.
+
+Works from any process, while the run trains and afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The run in the directory `path`. Holds nothing but the path: every answer is read from disk.
+    """The run in the directory `path`. Stores only the path and the config; every method reads from disk.
 
     Raises `UserError` if `path` is not a run directory or was written by a newer version of kit.
     """
@@ -38,98 +41,105 @@ class Run:
 
     @property
     def name(self) -> str:
+        """Name of the run directory."""
         return self.path.name
 
     @cached_property
     def config(self) -> RunConfig:
+        """The resolved config, from config.yaml."""
         return RunConfig.load(self.path / "config.yaml", of_run=True)
 
     @cached_property
     def parent(self) -> tuple[str, int | None] | None:
-        """Name and step of the run whose policy it began with (no step: of a zip); None if it began from nothing."""
+        """Name and step of the run whose policy was the warm start (step None: a zip); None without a warm start."""
         first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
         return (first["name"], first.get("step")) if first else None
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What it is doing: the keys of `kit.runs.status.EMPTY`."""
+        """Return the current status; its keys are those of `kit.runs.status.EMPTY`."""
         now = status.read(self.path)
         return {**now, "total_steps": now["total_steps"] or self.config.total_steps}
 
     def metrics(self) -> pd.DataFrame:
-        """One line per update and per evaluation, NaN where it has no such column."""
+        """Return a DataFrame with one row per update and per evaluation, NaN where a row lacks a column."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The same as they were written, column -> value."""
+        """Return the rows of metrics.jsonl as dicts, column -> value."""
         return read_rows(self.path / "metrics.jsonl")
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints on this machine, oldest first."""
+        """Return the checkpoints on this machine, oldest first."""
         return checkpoint.committed(self.path / "checkpoints")
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose every byte verifies."""
-        for found in reversed(self.checkpoints()):
+        """Return the newest checkpoint whose SHA-256 sums all match, or None."""
+        for saved in reversed(self.checkpoints()):
             try:
-                found.verify()
+                saved.verify()
             except Damaged:
                 continue
-            return found
+            return saved
         return None
 
     def best(self) -> Checkpoint | None:
-        """The policy that reached most in an evaluation, by the task's own score; of equals the newest."""
-        found = checkpoint.committed(self.path / "best")
-        return found[-1] if found else None
+        """Return the policy with the highest evaluation score (the task's `score` metric); the newest wins a tie."""
+        saved = checkpoint.committed(self.path / "best")
+        return saved[-1] if saved else None
 
     def policies(self) -> list[Checkpoint]:
-        """Every policy there is to look at, oldest first: of checkpoints, and of evaluations in between, which hold
-        the policy alone and stay on the machine that made them."""
+        """Return all saved policies, oldest first: checkpoints, and the policies kept at evaluations.
+
+        The latter hold the policy only and stay on the machine that wrote them.
+        """
         kept = [*checkpoint.committed(self.path / "policies"), *checkpoint.committed(self.path / "best")]
-        by_step = {found.step: found for found in [*kept, *self.checkpoints()]}
+        by_step = {saved.step: saved for saved in [*kept, *self.checkpoints()]}
         return [by_step[step] for step in sorted(by_step)]
 
     @property
     def videos(self) -> list[Path]:
+        """Paths of the videos, by name."""
         return sorted((self.path / "videos").glob("[!.]*.mp4"))
 
     @property
     def log_path(self) -> Path:
+        """Path of worker.log."""
         return self.path / "worker.log"
 
     def log(self, lines: int = 50) -> str:
-        """The end of what the training process printed."""
+        """Return the last `lines` lines that the training process printed."""
         if not self.log_path.exists():
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
     @property
     def size_bytes(self) -> int:
-        """On this machine's disk."""
+        """Bytes on this machine's disk."""
         return sum(file.lstat().st_size for file in self.path.rglob("*") if not file.is_symlink() and file.is_file())
 
     def copies(self) -> str:
-        """Where else it is, such as "step 100,352 verified in hf://you/runs"."""
+        """Describe the copy in the store, such as "step 100,352 verified in hf://you/runs"."""
         store = self.status()["store"]
         if not store or store["step"] is None:
             return f"not yet in {store['url']}" if store else "on this machine only"
         return f"step {store['step']:,} verified in {store['url']}"
 
-    # -- steering --------------------------------------------------------------------------------------------------
+    # -- control ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stand still, keeping everything in memory, until `unpause` or `stop`."""
+        """Pause training, keeping everything in memory, until `unpause` or `stop`."""
         control.request(self.path, "pause")
 
     def unpause(self) -> None:
+        """Continue after `pause`."""
         control.request(self.path, "unpause")
 
     def stop(self) -> None:
-        """Write a checkpoint and end the process; `kit.resume` goes on from there."""
+        """Write a checkpoint and end the process; `kit.resume` continues from it."""
         control.request(self.path, "stop")
 
     def checkpoint(self) -> None:
@@ -142,9 +152,9 @@ class Run:
         until: Callable[[dict[str, Any]], bool] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Block until no process works on it (or `until(status)` holds), at most `timeout` seconds; the status then.
+        """Block until no process works on the run, or until `until(status)` is true; return the status then.
 
-        `on_progress(status)` is called five times a second. Raises TimeoutError.
+        `on_progress(status)` is called five times a second. Raises TimeoutError after `timeout` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -164,9 +174,10 @@ class Run:
     # -- using -----------------------------------------------------------------------------------------------------
 
     def policy(self, step: int | str | None = None, trust: bool = False) -> Trainer:
-        """The Stable-Baselines3 model of a checkpoint, on the CPU, for `predict` and `save`.
+        """Load the Stable-Baselines3 model of a checkpoint, on the CPU, for `predict` and `save`.
 
-        `step` is a step, "best", "latest", or None: the best there is, else the latest. `trust` as in `kit.resume`.
+        `step`: a number, "best", "latest", or None for the best policy if there is one, else the latest. `trust` as in
+        `kit.resume`.
         """
         from kit.runs.policies import load_policy
 
@@ -174,40 +185,42 @@ class Run:
         return load_policy(self.config, self.find(step))
 
     def find(self, step: int | str | None = None) -> Checkpoint:
-        """What holds the policy of `step`, as in `policy`. Raises `UserError` if there is none."""
-        found: Checkpoint | None
+        """Return the checkpoint with the policy of `step`, given as in `policy`. Raises `UserError` if missing."""
+        saved: Checkpoint | None
         if step is None:
-            found = self.best() or self.latest()
+            saved = self.best() or self.latest()
         elif step in ("best", "latest"):
-            found = self.best() if step == "best" else self.latest()
+            saved = self.best() if step == "best" else self.latest()
         else:
-            found = next((c for c in self.policies() if c.step == int(step)), None)
-        if found is None:
-            have = ", ".join(f"{c.step}" for c in self.policies()) or "none yet"
-            raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {have}.")
-        return found
+            saved = next((c for c in self.policies() if c.step == int(step)), None)
+        if saved is None:
+            available = ", ".join(f"{c.step}" for c in self.policies()) or "none yet"
+            raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {available}.")
+        return saved
 
     def find_or_new(self, step: int | str | None = None) -> Checkpoint | None:
-        """As `find`; None, a new policy with random weights, for step 0 of a run that began with one and did not save
-        it."""
-        there = self.parent is not None or any(found.step == 0 for found in self.policies())
-        return self.find(step) if step != 0 or there else None
+        """`find`, but None where step 0 was not saved: a new policy with random weights stands in for it."""
+        is_saved = self.parent is not None or any(saved.step == 0 for saved in self.policies())
+        return self.find(step) if step != 0 or is_saved else None
 
-    def is_untrained(self, found: Checkpoint | None) -> bool:
-        """Whether what `find_or_new` found has random weights. A checkpoint of step 0 says so itself; one that an older
-        version wrote does not, and has them unless the run began with another's policy."""
-        if found is None or found.step > 0:
-            return found is None
-        return bool(found.numbers().get("session", {}).get("untrained", self.parent is None))
+    def is_untrained(self, saved: Checkpoint | None) -> bool:
+        """Whether the result of `find_or_new` has random weights.
+
+        A checkpoint of step 0 records this. One that an older version wrote does not; it is untrained unless the run
+        had a warm start.
+        """
+        if saved is None or saved.step > 0:
+            return saved is None
+        return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
 
     def steps(self) -> list[int]:
-        """Of every policy there is to look at, the one that training began with among them where it can be had."""
+        """Return the steps of all policies that can be loaded, with step 0 where `find_or_new` can recreate it."""
         first = set() if self.parent else {0}
-        return sorted(first | {found.step for found in self.policies()})
+        return sorted(first | {saved.step for saved in self.policies()})
 
 
 def opened(run: Run | str | Path, trust: bool = False) -> Run:
-    """`run`, whose config names only what may be imported, or what the user says to `trust`. Raises `UserError`."""
+    """Open a run. Raises `UserError` if its config names a module that may not be imported without `trust`."""
     run = run if isinstance(run, Run) else Run(run)
     permit(run.config, trust)
     return run

@@ -1,11 +1,11 @@
-"""One process's turn at a run: from its latest checkpoint, or from nothing, to the end, a stop or a failure.
+"""A training session: one process trains a run from its latest checkpoint until it finishes, stops or fails.
 
-Two threads: one trains (`kit.runs.training`), one watches, five times a second, for requests, clocks and progress. They
-meet in `Requests` and `Status`.
+Two threads: one trains (`kit.runs.training`), the other polls commands, clocks and progress five times a second. They
+share `Requests` and `Status`.
 
-Running out of memory is no end: training goes on from the last checkpoint with half the worlds, down to 64. Policy,
-optimizer, normaliser, counters, random numbers and history are the checkpoint's; the worlds begin new episodes (as they
-do after a move between CPU and GPU, whose simulators hold other state). config.yaml says the new number from then on.
+When memory runs out, training continues from the last checkpoint with half the envs, down to 64. Policy, optimizer,
+normaliser, counters, random numbers and metrics come from the checkpoint; the envs start new episodes (as after a move
+between CPU and GPU, whose simulators hold different state). The new number is written to config.yaml.
 """
 
 from __future__ import annotations
@@ -38,37 +38,41 @@ if TYPE_CHECKING:
     from kit.stores.sync import SyncHandle
 
 POLL_S = 0.2
-LEAST_WORLDS = 64
-"""Out of memory with fewer than twice as many is the end: the networks are what is too large."""
-LAST_WORD_S = 10.0
+MIN_ENVS = 64
+"""Training fails when halving would go below this: with so few envs, the networks are what is too large."""
+FINAL_STATUS_S = 10.0
+"""Seconds for which the last status.json is retried on a disk that does not take it."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
-"""How long a session waits for its last copy to arrive in the store before it says so and leaves."""
+"""Seconds a session waits for its last copy to arrive in the store before it reports the delay and ends."""
 
 
 class Session:
-    """Trains the run at `path` until it is done. `on_progress(status)` is called about five times a second."""
+    """One training session of the run at `path`. Calls `on_progress(status)` about five times a second."""
 
     def __init__(
         self, path: Path, on_progress: Callable[[dict[str, Any]], None] | None = None, lock: int | None = None
     ) -> None:
-        """`lock`: the open file of the run's lock, if this process was born with it."""
+        """`lock`: file descriptor of the run's lock, if the parent process took it and passed it on."""
         self.run, self._lock = Run(path), lock
         self.requests = Requests()
         self._on_progress = on_progress or (lambda status: None)
         self._training: Training | None = None
-        """None while it is being built, and once its figures are final."""
+        """None while it is being built, and once its metrics are final."""
         self._over = threading.Event()
         self._sync: SyncHandle | None = None
         limit = self.run.config.session_limit
         self._clock = SessionClock(seconds("session_limit", limit) if limit else None)
-        self._before_compiling: str | None = None
+        self._phase_before_compiling: str | None = None
         self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
         self._monitor = Monitor(self.run.config.device)
 
-    # -- the whole turn --------------------------------------------------------------------------------------------
+    # -- the session -----------------------------------------------------------------------------------------------
 
     def __call__(self) -> int:
-        """Exit code: 0 done, 75 interrupted but resumable, 1 failed. Raises `UserError` if the run is in use."""
+        """Run the session. Return the exit code: 0 done, 75 interrupted but resumable, 1 failed.
+
+        Raises `UserError` if the run is in use.
+        """
         with directory.lock(self.run.path, self._lock), Signals(self._on_signal, self._on_hangup) as self._signals:
             checkpoint.sweep(self.run.path)
             self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
@@ -93,39 +97,41 @@ class Session:
                 self._over.set()
                 watch.join()
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
-                self._last_word()
+                self._write_final_status()
                 self._on_progress(self.status.values)
             return code
 
     def _train_in_memory(self) -> int:
-        """Train, with half the worlds each time memory runs out."""
+        """Train, halving the number of envs each time memory runs out."""
         with contextlib.suppress(OSError):
             provenance.write(self.run.path)
-        shrunk = ""
+        shrink_message = ""
         while True:
             training = None
             try:
-                training = Training(self.run, self.status, self.requests, self._monitor, self._should_stop, self._say)
-                return self._train(training, shrunk)
+                training = Training(
+                    self.run, self.status, self.requests, self._monitor, self._should_stop, self._notify
+                )
+                return self._train(training, shrink_message)
             except Exception as error:
-                short_of = memory.shortage(error)
-                if short_of is None or self.run.config.processes > 1:
+                shortage = memory.shortage(error)
+                if shortage is None or self.run.config.processes > 1:
                     raise
                 traceback.print_exc()
                 self._training = None
                 if training is not None:
                     training.close()
-            del training  # and here, where no traceback holds on to tensors any more
-            shrunk = self._halve(short_of)
+            del training  # outside the except block, where no traceback keeps its tensors alive
+            shrink_message = self._halve_envs(shortage)
 
-    def _train(self, training: Training, shrunk: str) -> int:
+    def _train(self, training: Training, shrink_message: str) -> int:
         if self.run.config.store and self._sync is None:
             from kit.stores.sync import start_sync
 
             self.status.set(phase="opening the store")
             self._sync = start_sync(self.run.path, self.run.config.store)
-        if shrunk:
-            self._say(shrunk)
+        if shrink_message:
+            self._notify(shrink_message)
             training.metrics.add(training.step, {"run/n_envs": int(training.config.n_envs)})
         self._training_start, self._training = time.monotonic(), training
         self.status.set(state="running", phase="training")
@@ -135,88 +141,94 @@ class Session:
         except Interrupted as error:
             return self._interrupted(training, self.requests.reason or str(error))
 
-    def _halve(self, short_of: str) -> str:
-        """Put half the worlds into config.yaml, and say so. Raises `UserError` if that would not do."""
+    def _halve_envs(self, shortage: str) -> str:
+        """Write half the number of envs to config.yaml; return the message that reports it.
+
+        Raises `UserError` if fewer envs would not help.
+        """
         from kit.trainers import algorithm
 
-        config, worlds = self.run.config, int(self.run.config.n_envs) // 2
-        found = algorithm.find(config.algo)
-        if not found.fewer_envs or worlds < LEAST_WORLDS:
-            remedy = found.memory_remedy
-            raise UserError(f"n_envs={config.n_envs}: memory ran out ({short_of}); choose a smaller {remedy}.")
-        self.status.set(state="starting", phase="out of memory, making room", steps_per_s=None, eta_s=None)
+        config, n_envs = self.run.config, int(self.run.config.n_envs) // 2
+        record = algorithm.find(config.algo)
+        if not record.fewer_envs or n_envs < MIN_ENVS:
+            remedy = record.memory_remedy
+            raise UserError(f"n_envs={config.n_envs}: memory ran out ({shortage}); choose a smaller {remedy}.")
+        self.status.set(state="starting", phase="out of memory, halving the envs", steps_per_s=None, eta_s=None)
         memory.give_back()
-        write_atomic(self.run.path / "config.yaml", algorithm.with_n_envs(config, worlds).to_yaml())
+        write_atomic(self.run.path / "config.yaml", algorithm.with_n_envs(config, n_envs).to_yaml())
         self.run = Run(self.run.path)
-        shrunk = f"memory ran out with {config.n_envs:,} worlds ({short_of}); going on with {worlds:,}"
-        self._say(shrunk)
-        return shrunk
+        message = f"memory ran out with {config.n_envs:,} envs ({shortage}); going on with {n_envs:,}"
+        self._notify(message)
+        return message
 
-    # -- the two ends ----------------------------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------------------------
 
     def _interrupted(self, training: Training, reason: str) -> int:
-        self._last_figures()
+        self._freeze_progress()
         self.status.set(state="stopping", phase="saving", message=reason)
         self.status.write()
         try:
             training.save_now()
-        except Interrupted as error:  # with a process that was needed
+        except Interrupted as error:  # another rank's process is gone, and its state with it
             reason = str(error)
         except OSError as error:
             reason = f"{reason}, but the last checkpoint could not be written ({error.strerror})"
-        return self._leave(training, reason)
+        return self._end_interrupted(training, reason)
 
-    def _leave(self, training: Training, reason: str) -> int:
+    def _end_interrupted(self, training: Training, reason: str) -> int:
         step = max(training.writer.step, 0)
         self.status.set(state="interrupted", step=step)
-        self._say(f"{reason}; resume goes on from step {step:,}")
+        self._notify(f"{reason}; resume goes on from step {step:,}")
         self._drain(training.writer.step, INTERRUPTED_DRAIN_S)
         training.close()
         return INTERRUPTED
 
     def _finished(self, training: Training) -> int:
-        self._last_figures()
+        self._freeze_progress()
         self.status.set(phase="saving")
         try:
             training.save_now()
         except OSError as error:
             self.status.set(state="stopping")
-            return self._leave(training, f"trained to the end, but it could not be written ({error.strerror})")
+            reason = f"trained to the end, but it could not be written ({error.strerror})"
+            return self._end_interrupted(training, reason)
         training.close()
         step, store = training.step, self.run.config.store
         self.status.set(state="finished", step=step, message=f"done: {step:,} steps")
         self.status.write()
         if (store or "").startswith("hf://"):
-            self._film()
+            self._record_video()
         if not self._drain(step, FINISHED_DRAIN_S):
-            given_up = self._sync is not None and self._sync.is_done()
-            goes_on = "`kit resume` tries it again" if given_up else "it is still being tried"
-            self._say(f"done, but step {step:,} has not arrived in {store} yet; {goes_on}")
+            copier_ended = self._sync is not None and self._sync.is_done()
+            what_next = "`kit resume` tries it again" if copier_ended else "the copier is still trying"
+            self._notify(f"done, but step {step:,} has not arrived in {store} yet; {what_next}")
         return DONE
 
-    def _last_figures(self) -> None:
-        """What the last update and evaluation came to; from here on the step told is the one that is saved."""
+    def _freeze_progress(self) -> None:
+        """Report the last metrics; from now on status.json shows the step that is saved."""
         self._progress()
         self._training = None
 
-    def _film(self) -> None:
-        """The run's page on the Hub shows the robot. Whatever goes wrong here is said; the run is done all the same."""
+    def _record_video(self) -> None:
+        """Record a video for the run's page on the Hub. An error is reported and does not fail the run."""
         from kit.runs.video import record
 
-        def hurry(done: int, at_most: int) -> None:
+        def check_hurry(done: int, at_most: int) -> None:
             if self.requests.hurry:
                 raise Interrupted("a signal came first")
 
-        self.status.set(phase="filming")
+        self.status.set(phase="recording a video")
         try:
-            record(self.run, episodes=1, on_frame=hurry)
+            record(self.run, episodes=1, on_frame=check_hurry)
         except Exception as error:
-            self._say(f"done, without a video for the run's page: {error}")
+            self._notify(f"done, without a video for the run's page: {error}")
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Wait until the checkpoint of `step` has arrived in the store; less long if a signal says to hurry. The copier
-        goes on by itself afterwards, for as long as the machine lives."""
+        """Wait until the checkpoint of `step` has arrived in the store, or a signal came; return whether it arrived.
+
+        The copier process continues afterwards, for as long as the machine runs.
+        """
         if self._sync is None:
             return True
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s
@@ -230,21 +242,21 @@ class Session:
         self.status.set(phase=phase)
         return bool(state["step"] == step)
 
-    # -- what is wanted --------------------------------------------------------------------------------------------
+    # -- commands and progress -------------------------------------------------------------------------------------
 
     def _should_stop(self) -> bool:
-        """Asked by the trainer before each env step and minibatch; waits here while the run is paused."""
+        """Whether to stop training. The trainer calls it before each env step and minibatch; blocks during a pause."""
         if self.requests.paused:
-            begun = time.monotonic()
+            paused_since = time.monotonic()
             self.status.set(state="paused", steps_per_s=None, eta_s=None)
             while self.requests.paused and self.requests.reason is None:
                 time.sleep(POLL_S / 4)
             self.status.set(state="running", phase="training")
-            self._training_start += time.monotonic() - begun
-        return self.requests.reason is not None and (self._training is None or self._training.can_be_cut)
+            self._training_start += time.monotonic() - paused_since
+        return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
 
     def _on_signal(self, name: str) -> None:
-        if self.status.values["state"] == "starting":  # nothing was done yet that the last checkpoint does not hold
+        if self.status.values["state"] == "starting":  # nothing to save: no training happened in this session
             self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
             self.status.write()
             sys.stdout.flush()
@@ -253,26 +265,25 @@ class Session:
         self.requests.stop(name)
 
     def _on_hangup(self) -> None:
-        """The terminal is gone, and who closed a laptop wants the work to go on: so it does, and what it prints goes to
-        the log."""
+        """Continue after the terminal was closed (SIGHUP), as by a closed laptop; output goes to worker.log then."""
         with self.run.log_path.open("ab") as log:
             for terminal in self._terminals:
                 os.dup2(log.fileno(), terminal)
-        self._say(f"the terminal was closed; training goes on (kit stop {self.run.name} ends it)")
+        self._notify(f"the terminal was closed; training goes on (kit stop {self.run.name} ends it)")
 
     def _watch(self) -> None:
-        """Five times a second: requests, the session clock, progress; once a second status.json."""
-        ticks, told = 0, ""
+        """Five times a second: commands, the session clock, progress; once a second: status.json."""
+        ticks, last_error = 0, ""
         while not self._over.wait(POLL_S):
             ticks += 1
             try:
-                self._look(ticks)
-            except Exception as error:  # whatever it is, requests and clocks must be looked at again
-                if (what := f"{type(error).__name__}: {error}") != told:
-                    told = what
-                    self._say(f"while watching: {what}")
+                self._poll(ticks)
+            except Exception as error:  # the thread must survive: commands and clocks are polled again
+                if (text := f"{type(error).__name__}: {error}") != last_error:
+                    last_error = text
+                    self._notify(f"while watching: {text}")
 
-    def _look(self, ticks: int) -> None:
+    def _poll(self, ticks: int) -> None:
         for command in control.take(self.run.path):
             self.requests.obey(command)
             if command == "stop" and self.status.values["state"] == "starting":
@@ -285,22 +296,22 @@ class Session:
             self.status.write()
         self._on_progress(self.status.values)
 
-    def _last_word(self) -> None:
-        """How the session ended must reach the disk, also one that was full a moment ago."""
+    def _write_final_status(self) -> None:
+        """Write status.json, retrying for a while if the disk is full."""
         self.status.write()
-        end = time.monotonic() + LAST_WORD_S
+        end = time.monotonic() + FINAL_STATUS_S
         while not self.status.written and time.monotonic() < end:
             time.sleep(POLL_S)
             self.status.write()
 
     def _compiling(self, sentence: str) -> None:
-        """Told once a second while kernels compile, then the empty sentence."""
-        if sentence and self._before_compiling is None:
+        """Show compilation as the phase. Called once a second while kernels compile, then with an empty sentence."""
+        if sentence and self._phase_before_compiling is None:
             print(sentence, flush=True)
-            self._before_compiling = str(self.status.values["phase"])
-        self.status.set(phase=sentence or self._before_compiling)
+            self._phase_before_compiling = str(self.status.values["phase"])
+        self.status.set(phase=sentence or self._phase_before_compiling)
         if not sentence:
-            self._before_compiling = None
+            self._phase_before_compiling = None
 
     def _progress(self) -> None:
         if (training := self._training) is None:
@@ -317,12 +328,13 @@ class Session:
             rate = (step - training.first_step) / elapsed_s
             self.status.set(steps_per_s=rate, eta_s=max(0, training.config.total_steps - step) / rate)
 
-    def _say(self, sentence: str) -> None:
-        with contextlib.suppress(OSError):  # a log on a full disk, a terminal that is gone
-            print(sentence, flush=True)
-        self.status.set(message=sentence)
+    def _notify(self, message: str) -> None:
+        """Print `message` and show it in status.json."""
+        with contextlib.suppress(OSError):  # the log's disk is full, or the terminal is gone
+            print(message, flush=True)
+        self.status.set(message=message)
 
 
-def _newest(last: dict[str, Any], evaluated: str, trained: str) -> float | None:
-    """The latest figure there is: of the test at the end, of an evaluation, or of training itself."""
-    return last.get(f"test/{evaluated}", last.get(f"eval/{evaluated}", last.get(f"rollout/{trained}")))
+def _newest(last: dict[str, Any], eval_name: str, rollout_name: str) -> float | None:
+    """The metric's value from the final test, else from the last evaluation, else from training rollouts."""
+    return last.get(f"test/{eval_name}", last.get(f"eval/{eval_name}", last.get(f"rollout/{rollout_name}")))

@@ -1,4 +1,4 @@
-"""status.json: what a run is doing, rewritten whole once a second by the process at work, read by everybody else."""
+"""status.json: state and progress of a run. The training process rewrites it once a second; all others read it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TRANSITIONS = {
     "finished": (),
     "failed": (),
 }
-"""What a session may become from each state. It is back at the start when memory ran out."""
+"""Allowed state changes of a session. It returns to "starting" when memory ran out."""
 WORKING = ("starting", "running", "paused", "stopping")
 DONE, FAILED, INTERRUPTED = 0, 1, 75
-"""Exit codes of whoever does a run."""
+"""Exit codes of a training process, and of notebooks and commands that run one."""
 EMPTY: dict[str, Any] = {
     "version": 1,
     "state": "starting",  # see TRANSITIONS
@@ -37,23 +37,23 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
-    "gpu": None,  # {"rollout": …, "update": …}: what the card did in this session, see kit.machine.gpu.Summary
+    "gpu": None,  # {"rollout": …, "update": …}: GPU use in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
-    "store": None,  # {"url", "step", "time", "state", "error"}: where it has arrived beyond this machine
+    "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
     "message": "",
-    "plan": "",  # how preset auto has fitted the run to the machine it began on
+    "plan": "",  # how preset auto fitted the run to the machine on which it started
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
 SILENT_S = 60.0
-"""A copier says every few seconds that it is there."""
+"""A copier that has not updated its state for this long counts as dead; it does so every few seconds."""
 KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
-"""What a new session takes over from the one before."""
+"""Keys whose values a new session takes over from the previous one."""
 
 
 class Status:
-    """The writer's side. Every change is a call of `set`; `write` puts it on disk."""
+    """Writes status.json: `set` changes values in memory, `write` puts them on disk."""
 
     def __init__(self, run_path: Path, **values: Any) -> None:
         self._path = run_path
@@ -68,14 +68,17 @@ class Status:
 
     @staticmethod
     def create(run_path: Path, total_steps: int, **values: Any) -> None:
-        """Say that a process is about to start; the process itself then writes its own status."""
+        """Write the status of a run whose process is about to start; the process then writes its own."""
         previous = {**EMPTY, **read_json(run_path / "status.json", {})}
         values = {**previous, "total_steps": total_steps, **values}
         values |= {"state": "starting", "phase": "starting", "message": "", "process": None, "updated": time.time()}
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:
-        """Change some values. With a state that is no work, or is to stand still, comes the phase of that name."""
+        """Change some values. The states paused, interrupted, finished and failed also set the phase to their name.
+
+        Raises ValueError for a state that cannot follow the current one.
+        """
         with self._lock:
             state = values.get("state", self.values["state"])
             if state not in (self.values["state"], *TRANSITIONS[self.values["state"]]):
@@ -85,7 +88,7 @@ class Status:
             self.values.update(values)
 
     def write(self) -> None:
-        """Put it on disk. What a full disk does not take now is written next time, a second later."""
+        """Write the values to disk. A full disk is no error: the next call, a second later, tries again."""
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
@@ -97,12 +100,12 @@ class Status:
 
 
 def exit_code(state: str) -> int:
-    """Of a process whose run, or notebook, ended in `state`."""
+    """Return the exit code of a process whose run, or notebook, ended in `state`."""
     return {"finished": DONE, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
 def read(run_path: Path) -> dict[str, Any]:
-    """The status as it is now. A run that says it is at work while no process holds its lock was interrupted."""
+    """Read the current status. A run in a working state whose lock is free was killed: its state is "interrupted"."""
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
     silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or time.time()) > SILENT_S
@@ -110,6 +113,6 @@ def read(run_path: Path) -> dict[str, Any]:
         status["store"] = {**store, "state": "failing", "error": "no copier is at work; kit resume copies the rest"}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
-        last = f" (its last words: {status['message']})" if status["message"] else ""
+        last = f" (its last message: {status['message']})" if status["message"] else ""
         status["message"] = f"the process was killed; resume goes on from the last checkpoint{last}"
     return status

@@ -1,4 +1,4 @@
-"""A run's rows in Weights & Biases or Trackio as well. metrics.jsonl stays the truth; nothing waits for the tracker."""
+"""Experiment tracking: send metric rows to Weights & Biases or Trackio. Training never fails because of the tracker."""
 
 from __future__ import annotations
 
@@ -10,41 +10,45 @@ from kit.errors import need
 
 
 def check(tracker: str | None) -> None:
-    """Raise `UserError` if the package that `tracker` names is not there."""
+    """Raise `UserError` if the package that `tracker` names is not installed."""
     if tracker is not None:
         need(tracker.partition(":")[0], "track")
 
 
 class Tracker:
-    """Logs rows to the project that `config.tracker` names, as the run's name; a resumed run goes on there, and rows
-    that are done again are sent again. A tracker that fails is left alone from then on, and `say` says so."""
+    """Logs rows to the project that `config.tracker` names, under the run's name.
 
-    def __init__(self, config: RunConfig, name: str, say: Callable[[str], None]) -> None:
+    A resumed run continues the same record; repeated iterations send their rows again. After an error the tracker is
+    not used again, and `notify` reports it. metrics.jsonl has all rows in any case.
+    """
+
+    def __init__(self, config: RunConfig, name: str, notify: Callable[[str], None]) -> None:
         from kit.stores.redact import redact_config
 
         kind, _, project = str(config.tracker).partition(":")
-        self._kind, self._say = kind, say
-        own = {"id": name} if kind == "wandb" else {"embed": False}  # of trackio the name is the id
+        self._kind, self._notify = kind, notify
+        options = {"id": name} if kind == "wandb" else {"embed": False}  # trackio's id is the name
         values = redact_config(config.to_dict())
-        self._run = self._tried(
-            lambda: need(kind, "track").init(project=project, name=name, config=values, resume="allow", **own)
+        self._run = self._attempt(
+            lambda: need(kind, "track").init(project=project, name=name, config=values, resume="allow", **options)
         )
 
     def add(self, row: dict[str, Any]) -> None:
-        """One row of metrics.jsonl, under its step."""
+        """Log one row of metrics.jsonl, at its step."""
         if self._run is not None:
             values = {name: value for name, value in row.items() if name != "step"}
-            self._tried(lambda: self._run.log(values, step=row["step"]))
+            self._attempt(lambda: self._run.log(values, step=row["step"]))
 
     def close(self) -> None:
+        """Finish the tracker's record."""
         if self._run is not None:
-            self._tried(self._run.finish)
+            self._attempt(self._run.finish)
         self._run = None
 
-    def _tried(self, call: Callable[[], Any]) -> Any:
+    def _attempt(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # whatever goes wrong there must not end a training
+        except Exception as error:  # no error of the tracker may end training
             self._run = None
-            self._say(f"{self._kind} does not follow any more ({type(error).__name__}: {error}); training goes on")
+            self._notify(f"{self._kind} stopped logging ({type(error).__name__}: {error}); training goes on")
             return None

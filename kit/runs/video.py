@@ -1,4 +1,4 @@
-"""Films of policies: one before several cameras, or several beside each other in the same episodes."""
+"""Record videos of policies: one policy from several cameras, or several policies side by side in the same episodes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Frames per second, about; seconds of an episode at most (KIT_FILM_S changes them), soon drawn and small enough to
-stay in a notebook; and for which its end is held."""
+"""Approximate frames per second; most seconds per episode (KIT_FILM_S changes it), so that a video renders quickly and
+fits into a notebook; seconds for which the last frame is held."""
 AMONG, SEARCH_S = 50, 20.0
-"""Episodes among which failures are looked for, and how long."""
+"""Episodes searched for failures, and most seconds of the search."""
 COLUMNS = 4
-"""Views beside each other, before the next row begins."""
+"""Views per row of a video."""
 GREEN, RED, WHITE = (120, 220, 130), (255, 130, 110), (255, 255, 255)
 
 Progress = Callable[[int, int], None]
-"""Told how many frames are drawn, and how many there are at most."""
+"""Called with the number of frames drawn and the most there can be."""
 
 
 class View(NamedTuple):
-    """A policy of `run` before a camera (by default the task's first): that of `step`, the best, or for 0 the one
-    training began with, which acts with its noise if it is untrained."""
+    """A policy of `run` seen by a camera (default: the task's first).
+
+    `step` as in `Run.policy`; 0 is the initial policy, whose actions are sampled if it is untrained.
+    """
 
     run: Run
     step: int | str | None = None
@@ -57,43 +59,51 @@ def record(
     on_frame: Progress = lambda done, at_most: None,
     trust: bool = False,
 ) -> Path:
-    """Film `episodes` (so many, or their numbers) with the policy of `step` into an mp4, by default
-    `videos/step_<step>.mp4` in the run (numbers: in `videos/chosen`): `size` pixels a side, cameras side by side. Needs
-    the extra `video`. `trust` as in `kit.resume`."""
+    """Record a video (mp4) of the policy of `step`; return its path.
+
+    Cameras are side by side, `size` pixels a side each. `episodes`: how many, or a list of episode numbers. The default
+    path is `videos/step_<step>.mp4` in the run, for a list `videos/chosen/step_<step>.mp4`. Needs the extra `video`.
+    `trust` as in `kit.resume`.
+    """
     run = opened(run, trust)
-    found = run.find_or_new(step)
-    number = found.step if found else 0
+    saved = run.find_or_new(step)
+    number = saved.step if saved else 0
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
     folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
-    return film(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
+    return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
 
 
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
-    """The numbers of the first `among` episodes that `film` would show of the policy of `step`, those that fail before
-    the others, then by return. Looks for `SEARCH_S` seconds at most. Raises `UserError`."""
-    player, found, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
+    """Play the first `among` episodes and return their numbers for `record`: failures first, then by return.
+
+    Plays for at most `SEARCH_S` seconds. Raises `UserError`.
+    """
+    player, results, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
     try:
         for episode in range(among):
-            player.begin(episode)
+            player.reset(episode)
             player.advance(player.env.episode_steps)
-            found.append((player.succeeded, player.returned, episode))
+            results.append((player.succeeded, player.episode_return, episode))
             if time.monotonic() > end:
                 break
     finally:
         player.env.close()
-    return [episode for *_, episode in sorted(found)]
+    return [episode for *_, episode in sorted(results)]
 
 
-def film(
+def render_video(
     views: Sequence[View],
     path: Path,
     episodes: int | Sequence[int],
     size: int,
     on_frame: Progress = lambda done, at_most: None,
 ) -> Path:
-    """The first `MOST_S` seconds of each of `episodes` (so many, or their numbers), all `views` beside each other,
-    `size` pixels a side; whoever is done waits for the others. Written in: title, step, return, how it ended, and in a
-    corner what the policy sees if it sees pictures. Calls `on_frame`. Raises `UserError`; nothing is left then."""
+    """Write a video of all `views` side by side, `size` pixels a side each; return `path`.
+
+    Shows the first `MOST_S` seconds of each of `episodes` (how many, or a list of numbers). A view whose episode has
+    ended holds its last frame until all have ended. Captions: title, step, return, outcome; a corner shows the policy's
+    image observations. Calls `on_frame`. Raises `UserError`; no file is left then.
+    """
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     policies: dict[tuple[Path, Any], list[View]] = {}
@@ -104,15 +114,15 @@ def film(
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     try:
         with temporary(path.parent) as folder:
-            building = folder / "film.mp4"
+            building = folder / "video.mp4"
             with (
-                mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as written,
+                mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as writer,
                 closing(
                     _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
-                ) as drawn,
+                ) as frames,
             ):
-                for frame in drawn:  # not write_video, which keeps them all to look at the first
-                    written.add_image(frame)
+                for frame in frames:  # not write_video, which keeps all frames in memory
+                    writer.add_image(frame)
             building.replace(path)
     finally:
         for player in players:
@@ -121,118 +131,119 @@ def film(
 
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:
-    """Steps from one frame to the next, frames per second, and frames of an episode at most."""
+    """Return env steps per frame, frames per second, and the most frames of an episode."""
     rate = env.video_speed / env.control_dt_s
     stride = max(1, round(rate / FPS))
-    most_s = float(os.environ.get("KIT_FILM_S", MOST_S))
-    return stride, rate / stride, min(-(-env.episode_steps // stride), round(most_s * rate / stride))
+    max_s = float(os.environ.get("KIT_FILM_S", MOST_S))
+    return stride, rate / stride, min(-(-env.episode_steps // stride), round(max_s * rate / stride))
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """(rows * size, columns * size, 3) uint8 as they are drawn. None is kept: a thousand of them take a gigabyte."""
-    stride, fps, most = timing(players[0].env)
+    """Yield frames, (rows * size, columns * size, 3) uint8, one at a time: a thousand of them take a gigabyte."""
+    stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:
         for player in players:
-            player.begin(episode)
-        for _ in range(most):
-            yield _beside(players, size)
+            player.reset(episode)
+        for _ in range(max_frames):
+            yield _grid(players, size)
             done += 1
-            on_frame(done, len(episodes) * most)
+            on_frame(done, len(episodes) * max_frames)
             for player in players:
                 player.advance(stride)
-            if all(player.over for player in players):
+            if all(player.ended for player in players):
                 break
-        last = _beside(players, size)
+        last = _grid(players, size)
         for _ in range(round(HOLD_S * fps)):
             yield last
 
 
-def _beside(players: Sequence[_Player], size: int) -> np.ndarray:
-    pictures = [picture for player in players for picture in player.draw(size)]
-    columns = min(COLUMNS, len(pictures))
-    pictures += [np.zeros_like(pictures[0])] * (-len(pictures) % columns)
-    rows = [np.concatenate(pictures[i : i + columns], 1) for i in range(0, len(pictures), columns)]
+def _grid(players: Sequence[_Player], size: int) -> np.ndarray:
+    """Return the images of all views in rows of `COLUMNS`, black where the last row is not full."""
+    images = [image for player in players for image in player.draw(size)]
+    columns = min(COLUMNS, len(images))
+    images += [np.zeros_like(images[0])] * (-len(images) % columns)
+    rows = [np.concatenate(images[i : i + columns], 1) for i in range(0, len(images), columns)]
     return np.concatenate(rows)
 
 
 class _Player:
-    """One policy in one world, before one or several cameras."""
+    """One policy in one env, seen by one or several cameras."""
 
     def __init__(self, views: Sequence[View]) -> None:
         run, step = views[0].run, views[0].step
         self._seed = run.config.seed + EVAL_SEED
         self._views = views
-        found = run.find_or_new(step)
-        self._actor = load_policy(run.config, found).as_actor(deterministic=not run.is_untrained(found))
+        saved = run.find_or_new(step)
+        self._actor = load_policy(run.config, saved).as_actor(deterministic=not run.is_untrained(saved))
         self.env = make_env(run.config.replace(device="cpu"), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:
             if camera not in self.env.cameras:
-                have = ", ".join(self.env.cameras) or "none"
-                raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {have}.")
+                available = ", ".join(self.env.cameras) or "none"
+                raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {available}.")
 
-    def begin(self, episode: int) -> None:
-        """The same one for every policy."""
+    def reset(self, episode: int) -> None:
+        """Start episode number `episode`, which is the same for every policy."""
         from kit.envs.play import play
 
         self._obs = self.env.reset(seed=self._seed + episode)
         self._steps = play(self.env, self._actor, self._obs, episodes=1)
-        self.over, self._ended, self._colour = False, "", WHITE
-        self._episode, self._step, self.returned, self.succeeded = episode + 1, 0, 0.0, False
+        self.ended, self._outcome, self._colour = False, "", WHITE
+        self._episode, self._step, self.episode_return, self.succeeded = episode + 1, 0, 0.0, False
 
     def advance(self, steps: int) -> None:
-        """To the end of the episode at most."""
+        """Play `steps` steps, or fewer to the end of the episode."""
         for step in islice(self._steps, steps):
-            self._obs, self.over = step.next_obs, bool(step.ended[0])
-            self._step, self.returned = self._step + 1, self.returned + float(step.reward[0])
-            if self.over and "success" in step.info:
+            self._obs, self.ended = step.next_obs, bool(step.ended[0])
+            self._step, self.episode_return = self._step + 1, self.episode_return + float(step.reward[0])
+            if self.ended and "success" in step.info:
                 self.succeeded = bool(step.info["success"][0])
-                self._ended, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
+                self._outcome, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
 
     def draw(self, size: int) -> list[np.ndarray]:
-        """Of each view, (size, size, 3) uint8; of an episode that is over, as it was drawn last."""
-        if not self.over:
-            self._pictures = self.env.render(self._cameras or None, size, size)[0].cpu().numpy()
-            self._seen = _seen(self._actor.preprocess(self._obs), size)
-        said = f"episode {self._episode}   step {self._step}   return {self.returned:.2f}   {self._ended}"
+        """Return one image per view, (size, size, 3) uint8; after the episode's end, the last one again."""
+        if not self.ended:
+            self._images = self.env.render(self._cameras or None, size, size)[0].cpu().numpy()
+            self._inset = _observed_images(self._actor.preprocess(self._obs), size)
+        caption = f"episode {self._episode}   step {self._step}   return {self.episode_return:.2f}   {self._outcome}"
         return [
-            _written(picture, self._seen, view.title, said, self._colour)
-            for picture, view in zip(self._pictures, self._views, strict=True)
+            _captioned(image, self._inset, view.title, caption, self._colour)
+            for image, view in zip(self._images, self._views, strict=True)
         ]
 
 
-def _seen(obs: Obs, size: int) -> np.ndarray | None:
-    """The newest of each picture among `obs` of one world, uint8, beside each other, for a film of `size`."""
+def _observed_images(obs: Obs, size: int) -> np.ndarray | None:
+    """Return the newest frame of each image field of `obs` (one env), uint8, side by side, scaled for a corner."""
     import torch
 
     from kit.envs.obs import leaves, newest_image
 
-    shown = [newest_image(part[0]) for _, part in leaves("", obs) if part.dtype == torch.uint8]
-    if not shown:
+    images = [newest_image(field[0]) for _, field in leaves("", obs) if field.dtype == torch.uint8]
+    if not images:
         return None
-    side = min(size // 4, size // (2 * len(shown)))
-    rows = [[np.arange(side) * pixels // side for pixels in picture.shape[:2]] for picture in shown]
-    return np.concatenate([picture[down][:, across] for picture, (down, across) in zip(shown, rows, strict=True)], 1)
+    side = min(size // 4, size // (2 * len(images)))
+    indices = [[np.arange(side) * pixels // side for pixels in image.shape[:2]] for image in images]
+    return np.concatenate([image[rows][:, columns] for image, (rows, columns) in zip(images, indices, strict=True)], 1)
 
 
-def _written(
-    picture: np.ndarray, seen: np.ndarray | None, title: str, said: str, colour: tuple[int, int, int]
+def _captioned(
+    pixels: np.ndarray, inset: np.ndarray | None, title: str, caption: str, colour: tuple[int, int, int]
 ) -> np.ndarray:
-    """`picture` with a title above and a line below, on darker ground, and what is seen in the corner above right."""
+    """Return a copy of `pixels` with title (top left), caption (bottom) and `inset` (top right)."""
     from PIL import Image, ImageDraw
 
-    picture, font, size = picture.copy(), _font(max(9, len(picture) // 24)), len(picture)
-    high = round(1.6 * font.size)
-    if seen is not None:
-        picture[: len(seen), -seen.shape[1] :] = seen
-    picture[-high:] //= 2
+    pixels, font, size = pixels.copy(), _font(max(9, len(pixels) // 24)), len(pixels)
+    line_height = round(1.6 * font.size)
+    if inset is not None:
+        pixels[: len(inset), -inset.shape[1] :] = inset
+    pixels[-line_height:] //= 2  # darker background for the text
     if title:
-        picture[:high, : round(font.getlength(title)) + font.size] //= 2
-    image = Image.fromarray(picture)
+        pixels[:line_height, : round(font.getlength(title)) + font.size] //= 2
+    image = Image.fromarray(pixels)
     draw, left = ImageDraw.Draw(image), font.size // 2
-    draw.text((left, high // 2), title, WHITE, font, anchor="lm")
-    draw.text((left, size - high // 2), said, colour, font, anchor="lm")
+    draw.text((left, line_height // 2), title, WHITE, font, anchor="lm")
+    draw.text((left, size - line_height // 2), caption, colour, font, anchor="lm")
     return np.asarray(image)
 
 

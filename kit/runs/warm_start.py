@@ -1,7 +1,7 @@
-"""Begin a run with a policy that there is: another run's, or one in a Stable-Baselines3 zip.
+"""Warm start: begin a run with a pretrained policy, from another run or from a Stable-Baselines3 zip.
 
-Of another run come its config, as far as it is not changed, the policy, what its normaliser has learnt and, from a
-whole checkpoint of the same algorithm, the optimizer. Counters, random numbers, worlds and replay data begin anew.
+Another run contributes its config (unless changed), its policy, its normaliser's statistics and, from a whole
+checkpoint of the same algorithm, the optimizer's state. Counters, random numbers, envs and replay data start fresh.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ if TYPE_CHECKING:
 
 
 class WarmStart(NamedTuple):
-    """A pretrained policy, and what comes along with it."""
+    """A pretrained policy, and how to build a config and a trainer from it."""
 
-    complete: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
-    """The run's config, of one that the user gives, if any, and changes."""
-    give: Callable[[Trainer, RunConfig], None]
-    """Puts the policy into a new trainer of such a config. Raises `UserError` if it does not fit."""
+    make_config: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
+    """Returns the new run's config from the user's config (or None) and the changes."""
+    load_into: Callable[[Trainer, RunConfig], None]
+    """Loads the policy into a new trainer of that config. Raises `UserError` if it does not fit."""
     parent: dict[str, Any]
-    """For its provenance."""
+    """Name and step of the source, for provenance.json."""
 
 
 def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
-    """With what `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest; `trust` as in
-    `kit.train`. Raises `UserError`; nothing is created."""
+    """Read the policy that `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest.
+
+    `trust` as in `kit.train`. Raises `UserError`; nothing is created.
+    """
     if str(start_from).endswith(".zip"):
-        return _of_zip(_checked(Path(start_from), trust), algo)
+        return _from_zip(_checked(Path(start_from), trust), algo)
     name, at, step = str(start_from).rpartition("@")
     run, _ = locate(name if at else start_from, runs_dir)
-    return _of_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
+    return _from_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
 
 
 def first_checkpoint(run: Run, warm: WarmStart) -> None:
-    """Write step 0 of `run`: the policy in new worlds. Raises `UserError` if it does not fit the task."""
+    """Write the checkpoint of step 0: the pretrained policy and freshly reset envs. Raises `UserError` if the policy
+    does not fit the task."""
     from kit.trainers import make_trainer
 
     config = run.config.replace(device="cpu")
@@ -52,11 +55,11 @@ def first_checkpoint(run: Run, warm: WarmStart) -> None:
     try:
         trainer = make_trainer(config, env)
         try:
-            warm.give(trainer, config)
+            warm.load_into(trainer, config)
         except (UserError, RuntimeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
-            said = f"the policy of {warm.parent['name']} does not fit env={config.env!r} with {config.algo}"
-            raise UserError(f"{said} ({reason}); name the env, algo and network that it is of.") from None
+            problem = f"the policy of {warm.parent['name']} does not fit env={config.env!r} with {config.algo}"
+            raise UserError(f"{problem} ({reason}); name the env, algo and network that it was trained with.") from None
         session = {"rows": 0, "last_eval": -1, "best": None, "replay_capacity": getattr(trainer, "replay_capacity", 0)}
         session["untrained"] = False
         checkpoint.write(run.path / "checkpoints", 0, {**trainer.state(), "session": session})
@@ -67,33 +70,38 @@ def first_checkpoint(run: Run, warm: WarmStart) -> None:
 # -- another run ---------------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Run, step: int | str | None) -> WarmStart:
+def _from_run(run: Run, step: int | str | None) -> WarmStart:
     chosen = run.find(step)
-    found = next((whole for whole in run.checkpoints() if whole.step == chosen.step), chosen)
+    saved = next((whole for whole in run.checkpoints() if whole.step == chosen.step), chosen)
     try:
-        state = found.read(replay=False)
+        state = saved.read(replay=False)
     except checkpoint.Damaged as damage:
-        raise UserError(f"{run.path} has a damaged step {found.step} ({damage}); name another.") from None
+        raise UserError(f"{run.path} has a damaged step {saved.step} ({damage}); name another.") from None
 
-    def complete(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
-        return _changed(run.config, changes) if config is None else config.replace(**changes)
+    def make_config(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
+        return _branch_config(run.config, changes) if config is None else config.replace(**changes)
 
-    def give(trainer: Trainer, config: RunConfig) -> None:
-        same = config.algo == run.config.algo
-        trainer.warm_start({name: values for name, values in state.items() if same or name != "optimizer"})
+    def load_into(trainer: Trainer, config: RunConfig) -> None:
+        same_algo = config.algo == run.config.algo
+        trainer.warm_start({name: values for name, values in state.items() if same_algo or name != "optimizer"})
 
-    return WarmStart(complete, give, {"name": run.name, "step": found.step})
+    return WarmStart(make_config, load_into, {"name": run.name, "step": saved.step})
 
 
-def _changed(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """The parent's config for another run. Mappings are completed by `changes`, not replaced, and hold only for the env
-    and the algorithm that they are of; what follows from the machine and the length of the run is decided anew."""
+def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """Return the parent's config with `changes`, for a new run.
+
+    `overrides` and `env_options` are merged with the parent's, which count only for the same algorithm and the same
+    env. Fields that depend on the machine or on the run's length are resolved again.
+    """
     from kit.trainers.algorithm import with_n_envs
 
     mappings = {name: changes.get(name) or {} for name in ("overrides", "env_options")}
-    evaluated = parent.eval_every if parent.eval_every != max(1, parent.total_steps // 10) else "auto"
+    eval_every = parent.eval_every if parent.eval_every != max(1, parent.total_steps // 10) else "auto"
     plain = {name: value for name, value in changes.items() if name not in mappings}
-    config = parent.replace(**{"run_name": None, "threads": "auto", "device": "auto", "eval_every": evaluated, **plain})
+    config = parent.replace(
+        **{"run_name": None, "threads": "auto", "device": "auto", "eval_every": eval_every, **plain}
+    )
     kept = parent.overrides
     if config.algo != parent.algo:
         kept = {name: value for name, value in kept.items() if name in ("policy_kwargs", "normalize")}
@@ -109,30 +117,30 @@ def _changed(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def _checked(path: Path, trust: bool) -> Path:
-    """`path`, if it is a zip that the user trusts. Raises `UserError`; nothing in it was opened."""
+    """Return `path` if it is a zip that the user trusts; do not open its content. Raises `UserError` otherwise."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise UserError(f"start_from={str(path)!r} is not a Stable-Baselines3 zip; save one with model.save().")
     if not trust:
         raise UserError(
             f"start_from={str(path)!r} can run code when it is opened; "
-            "if you trust whoever made it, say trust=True (kit train --trust)."
+            "if you trust its author, pass trust=True (kit train --trust)."
         )
     return path
 
 
-def _of_zip(path: Path, algo: str) -> WarmStart:
-    """With the network and hyperparameters of the zip, and its policy. Runs whatever the zip says."""
+def _from_zip(path: Path, algo: str) -> WarmStart:
+    """Read network, hyperparameters and policy from a zip. Unpickles it, which can run any code."""
     from kit.trainers import algorithm
     from kit.trainers.arguments import POLICY_KWARGS
     from kit.trainers.saving import Weights
 
-    found = algorithm.find(algo)
+    record = algorithm.find(algo)
     try:
-        model: Any = found.stock.load(path, device="cpu")
+        model: Any = record.stock.load(path, device="cpu")
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); name its algo.") from None
-    hyper = {name: getattr(model, name) for name in found.imported}
+    hyper = {name: getattr(model, name) for name in record.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
         policy["activation_fn"] = policy["activation_fn"].__name__.lower()
@@ -141,12 +149,12 @@ def _of_zip(path: Path, algo: str) -> WarmStart:
     plain = {name: value for name, value in hyper.items() if isinstance(value, int | float | str | dict)}
     weights = model.policy.state_dict()
 
-    def complete(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
+    def make_config(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
         config = (config or RunConfig()).replace(**changes)
         n_envs = config.n_envs if config.n_envs != "auto" else model.n_envs
         return config.replace(overrides={**plain, **config.overrides}, n_envs=n_envs)
 
-    def give(trainer: Trainer, config: RunConfig) -> None:
+    def load_into(trainer: Trainer, config: RunConfig) -> None:
         Weights(trainer.policy).load_state(weights)
 
-    return WarmStart(complete, give, {"name": path.name})
+    return WarmStart(make_config, load_into, {"name": path.name})

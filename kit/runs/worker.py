@@ -1,4 +1,4 @@
-"""The training process: `python -m kit.runs.worker RUN_DIR LOCK`. It outlives the notebook kernel that started it."""
+"""The background training process: `python -m kit.runs.worker RUN_DIR LOCK_FD`. It survives the notebook kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kit.runs.status import Status
 
 
 def start(run: Run) -> int:
-    """Start a worker for `run`, its output in worker.log, and return at once with its process id.
+    """Start a training process for `run` and return its process id at once. Its output goes to worker.log.
 
-    It gets its own session, so that neither an interrupt nor the end of the calling process reaches it. It is born with
-    the run's lock: however long its imports take, the run is seen to be at work from now on.
+    The process has its own session, so that neither an interrupt nor the end of the caller reaches it. It inherits the
+    run's lock, so that the run counts as working from now on, however long the imports take.
     """
     from kit import envs
     from kit.machine import settings
@@ -25,7 +25,7 @@ def start(run: Run) -> int:
     environment = settings.worker_environment(int(run.config.threads)) | envs.child_environ(run.config)
     try:
         with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
-            control.take(run.path)  # what was asked of an earlier session; from now on requests count
+            control.take(run.path)  # drop commands left over from an earlier session; later ones count
             Status.create(run.path, run.config.total_steps)
             worker = subprocess.Popen(
                 [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path), str(lock.fileno())],
@@ -39,13 +39,14 @@ def start(run: Run) -> int:
 
 
 def _reap_later(worker: subprocess.Popen[bytes]) -> None:
-    """Collect the exit code when it comes, so that no zombie is left in a long-lived kernel."""
+    """Collect the exit code in a thread, so that no zombie process is left in a long-lived kernel."""
     import threading
 
     threading.Thread(target=worker.wait, name=f"worker-{worker.pid}", daemon=True).start()
 
 
 def main(arguments: list[str]) -> int:
+    """Train; `arguments`: run directory, file descriptor of its lock. Return the exit code, 2 for a `UserError`."""
     from kit.runs.session import Session
 
     try:

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training loop: it takes a copy of the state and never makes the loop wait."""
+"""Write checkpoints in a background thread, from a copy of the state; training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Writer:
-    """One background thread, one checkpoint at a time. Makes room, writes, verifies what it wrote, then retires what is
-    older (`kit.format.retention`).
+    """Checkpoint writer: one thread, one checkpoint at a time.
 
-    Off-policy data goes to `replay/<first row>.safetensors`, segments that hold only the rows that are new since the
-    checkpoint before; the manifests of later checkpoints name the same segments again.
+    Each time it frees disk space, writes the checkpoint, verifies it, and deletes outdated ones
+    (`kit.format.retention`). Replay data goes to segments `replay/<first row>.safetensors` with only the rows added
+    since the previous checkpoint; manifests of later checkpoints list the same segments again.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Writer:
         with_replay: bool = True,
         budget: int = NO_LIMIT,
     ) -> None:
-        """`with_replay`: whether the trainer has the data of the `resumed` checkpoint's segments. `budget`: bytes that
-        all checkpoints may take, and everything temporary in the run."""
+        """`with_replay`: whether the trainer loaded the replay data of the `resumed` checkpoint. `budget`: most bytes
+        for all checkpoints and temporary files of the run."""
         self.run_path, self.budget = run_path, budget
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
@@ -47,23 +47,26 @@ class Writer:
 
     @property
     def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def replay_stop(self) -> int:
-        """The first replay row that no segment holds yet."""
+        """Index of the first replay row that is in no segment yet."""
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
     def submit(self, step: int, state: State, replay: Segment | None = None, oldest_row: int = 0) -> None:
-        """Begin to write. `replay` holds the rows that are new; those before `oldest_row` are needed no more.
-        Nothing here may be changed by the caller afterwards."""
+        """Start writing a checkpoint. `replay`: the new rows; rows before `oldest_row` are no longer needed.
+
+        The caller must not change the arguments afterwards.
+        """
         self.wait()
         args = (step, state, replay, oldest_row)
         self._thread = threading.Thread(target=self._guarded, args=args, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the one in progress is on disk. Raises again what went wrong, except a disk's refusal (see `error`)."""
+        """Wait for the checkpoint in progress. Re-raise the thread's exception; an `OSError` is kept in `error`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -75,16 +78,16 @@ class Writer:
         try:
             self._write(*args)
             self.error = None
-        except OSError as error:  # a full or broken disk: training goes on, the next checkpoint tries again
+        except OSError as error:  # a full or broken disk: training continues, the next checkpoint tries again
             self.error = error
         except BaseException as failure:
             self._failure = failure
 
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         rows = replay.rows if replay else {}
-        # where the disk has refused, it has no room, whatever it says (a quota does not show)
-        refused = self.error is not None and self.error.errno in FULL
-        self._retire(NO_LIMIT if refused else checkpoint.size_of({**state, REPLAY: rows}))
+        # after a "disk full" error the reported free space is not trusted: it does not show quotas
+        disk_full = self.error is not None and self.error.errno in FULL
+        self._retire(NO_LIMIT if disk_full else checkpoint.size_of({**state, REPLAY: rows}))
         segments = self._segments
         if replay is not None:
             for part in replay.parts():
@@ -98,19 +101,19 @@ class Writer:
         self._on_done(written)
         self._retire()
 
-    def _retire(self, wanted: int = 0) -> None:
-        """Delete what is not to be kept where `wanted` bytes are about to be written."""
-        everything = checkpoint.committed(self.run_path / "checkpoints")
-        found = [retention.Held(c.step, c.path.stat().st_mtime, c.sizes()) for c in everything]
+    def _retire(self, next_bytes: int = 0) -> None:
+        """Delete outdated checkpoints, so that `next_bytes` more fit."""
+        saved = checkpoint.committed(self.run_path / "checkpoints")
+        held = [retention.Held(c.step, c.path.stat().st_mtime, c.sizes()) for c in saved]
         disk = shutil.disk_usage(self.run_path)
-        room = retention.room(self.budget - leftovers.size(self.run_path), retention.size(found), disk.free, disk.total)
-        outdated = retention.outdated(found, room - wanted, time.time())
-        for c in everything:
+        room = retention.room(self.budget - leftovers.size(self.run_path), retention.size(held), disk.free, disk.total)
+        outdated = retention.outdated(held, room - next_bytes, time.time())
+        for c in saved:
             if c.step in outdated:
                 checkpoint.discard(c.path)
         checkpoint.prune(self.run_path)
 
 
 def _start(name: str) -> int:
-    """First row of a segment, from its name."""
+    """Return the first row of a segment, from its file name."""
     return int(Path(name).stem)

@@ -28,7 +28,7 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import api, worker
-from kit.runs.request import request
+from kit.runs.prepare import prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
 from kit.scale.work import KEYS, Engine, Kept, Notes, Results, run_all
@@ -85,11 +85,11 @@ class Job:
     def start(self, threads: int, gpu_share: int) -> None:
         """Begin or resume it, unless it is at work or finished already."""
         permit(self.config, self.trust)
-        self.run = api.here(self.config)
+        self.run = api.existing_run(self.config)
         if self.run is None:
             own = self.asked.get("threads", "auto")
             fields = {**self.asked, "threads": threads if own == "auto" else own}
-            self.run = api.create(request(None, fields, self.start_from, self.trust, True, gpu_share))
+            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, gpu_share))
             worker.start(self.run)
             return
         changes = self.changes()
@@ -122,7 +122,7 @@ class Job:
         return self.row() | {key: value for key, value in known.get(self.path.name, {}).items() if key in KEYS}
 
     def fetch(self) -> None:
-        self.run = api.here(self.config)
+        self.run = api.existing_run(self.config)
 
     def row(self) -> dict[str, Any]:
         total = {"name": self.config.run_name, "total_steps": self.config.total_steps}
@@ -260,7 +260,7 @@ def planned(
             asked = seen_by_all(asked) if elsewhere else asked
             config = RunConfig.from_dict(asked)
             if start_from is not None:
-                config = warm_start(start_from, trust, config.runs_dir, config.algo).complete(None, asked)
+                config = warm_start(start_from, trust, config.runs_dir, config.algo).make_config(None, asked)
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
                 stem = folder_name(f"{stem}-s{config.seed}")

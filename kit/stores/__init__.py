@@ -1,6 +1,7 @@
-"""Where runs live beyond this machine: folders (Drive, network volumes), the Hugging Face Hub, S3 and its like.
+"""Remote storage for runs: folders (Google Drive, network volumes), the Hugging Face Hub, S3 and other object stores.
 
-`open_store(url)` gives a `Store`; `start_sync` copies a run there in the background, verified; `pull` brings one back.
+`open_store(url)` returns a `Store`; `start_sync` copies a run to it in the background and verifies the copy; `pull`
+fetches a run.
 """
 
 from kit.stores.base import MissingFile, Store, StoreError

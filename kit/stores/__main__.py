@@ -1,8 +1,8 @@
-"""The copying process: python -m kit.stores RUN_DIR URL [OWNER].
+"""The copier process: python -m kit.stores RUN_DIR URL [OWNER].
 
-It copies until standard input closes or a signal comes, and then what is left: training asked it to end, or died.
-Passes run in a thread, where every request to the store has a deadline. If one hangs, that is written where the user
-looks, and the process executes itself anew, which ends the thread; safe at any instant, as `latest.json` moves last.
+It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. Passes run in
+a thread, and every request to the store has a deadline. When a request hangs, the process reports it in .sync.json and
+replaces itself by exec, which ends the thread. That is safe at any time, because `latest.json` is updated last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kit.stores import alone, lease
+from kit.stores import copier_lock, lease
 from kit.stores.copier import Copier, Watch
 from kit.stores.loop import Sync, Watched
 from kit.stores.urls import open_store
@@ -25,9 +25,9 @@ from kit.stores.urls import open_store
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
-    """`told` is what the process knew before it executed itself. Exit code: see `Sync.run`."""
-    run_dir, before = Path(folder).resolve(), json.loads(told) if told else None
+def main(folder: str, url: str, owner: str = "", saved_state: str = "") -> int:
+    """Run the copier; return the exit code of `Sync.run`. `saved_state`: JSON of the loop's state before an exec."""
+    run_dir, before = Path(folder).resolve(), json.loads(saved_state) if saved_state else None
     owner = owner or lease.owner_of(run_dir)
     drain = threading.Event()
     for number in SIGNALS:
@@ -39,25 +39,25 @@ def main(folder: str, url: str, owner: str = "", told: str = "") -> int:
             os.nice(5)  # training goes first
     parent = before["parent"] if before else os.getppid()
 
-    def is_over() -> bool:  # a signal came, the pipe closed, or the parent died (a fork of it may keep the pipe open)
+    def should_drain() -> bool:  # a signal, a closed pipe, or a dead parent (a fork of it may keep the pipe open)
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
         return drain.is_set() or closed or os.getppid() != parent
 
-    with os.fdopen(before["lock"], "a+") if before else (run_dir / alone.FILE).open("a+") as lock:
+    with os.fdopen(before["lock"], "a+") if before else (run_dir / copier_lock.FILE).open("a+") as lock:
         os.set_inheritable(lock.fileno(), True)
 
-        def restart(now: dict[str, Any]) -> None:  # the lock is kept, and signals wait until they are listened to
+        def restart(state: dict[str, Any]) -> None:  # keeps the lock; signals are blocked until handlers are set again
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            told = json.dumps({**now, "parent": parent, "lock": lock.fileno()})
-            os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, told])
+            saved_state = json.dumps({**state, "parent": parent, "lock": lock.fileno()})
+            os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, saved_state])
 
         def make(announce: Watch) -> Copier:
-            alone.take(lock)
+            copier_lock.take(lock)
             announce("opening the store", 0)
             return Copier(run_dir, open_store(url, write=True), owner, watch=announce)
 
         copier = Watched(make)
-        sync = Sync(run_dir, url, owner, copier, is_over, restart=restart, before=before)
+        sync = Sync(run_dir, url, owner, copier, should_drain, restart=restart, before=before)
         copier.on_wait = sync.beat
         return sync.run()
 

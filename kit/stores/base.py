@@ -1,4 +1,4 @@
-"""What every store can do: list, read, put."""
+"""The interface of all stores: list, read and put files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TypeVar
 from kit.errors import UserError
 
 CHUNK = SMALL = 2**20
-"""Bytes; the second is what `Store.read` accepts unless told otherwise."""
+"""Bytes: the size of a read, and the default limit of `Store.read`."""
 THREAD = "store"
-"""Name of the threads that talk to a store."""
+"""Name of the threads that send requests to a store."""
 
 Files = Mapping[str, Path | bytes]
-"""What is to be written, by its path in the store."""
+"""Contents to write, by path in the store."""
 _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """A store did not do what was asked. `transient`: trying again may help, after `retry_after_s` seconds if given."""
+    """A request to a store failed. `transient`: a retry may help, after `retry_after_s` seconds if that is not 0."""
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -39,44 +39,49 @@ class MissingFile(StoreError):
 
 
 class Unusable(UserError):
-    """A store that cannot be used as the user named it. The message says why, and what to do."""
+    """`UserError` for a store that cannot be used. `reason` completes the sentence "store=URL ..." and has a remedy."""
 
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"store={url!r} {why}")
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"store={url!r} {reason}")
 
 
 class Store(ABC):
-    """A place beyond this machine that holds files under relative POSIX paths. Three methods must be written; a new
-    store appears in kit.stores.urls, and tests/stores/test_stores.py holds it to the same promises as the others."""
+    """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`.
+
+    A new store is added to kit.stores.urls; tests/stores/test_stores.py runs the same tests on all of them.
+    """
 
     url: str
-    """As the user wrote it."""
+    """The URL as the user wrote it."""
     min_interval_s: float = 0.0
-    """Puts should be at least so far apart: each is a commit on the Hub, and the Hub counts."""
+    """Least seconds between two puts. Each put is a commit on the Hub, and the Hub limits the rate of commits."""
     has_page: bool = False
-    """A README.md at the top is shown to visitors."""
+    """Whether a README.md at the top is shown to visitors."""
     keeps_history: bool = False
-    """What was replaced or deleted still takes room, until `squash`."""
+    """Whether replaced and deleted files still take space, until `squash`."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> dict[str, int]:
-        """Every file whose path is `prefix` or below it, with its size in bytes. Nothing there: an empty dict."""
+        """Return path and size in bytes of every file at or below `prefix`; an empty dict if there are none."""
 
     @abstractmethod
     def chunks(self, path: str) -> Iterator[bytes]:
-        """The content of a file as the store holds it now, never from a cache. Raises `MissingFile`, `StoreError`."""
+        """Yield a file's current content, never from a cache. Raises `MissingFile`, `StoreError`."""
 
     @abstractmethod
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
-        """Write `files` in their order, then remove `delete` (missing ones are fine). Each file is replaced whole; on
-        the Hub all of it is one commit. `message` says why, where the store keeps a history."""
+        """Write `files` in order, then delete `delete` (missing files are no error).
+
+        Each file is replaced as a whole; on the Hub one put is one commit. `message`: the commit message of stores that
+        keep a history.
+        """
 
     def read(self, path: str, limit: int = SMALL) -> bytes:
-        """A small file. More than `limit` bytes raise `StoreError` as soon as they are seen."""
+        """Return a small file's content. Raises `StoreError` as soon as it exceeds `limit` bytes."""
         return self._attempt(lambda: b"".join(self._limited(path, limit)))
 
     def get(self, path: str, local: Path | None, limit: int | None = None) -> str:
-        """Fetch a file to `local`, at most `limit` bytes; its SHA-256 in hex. With None, only that."""
+        """Download a file of at most `limit` bytes to `local` (None: discard it). Return its SHA-256 in hex."""
 
         def fetch() -> str:
             digest = hashlib.sha256()
@@ -92,67 +97,73 @@ class Store(ABC):
         return self._attempt(fetch)
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Replace a small file only if it still holds `old` (None: is absent). Whether it did. Stores that can make
-        this atomic do; here it is read, write, and read again."""
+        """Compare-and-swap: replace a small file if its content is `old` (None: absent). Return whether it succeeded.
+
+        Atomic in stores that allow it; this default reads, writes and reads again.
+        """
         if self.read_or_none(path) != old:
             return False
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
 
     def sweep(self, prefix: str) -> int:
-        """Remove what killed writers left below `prefix`, which is the caller's by its lease; how many there were."""
+        """Remove temporary files of killed writers below `prefix`, whose lease the caller holds. Return the count."""
         return 0
 
     def whole(self) -> Store:
-        """All that shares one history with this store."""
+        """Return the store of everything that shares one history with this store, such as the Hub repository."""
         return self
 
     def squash(self) -> None:
-        """Forget the history of `whole()`, in which nobody else may be at work: only what is there now stays. Tried
-        once. Raises `StoreError` or `UserError`; then it may have happened or not."""
+        """Delete the history of `whole()`, keeping the current files. No other process may write there meanwhile.
+
+        Tried once. Raises `StoreError` or `UserError`; it may or may not have happened then.
+        """
         raise StoreError(f"{self.url} keeps no history", transient=False)
 
     def read_or_none(self, path: str) -> bytes | None:
-        """`read`, or None if there is no such file."""
+        """`read`, or None if the file does not exist."""
         try:
             return self.read(path)
         except MissingFile:
             return None
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        seen = 0
+        """`chunks`, but raises `StoreError` beyond `limit` bytes."""
+        received = 0
         for chunk in self.chunks(path):
-            seen += len(chunk)
-            if limit is not None and seen > limit:
+            received += len(chunk)
+            if limit is not None and received > limit:
                 raise StoreError(f"{path} in {self.url} is larger than {limit:,} bytes", transient=False)
             yield chunk
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
-        """How a read is tried; stores whose client does not retry do it here."""
+        """Run a read. Overridden by stores whose client library does not retry."""
         return call()
 
 
 def size_of(content: Path | bytes) -> int:
+    """Return the size in bytes."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """`call` in a thread that nobody has to wait for: a dead mount can hold one for ever."""
-    answer: Future[_T] = Future()
+    """Run `call` in a daemon thread: a request to a dead mount may block forever and must not block the exit."""
+    future: Future[_T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(call())
+            future.set_result(call())
         except BaseException as error:
-            answer.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, name=THREAD, daemon=True).start()
-    return answer
+    return future
 
 
-def within(seconds: float, call: Callable[[], _T], what: str) -> _T:
-    """`call()`, given up on after `seconds`. Raises `UserError` then."""
-    answer = in_thread(call)
-    if not wait([answer], seconds).done:
-        raise UserError(f"{what} did not answer within {seconds:.0f} s; is it mounted and reachable?")
-    return answer.result()
+def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
+    """Return `call()`, run with a time limit of `seconds`. Raises `UserError` with `name` after it."""
+    future = in_thread(call)
+    if not wait([future], seconds).done:
+        raise UserError(f"{name} did not answer within {seconds:.0f} s; is it mounted and reachable?")
+    return future.result()

@@ -1,7 +1,7 @@
-"""Object stores and every other file system that fsspec knows: s3://, gs://, az://, sftp://, memory:// ...
+"""Object stores and other file systems of fsspec as a store: s3://, gs://, az://, sftp://, memory:// ...
 
-Files are handed over whole (`pipe_file`, `put_file`), never through `with fs.open(...)`: left by an exception, that
-would still commit what was written so far. Sizes are compared after each write.
+Files are written whole (`pipe_file`, `put_file`), never through `with fs.open(...)`, which commits a partial file when
+an exception leaves the block. Sizes are compared after each write.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ READ_CHUNK = 8 * 2**20
 PROBE = "kit-write-probe"
 _S3 = ("s3", "s3a")
 _NO_FOLDERS = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "memory")
-"""Schemes where a path needs no folder made first, and making one might create a bucket."""
+"""Schemes where files need no parent folder, and where making one might create a bucket."""
 
 
 class BucketStore(Store):
-    """Files below a URL of fsspec's. Credentials come from the environment, as each system expects them."""
+    """Files below an fsspec URL. Credentials come from the environment, as each system expects them."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         fsspec = need("fsspec", "stores")
@@ -50,21 +50,21 @@ class BucketStore(Store):
                 self.put({PROBE: b"kit"})
             self.put({}, delete=[PROBE]) if write else self.list()
         except StoreError as error:
-            why = f"cannot be {'written' if write else 'read'} ({error})"
-            raise Unusable(url, f"{why}; check that it exists and your credentials.") from None
+            reason = f"cannot be {'written' if write else 'read'} ({error})"
+            raise Unusable(url, f"{reason}; check that it exists and your credentials.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self._full(prefix) if prefix else self._root
         with self._translated(prefix or "the folder"):
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(top, detail=True)
+                entries = self._fs.find(top, detail=True)
             except FileNotFoundError:
                 if self._scheme in _S3 and not self._fs.exists(self._root.split("/")[0]):
                     raise
-                found = {}
+                entries = {}
         start = len(self._fs._strip_protocol(self._root)) + 1
-        return {path[start:]: int(info["size"]) for path, info in sorted(found.items()) if info["type"] == "file"}
+        return {path[start:]: int(info["size"]) for path, info in sorted(entries.items()) if info["type"] == "file"}
 
     def chunks(self, path: str) -> Iterator[bytes]:
         full = self._full(path)
@@ -85,22 +85,22 @@ class BucketStore(Store):
                 else:
                     self._fs.put_file(str(content), full)
                 self._fs.invalidate_cache()
-                arrived = int(self._fs.info(full)["size"])
-            if arrived != size:
-                raise StoreError(f"{path} in {self.url} has {arrived:,} bytes, {size:,} were written")
+                stored_size = int(self._fs.info(full)["size"])
+            if stored_size != size:
+                raise StoreError(f"{path} in {self.url} has {stored_size:,} bytes, {size:,} were written")
         for path in delete:
             with contextlib.suppress(MissingFile), self._translated(path):
                 self._fs.rm_file(self._full(path))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """On S3 a conditional write, which the server refuses if another came first."""
+        """Compare-and-swap; on S3 by a conditional write, which the server refuses if another write came first."""
         if self._scheme not in _S3:
             return super().swap(path, old, new)
         tag = self._tag(path)
         if self.read_or_none(path) != old or self._tag(path) != tag:
             return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
-        with contextlib.suppress(OSError):  # refused, or answered too late to know: reading tells
+        with contextlib.suppress(OSError):  # refused, or the response was lost: reading shows which
             self._fs.pipe_file(self._full(path), new, **condition)
         return self.read_or_none(path) == new
 
@@ -115,13 +115,14 @@ class BucketStore(Store):
         return f"{self._root}/{safe_path(path)}"
 
     @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, name: str) -> Iterator[None]:
+        """Turn errors of the client libraries into `MissingFile` and `StoreError`."""
         try:
             yield
         except FileNotFoundError:
-            raise MissingFile(f"{what} is not in {self.url}") from None
+            raise MissingFile(f"{name} is not in {self.url}") from None
         except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
-            passing = not isinstance(error, PermissionError)
-            raise StoreError(f"{what}: {type(error).__name__}: {one_line(error)}", transient=passing) from None
+            transient = not isinstance(error, PermissionError)
+            raise StoreError(f"{name}: {type(error).__name__}: {one_line(error)}", transient=transient) from None

@@ -1,11 +1,12 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts come and go, and cache what they are given. So a folder that disappears is never made again on the disk
-below, every file is written beside its place, flushed and renamed, and reading back asks the system to forget its copy.
+Such mounts can disappear, and they cache writes. Therefore a root folder that disappears is never created again (that
+would write to the disk below the mount point), each file is written to a temporary name, fsynced and renamed, and a
+read asks the system to drop its cached copy first.
 
-What is deleted in Google Drive, or replaced by a rename, goes into its bin, where it still takes room: so files are
-emptied there first. One that is replaced is `.kit-old-NAME` while the new one takes its place, and is read under NAME
-if a kill leaves it so.
+Files deleted in Google Drive, or replaced by a rename, go to its bin, where they still take space. Therefore they are
+truncated first. A file being replaced is called `.kit-old-NAME` until the new one has its name; after a kill in between
+it is read under NAME.
 """
 
 from __future__ import annotations
@@ -43,35 +44,35 @@ class DirectoryStore(Store):
                     pass
             self._device = self.root.stat().st_dev
         except OSError as error:
-            done = "written" if write else "reached"
-            cure = "choose a folder that you may write to" if write else "create or mount the folder"
-            raise Unusable(url, f"cannot be {done} ({error.strerror}); {cure}.") from None
+            verb = "written" if write else "reached"
+            remedy = "choose a folder that you may write to" if write else "create or mount the folder"
+            raise Unusable(url, f"cannot be {verb} ({error.strerror}); {remedy}.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self.root / safe_path(prefix) if prefix else self.root
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         with self._translated(prefix or "the folder"):
-            self._check_there()
+            self._check_mounted()
             if top.is_file() and not top.is_symlink():
                 return {prefix: top.stat().st_size}
             for folder, folders, names in os.walk(top, onerror=_ignore_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 for name in names:
-                    path, shown = Path(folder, name), Path(folder, name.removeprefix(leftovers.OLD))
+                    path, public = Path(folder, name), Path(folder, name.removeprefix(leftovers.OLD))
                     with contextlib.suppress(FileNotFoundError):
                         status = path.lstat()
-                        replaced = path != shown and shown.name in names
-                        if stat.S_ISREG(status.st_mode) and not shown.name.startswith(".") and not replaced:
-                            found[shown.relative_to(self.root).as_posix()] = status.st_size
-            self._check_there()  # or what is missing is only out of sight
-        return found
+                        replaced = path != public and public.name in names
+                        if stat.S_ISREG(status.st_mode) and not public.name.startswith(".") and not replaced:
+                            sizes[public.relative_to(self.root).as_posix()] = status.st_size
+            self._check_mounted()  # if the mount went away meanwhile, the list is incomplete
+        return sizes
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with self._translated(path):
-            self._check_there()
-            place = self._inside(path)
-            place = place if os.path.lexists(place) or not leftovers.old(place).exists() else leftovers.old(place)
-            handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._check_mounted()
+            target = self._inside(path)
+            target = target if os.path.lexists(target) or not leftovers.old(target).exists() else leftovers.old(target)
+            handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise StoreError(f"{path} in {self.url} is not a plain file", transient=False)
@@ -82,10 +83,10 @@ class DirectoryStore(Store):
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         folders: dict[Path, None] = {}
         for path, content in files.items():
-            # a local file that vanished is the caller's FileNotFoundError
+            # opened outside `_translated`: a missing local file is the caller's FileNotFoundError
             opened = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
             with opened as source, self._translated(path):
-                self._check_there()
+                self._check_mounted()
                 target = self._inside(path)
                 self._make_folder(target.parent)
                 self._write(target, source)
@@ -99,16 +100,18 @@ class DirectoryStore(Store):
 
     def sweep(self, prefix: str) -> int:
         with self._translated(prefix):
-            self._check_there()
+            self._check_mounted()
             return self._sweep(self._inside(prefix), owned=True)
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """One process at a time, as far as the medium can tell (a Drive mount cannot, between machines). The system
-        frees the lock of a process that dies."""
+        """Compare-and-swap under a flock, which the system frees if the process dies.
+
+        A Drive mount cannot lock between machines; there it excludes only processes on this machine.
+        """
         import fcntl
 
         with self._translated(path):
-            self._check_there()
+            self._check_mounted()
             lock = self._inside(path).with_name(f".{Path(path).name}.lock")
             self._make_folder(lock.parent)
             with lock.open("a") as file:
@@ -118,14 +121,14 @@ class DirectoryStore(Store):
                         break
                     except BlockingIOError:
                         time.sleep(0.05)
-                    except OSError:  # this mount knows no locks
+                    except OSError:  # this mount has no locks
                         break
                 else:
                     raise StoreError(f"{path} in {self.url} is being changed by another process")
                 return super().swap(path, old, new)
 
     def _write(self, target: Path, source: IO[bytes]) -> None:
-        """Temporary name, content, fsync, rename; then the size, as the medium tells it."""
+        """Write to a temporary name, fsync, rename; then compare the size that the mount reports."""
         with leftovers.temporary(target.parent, file_mode=0o666) as temporary:
             try:
                 with temporary.open("wb") as file:
@@ -143,7 +146,7 @@ class DirectoryStore(Store):
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
 
     def _replace(self, temporary: Path, target: Path) -> None:
-        """Put `temporary` in the place of `target`. There is always one to be read: new, or old."""
+        """Rename `temporary` to `target`. At every moment the new or the old file can be read."""
         if not self.has_bin:
             temporary.replace(target)
             return
@@ -154,9 +157,9 @@ class DirectoryStore(Store):
         self._discard(leftovers.old(target))
 
     def _discard(self, path: Path) -> None:
-        """Delete a file, where there is a bin once it is empty."""
+        """Delete a file; where the mount has a bin, truncate it first."""
         if self.has_bin:
-            with contextlib.suppress(OSError):  # it is not there, or a symlink
+            with contextlib.suppress(OSError):  # missing, or a symlink
                 handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
                 try:
                     os.ftruncate(handle, 0)
@@ -166,16 +169,17 @@ class DirectoryStore(Store):
         path.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
-        """With its parents below the root, which itself is never made again: it may have gone in this moment."""
-        places = [folder, *folder.parents]
-        for place in reversed(places[: places.index(self.root)]):
+        """Create `folder` and its parents below the root, never the root itself: its mount may have gone away."""
+        chain = [folder, *folder.parents]
+        for each in reversed(chain[: chain.index(self.root)]):
             with contextlib.suppress(FileExistsError):
-                place.mkdir()
+                each.mkdir()
 
     def _sweep(self, folder: Path, owned: bool) -> int:
+        """Remove temporary files of killed writers; `owned`: no other machine writes in `folder`. Return the count."""
         count = 0
         for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
-            with contextlib.suppress(OSError):  # it stays for the next
+            with contextlib.suppress(OSError):  # the next sweep tries again
                 self._remove(path)
                 count += 1
         return count
@@ -183,22 +187,22 @@ class DirectoryStore(Store):
     def _remove(self, target: Path) -> None:
         self._discard(leftovers.old(target))
         self._discard(target)
-        with contextlib.suppress(OSError):  # not empty, or gone already
+        with contextlib.suppress(OSError):  # not empty, or removed already
             for folder in target.parents:
                 if folder == self.root:
                     break
                 folder.rmdir()
 
     def _inside(self, path: str) -> Path:
-        """The place of `path`, which no symlink may lead out of the root."""
+        """Return the local path of `path`. Raises `Refused` if a symlink leads out of the root."""
         target = self.root / safe_path(path)
         real = Path(os.path.realpath(target.parent))
         if not real.is_relative_to(os.path.realpath(self.root)):
             raise Refused(f"{path!r} in {self.url} leads out of the store through a symlink.")
         return target
 
-    def _check_there(self) -> None:
-        """Raise if the folder went away, or if what is there now is the empty disk below a dropped mount."""
+    def _check_mounted(self) -> None:
+        """Raise `StoreError` if the folder disappeared, or is on another disk because its mount was dropped."""
         try:
             device = self.root.stat().st_dev
         except OSError as error:
@@ -207,19 +211,20 @@ class DirectoryStore(Store):
             raise StoreError(f"{self.url} is on another disk than before; is it still mounted?")
 
     @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, name: str) -> Iterator[None]:
+        """Turn an `OSError` into `MissingFile` or `StoreError`."""
         try:
             yield
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                self._check_there()
-                raise MissingFile(f"{what} is not in {self.url}") from None
+                self._check_mounted()
+                raise MissingFile(f"{name} is not in {self.url}") from None
             permanent = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
-            raise StoreError(f"{what} in {self.url}: {error.strerror or error}", transient=not permanent) from None
+            raise StoreError(f"{name} in {self.url}: {error.strerror or error}", transient=not permanent) from None
 
 
 def _locate(url: str, write: bool) -> Path:
-    """The folder that `url` names; its parent must exist, so that a mistyped mount point is noticed."""
+    """Return the folder that `url` names. Raises `UserError` if its parent is missing: a mistyped mount point."""
     if url.lower().startswith("drive:"):
         mount = places.drive()
         folder = url.split(":", 1)[1].strip("/")
@@ -227,8 +232,8 @@ def _locate(url: str, write: bool) -> Path:
             raise Unusable(url, "names no folder; write drive:folder.")
         safe_path(folder)
         if not mount.is_dir():
-            why = f"needs Google Drive at {mount}; on Colab run `kit.ui.connect({url!r})` first, elsewhere use hf://user/repo."
-            raise Unusable(url, why)
+            remedy = f"on Colab run `kit.ui.connect({url!r})` first, elsewhere use hf://user/repo."
+            raise Unusable(url, f"needs Google Drive at {mount}; {remedy}")
         root = mount / folder
         if write:
             with contextlib.suppress(OSError):
@@ -247,13 +252,13 @@ def _locate(url: str, write: bool) -> Path:
 
 
 def _is_in_drive(root: Path) -> bool:
-    """Whether it lies in a mounted Google Drive: Colab's, with its shared drives, or that of Google for a Mac."""
+    """Whether `root` is in a mounted Google Drive: Colab's, including shared drives, or Google's mount on a Mac."""
     real, mount = Path(os.path.realpath(root)), Path(os.path.realpath(places.drive()))
     return real.is_relative_to(mount) or "/content/drive/" in f"{real}/" or "/CloudStorage/GoogleDrive-" in str(real)
 
 
 def _forget_cached(handle: int) -> None:
-    """Ask the system to drop its copy of a file, so that the next read comes from the medium."""
+    """Ask the system to drop its cached copy of a file, so that the next read comes from the mount."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 

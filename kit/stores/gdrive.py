@@ -1,4 +1,7 @@
-"""A shared Google Drive folder, read only, without an account: gdrive-link:https://drive.google.com/drive/folders/…"""
+"""A shared Google Drive folder as a read-only store, without an account, by gdown.
+
+URL: gdrive-link:https://drive.google.com/drive/folders/…
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class GoogleDriveLink(Store):
-    """What gdown can see behind a link: names, not sizes. The folder is listed once."""
+    """Files behind a shared link. gdown lists names, not sizes (`list` gives -1); the folder is listed once."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
@@ -27,13 +30,13 @@ class GoogleDriveLink(Store):
             raise Unusable(url, "cannot be parsed; write gdrive-link: and a shared Drive folder's link.")
         self._gdown: Any = need("gdown", "stores")
         try:
-            found = self._gdown.download_folder(
+            files = self._gdown.download_folder(
                 url=link, output="run", skip_download=True, quiet=True, use_cookies=False, timeout=TIMEOUT_S
             )
         except Exception as error:
-            why = one_line(error)
-            raise Unusable(url, f"cannot be reached ({why}); set the folder to 'Anyone with the link'.") from None
-        self._ids = {file.path.replace("\\", "/"): file.id for file in found}
+            reason = f"cannot be reached ({one_line(error)}); set the folder to 'Anyone with the link'."
+            raise Unusable(url, reason) from None
+        self._ids = {file.path.replace("\\", "/"): file.id for file in files}
 
     def list(self, prefix: str = "") -> dict[str, int]:
         below = f"{prefix}/" if prefix else ""
@@ -43,7 +46,7 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Goes through a temporary file, since gdown writes files; a transfer over `limit` is broken off."""
+        """Download to a temporary file (gdown writes files) and yield it; abort a transfer over `limit` bytes."""
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 

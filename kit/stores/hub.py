@@ -1,8 +1,9 @@
 """The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
 
-What the client leaves open is closed here. It has no time limits: they are set. It never repeats a commit, a creation
-or a look at a repository: `_attempt` does (files that a lost answer hid are there already, and the client leaves them
-out). On a 429 the client would sleep inside the call; here it comes back and says how long to wait.
+This module adds what the client library lacks. Time limits: it has none. Retries: it never repeats a commit, a creation
+or a look-up of a repository; `_attempt` does (after a lost response the commit may exist already, and the client skips
+files that are unchanged). Rate limits: on a 429 it would sleep inside the call; here the call raises `StoreError` with
+the time to wait.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from kit.stores.base import CHUNK, Files, MissingFile, Store, StoreError, Unusab
 from kit.stores.redact import one_line
 
 MIN_INTERVAL_S = 90.0
-"""Between commits: 40 an hour, where the Hub begins to refuse at about 128. KIT_HUB_INTERVAL_S changes it."""
+"""Seconds between commits: 40 an hour; the Hub refuses from about 128 an hour. KIT_HUB_INTERVAL_S changes it."""
 TIMEOUT_S = 90.0
-"""Of silence. The Hub itself gives up on a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
+"""Seconds without data before a request fails. The Hub aborts a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
 PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
-"""Between tries. A longer Retry-After is handed to the caller instead of being slept through."""
+"""Seconds between retries. A Retry-After longer than the second is passed to the caller instead of slept."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
-_NETWORK = ("httpx", "httpx2", "httpcore")  # their errors say that a connection was refused, cut or silent
-_ours: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
+_NETWORK = ("httpx", "httpx2", "httpcore")  # packages whose errors mean a refused, lost or silent connection
+_is_kit_call: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
 _T = TypeVar("_T")
 
 
@@ -51,7 +52,7 @@ class HubStore(Store):
         self._sleep, self._api = sleep, self._hub.HfApi()
         self.min_interval_s = float(os.environ.get("KIT_HUB_INTERVAL_S", MIN_INTERVAL_S))
         try:
-            self._make_sure() if write else self._attempt(lambda: self._api.repo_info(self.repo))
+            self._prepare_repo() if write else self._attempt(lambda: self._api.repo_info(self.repo))
         except MissingFile:
             raise Unusable(url, "does not exist, or its owner has not shared it with this token.") from None
         except StoreError as error:
@@ -75,12 +76,12 @@ class HubStore(Store):
         self._attempt(lambda: self._commit(files, delete, message or f"update {next(iter(files), 'files')}"))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Atomic: the commit names the one it was made from, and the Hub refuses it if another came between."""
-        for _ in range(5):  # other files of the repository may change in between; that is no reason to fail
+        """Compare-and-swap, atomic: the commit names its parent; the Hub refuses it if another commit came first."""
+        for _ in range(5):  # retried, because a commit to any other file of the repository also makes it fail
             head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
-            found = self.read_or_none(path)
-            if found != old:
-                return found == new
+            content = self.read_or_none(path)
+            if content != old:
+                return content == new
             try:
                 self._attempt(partial(self._commit, {path: new}, (), f"update {path}", head))
                 return True
@@ -89,7 +90,7 @@ class HubStore(Store):
         raise StoreError(f"{path} in {self.url} could not be changed: the repository changes too quickly")
 
     def whole(self) -> HubStore:
-        """The repository, without a prefix."""
+        """Return the store of the whole repository, without a prefix."""
         whole = copy.copy(self)
         whole._prefix = ""
         return whole
@@ -97,23 +98,23 @@ class HubStore(Store):
     def squash(self) -> None:
         self._attempt(lambda: self._api.super_squash_history(self.repo, commit_message="squash the history"), ())
 
-    def _make_sure(self) -> None:
-        """Token, role, repository: everything a first commit needs."""
+    def _prepare_repo(self) -> None:
+        """Check the token's role and create a missing repository. Raises `UserError` if writes would fail."""
         if self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "") == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
         if not self._attempt(lambda: self._api.repo_exists(self.repo)):
             self._attempt(lambda: self._api.create_repo(self.repo, private=True, exist_ok=True))
             if self._attempt(lambda: self._api.repo_info(self.repo)).private is not True:
-                why = "was created but the Hub did not make it private; nothing was uploaded"
-                raise Unusable(self.url, f"{why}; make it private in its settings.")
+                problem = "was created but the Hub did not make it private; nothing was uploaded"
+                raise Unusable(self.url, f"{problem}; make it private in its settings.")
 
     def _commit(self, files: Files, delete: Sequence[str], message: str, parent: str | None = None) -> None:
         from huggingface_hub.errors import EntryNotFoundError
 
         add, remove = self._hub.CommitOperationAdd, self._hub.CommitOperationDelete
-        here = self._sizes() if delete else {}  # deleting what is gone already would be refused
+        existing = self._sizes() if delete else {}  # the Hub refuses to delete a missing file
         operations = [add(self._full(path), content) for path, content in files.items()]
-        operations += [remove(self._full(path)) for path in dict.fromkeys(delete) if path in here]
+        operations += [remove(self._full(path)) for path in dict.fromkeys(delete) if path in existing]
         if not operations:
             return
         try:
@@ -121,17 +122,17 @@ class HubStore(Store):
         except Exception as error:
             if _status(error) in (409, 412) and parent is not None:
                 raise _Conflict(f"{message}: another commit came first", transient=False) from None
-            if isinstance(error, EntryNotFoundError):  # somebody else removed it after we looked
+            if isinstance(error, EntryNotFoundError):  # another process removed the file meanwhile
                 raise StoreError(f"{message}: another commit came between") from None
             raise
 
     def _sizes(self, prefix: str = "") -> dict[str, int]:
-        """Of every file below `prefix`, by its path in this store."""
+        """Return the size of every file below `prefix`, by path in this store."""
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
         top, start = self._full(prefix) if prefix else self._prefix or None, len(self._full("x")) - 1
-        with contextlib.suppress(EntryNotFoundError):  # it is the first answer that says so
+        with contextlib.suppress(EntryNotFoundError):  # raised by the first response, so no file is lost
             entries = self._api.list_repo_tree(self.repo, top, recursive=True)
             return {entry.path[start:]: entry.size for entry in entries if isinstance(entry, RepoFile)}
         return {}
@@ -140,8 +141,8 @@ class HubStore(Store):
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T], pauses: Sequence[float] = PAUSES_S) -> _T:
-        """`call`, repeated while the Hub is unwell. Raises `UserError` or `StoreError`, never the client's own."""
-        mark = _ours.set(True)
+        """Return `call()`, retried after transient errors. Raises `UserError` or `StoreError`, no client error."""
+        token = _is_kit_call.set(True)
         try:
             for pause in (*pauses, None):
                 try:
@@ -149,7 +150,7 @@ class HubStore(Store):
                 except (StoreError, Refused) as error:
                     failure: Exception = error
                 except Exception as error:
-                    failure = self._explain(error)
+                    failure = self._translate(error)
                 if not isinstance(failure, StoreError) or not failure.transient or pause is None:
                     raise failure from None
                 if failure.retry_after_s > LONGEST_PAUSE_S:
@@ -157,10 +158,10 @@ class HubStore(Store):
                 self._sleep(max(pause, failure.retry_after_s))
             raise AssertionError("unreachable")
         finally:
-            _ours.reset(mark)
+            _is_kit_call.reset(token)
 
-    def _explain(self, error: Exception) -> Exception:
-        """A client error as one of ours. What is not the Hub's doing is returned as it is."""
+    def _translate(self, error: Exception) -> Exception:
+        """Return the `UserError` or `StoreError` for a client error; return errors not from the Hub unchanged."""
         from huggingface_hub.errors import EntryNotFoundError, LocalTokenNotFoundError, RepositoryNotFoundError
 
         status, reason = _status(error), one_line(error)
@@ -173,40 +174,40 @@ class HubStore(Store):
         if status == 401:
             return Unusable(self.url, "does not accept this token; log in again with `hf auth login`.")
         if status == 403:
-            why = "may not be written with this token; it is read-only or not for this repository"
-            return Unusable(self.url, f"{why}; {NEW_TOKEN}")
+            problem = "may not be written with this token; it is read-only or not for this repository"
+            return Unusable(self.url, f"{problem}; {NEW_TOKEN}")
         if status is not None:
-            passing = status in (408, 409, 412) or status >= 500
-            return StoreError(f"the Hub answered {status} ({reason})", transient=passing)
+            transient = status in (408, 409, 412) or status >= 500
+            return StoreError(f"the Hub answered {status} ({reason})", transient=transient)
         if any(isinstance(e, OSError) or type(e).__module__.partition(".")[0] in _NETWORK for e in _causes(error)):
             return StoreError(f"the Hub does not answer ({type(error).__name__}: {reason})")
         return error
 
 
 class _Conflict(StoreError):
-    """The repository is not what a commit was made from."""
+    """The repository has a newer commit than the parent of this one."""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what is behind it: a failed upload raises a RuntimeError."""
+    """Yield an error and its chain of causes: the client wraps a failed upload in a RuntimeError."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status behind an error."""
+    """Return the HTTP status of an error or its causes, or None."""
     responses = (getattr(cause, "response", None) for cause in _causes(error))
     return next((int(response.status_code) for response in responses if response is not None), None)
 
 
 def _set_time_limits() -> None:
-    """Give the client time limits, unless someone has set some already; its own default is to wait for ever."""
+    """Set the client's time limits unless they are set already; its default is to wait forever."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import get_session
 
     def limit(request: Any) -> None:
-        """Some calls of the client say "no limit" themselves, whatever the session says; they get one all the same."""
+        """Set a limit on requests for which the client itself asks for none, in spite of the session's limit."""
         if (request.extensions.get("timeout") or {}).get("read") is None:
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s())
 
@@ -221,8 +222,8 @@ def _set_time_limits() -> None:
 
 
 def _refuse_to_sleep(response: Any) -> None:
-    """On a 429 to one of our own calls, come back at once and say how long the Hub wants to be left alone."""
-    if response.status_code == 429 and _ours.get():
+    """On a 429 to one of kit's calls, raise `StoreError` with the time to wait, before the client sleeps."""
+    if response.status_code == 429 and _is_kit_call.get():
         wait = response.headers.get("Retry-After", "")
         if not wait.isdigit():
             reset = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))

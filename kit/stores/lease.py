@@ -1,4 +1,4 @@
-"""Who may write a run: one machine at a time, by a lease in the store that must be renewed.
+"""Lease of a run in a store: only its owner, one machine at a time, may write; the owner must renew it.
 
 <run_name>/lease.json   {"version": 1, "owner", "host", "since", "expires"}    unix seconds
 """
@@ -22,16 +22,16 @@ from kit.stores.base import Store, StoreError
 from kit.stores.urls import open_store
 
 TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
-"""How long a machine that vanished still holds its run. Renewed when half of it is over."""
+"""Seconds that a lease lasts, and that a machine which vanished still holds its run. Renewed at half time."""
 FILE = "lease.json"
 
 
 class LeaseHeld(UserError):
-    """Another machine owns the run. `lease` says who, since when and until when."""
+    """`UserError` for a run that another machine owns. `lease` has owner, start and end."""
 
     def __init__(self, run_name: str, lease: Lease) -> None:
-        who = f"{lease.owner} on {lease.host} since {_time(lease.since)}, until {_time(lease.expires)}"
-        super().__init__(f"run {run_name!r} belongs to {who} unless it renews; stop it there, or wait until then.")
+        owner = f"{lease.owner} on {lease.host} since {_time(lease.since)}, until {_time(lease.expires)}"
+        super().__init__(f"run {run_name!r} belongs to {owner} unless it renews; stop it there, or wait until then.")
         self.lease = lease
 
 
@@ -53,43 +53,43 @@ Clock = Callable[[], float]
 
 
 def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
-    """Take the run, or keep it if it is `owner`'s already. Raises `LeaseHeld` if another's lease has not expired."""
+    """Acquire or extend the lease for `owner`. Raises `LeaseHeld` if another owner's lease has not expired."""
     for _ in range(3):
-        (raw, found), now = read(store, run_name), clock()
-        held = found if found is not None and found.expires > now else None
-        if held is not None and held.owner != owner:
-            raise LeaseHeld(run_name, held)
-        lease = Lease(owner, socket.gethostname(), held.since if held else now, now + ttl_s)
+        (raw, stored), now = read(store, run_name), clock()
+        current = stored if stored is not None and stored.expires > now else None
+        if current is not None and current.owner != owner:
+            raise LeaseHeld(run_name, current)
+        lease = Lease(owner, socket.gethostname(), current.since if current else now, now + ttl_s)
         if store.swap(_path(run_name), raw, lease.to_bytes()):
             return lease
     raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
 
 
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
-    """For how many seconds another machine than that of `run_dir` still has the run in the store at `url`."""
+    """Return for how many seconds another owner than `run_dir`'s still holds the run in the store at `url`."""
     if url is None:
         return 0.0
-    _, found = read(open_store(url), run_name)
-    return 0.0 if found is None or found.owner == known_owner(run_dir) else max(0.0, found.expires - clock())
+    _, lease = read(open_store(url), run_name)
+    return 0.0 if lease is None or lease.owner == known_owner(run_dir) else max(0.0, lease.expires - clock())
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
-    """Extend a lease. Raises `LeaseHeld` if another took it meanwhile, expired again or not: the run has moved on."""
-    _, found = read(store, run_name)
-    if found is not None and found.owner != owner:
-        raise LeaseHeld(run_name, found)
+    """Extend a lease. Raises `LeaseHeld` if another machine took it, even if that lease has expired since."""
+    _, lease = read(store, run_name)
+    if lease is not None and lease.owner != owner:
+        raise LeaseHeld(run_name, lease)
     return acquire(store, run_name, owner, ttl_s, clock)
 
 
 def release(store: Store, run_name: str, owner: str, clock: Clock = time.time) -> None:
-    """Let go of the run, so that another machine need not wait. Does nothing if it is another's by now."""
-    raw, found = read(store, run_name)
-    if found is not None and found.owner == owner and found.expires > clock():
-        store.swap(_path(run_name), raw, dataclasses.replace(found, expires=clock()).to_bytes())
+    """Expire the lease now, so that another machine need not wait. Does nothing if another machine owns it."""
+    raw, lease = read(store, run_name)
+    if lease is not None and lease.owner == owner and lease.expires > clock():
+        store.swap(_path(run_name), raw, dataclasses.replace(lease, expires=clock()).to_bytes())
 
 
 def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
-    """The lease file and what it says: (None, None) if there is none, (bytes, None) if it says nothing sensible."""
+    """Return the lease file and its content: (None, None) if it is missing, (bytes, None) if it cannot be parsed."""
     raw = store.read_or_none(_path(run_name))
     if raw is None:
         return None, None
@@ -102,23 +102,26 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
 
 
 def owner_of(run_dir: Path) -> str:
-    """This copy of the run on this machine, by name: the same after a crash, another after a move. Kept in `.owner`."""
+    """Return the owner name of this copy of the run, created if needed and kept in `.owner`.
+
+    It stays the same after a crash and changes when the directory is moved to another machine or folder.
+    """
     if (known := known_owner(run_dir)) is not None:
         return known
-    here = _here(run_dir)
-    owner = f"{here['host'][:40]}-{secrets.token_hex(3)}"
-    write_atomic(run_dir / ".owner", json.dumps({"owner": owner, **here}), durable=False)
+    location = _location(run_dir)
+    owner = f"{location['host'][:40]}-{secrets.token_hex(3)}"
+    write_atomic(run_dir / ".owner", json.dumps({"owner": owner, **location}), durable=False)
     return owner
 
 
 def known_owner(run_dir: Path) -> str | None:
-    """The same for who only looks; None of a copy that never had a name."""
-    kept = read_json(run_dir / ".owner")
-    named = isinstance(kept, dict) and _here(run_dir).items() <= kept.items() and "owner" in kept
-    return str(kept["owner"]) if named else None
+    """Return the owner name of this copy of the run without creating one; None if it has none."""
+    record = read_json(run_dir / ".owner")
+    is_valid = isinstance(record, dict) and _location(run_dir).items() <= record.items() and "owner" in record
+    return str(record["owner"]) if is_valid else None
 
 
-def _here(run_dir: Path) -> dict[str, str]:
+def _location(run_dir: Path) -> dict[str, str]:
     return {"host": socket.gethostname(), "folder": str(run_dir.resolve())}
 
 

@@ -1,4 +1,4 @@
-"""When to copy, how long to wait, and how it went: the loop of the copying process (`kit.stores.__main__`).
+"""The main loop of the copier process (`kit.stores.__main__`): schedules passes, retries, writes .sync.json.
 
 RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
   state   "ok" (the newest checkpoint is in the store, verified), "behind" (on its way), "failing" (see error)
@@ -30,22 +30,27 @@ STATE = ".sync.json"
 TICK_S = 0.25
 HEARTBEAT_S = 5.0
 REFRESH_S = 240.0
-"""With no new checkpoint, metrics and status are copied this often, and it is seen that the store has lost nothing."""
+"""Seconds between passes without a new checkpoint: they copy metrics and status, and check the store for lost files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
+"""Seconds before a retry: the first, doubled after each failure up to the second."""
 ORPHAN_S = 24 * 3600.0
-"""How long to go on trying once training is gone and the store does not come back."""
+"""Seconds of retries after training has ended while the store cannot be reached."""
 PATIENCE_S = 180.0
-"""How long one request to a store may take, beside the time for its bytes. KIT_STORE_PATIENCE_S changes it."""
+"""Time limit of one request to a store, without the time for its bytes. KIT_STORE_PATIENCE_S changes it."""
 SLOWEST = 100_000
-"""Bytes per second; slower than that counts as hanging."""
+"""Bytes per second; a slower transfer counts as hanging."""
 
 
 class Hung(StoreError):
-    """A request to the store does not come back. Only with this process does its thread end."""
+    """A request to the store exceeded its time limit. Its thread can only be ended with the process."""
 
 
 class Watched:
-    """The copier that `make` opens, given what to announce requests to. `on_wait` is called each second of waiting."""
+    """Runs a `Copier` in a thread and raises `Hung` when a request exceeds its time limit.
+
+    `make(watch)` opens the store and returns the copier, which calls `watch` before each request. `on_wait` is called
+    once a second while a request runs.
+    """
 
     def __init__(self, make: Callable[[Watch], Copier]) -> None:
         self.on_wait: Callable[[], None] = lambda: None
@@ -58,37 +63,40 @@ class Watched:
         return self._copier.store.min_interval_s if self._copier else 0.0
 
     def run_pass(self, final: bool) -> dict[str, Any]:
-        """One pass of `kit.stores.copier`. Raises what it raises, and `Hung`."""
-        return self._in_time(lambda copier: copier.run_pass(final))
+        """Run one pass of the copier. Raises its errors, and `Hung`."""
+        return self._with_deadlines(lambda copier: copier.run_pass(final))
 
     def close(self) -> None:
-        """Let go of the run."""
+        """Release the lease."""
         if self._copier:
-            self._in_time(Copier.close)
+            self._with_deadlines(Copier.close)
 
-    def _in_time(self, work: Callable[[Copier], Any]) -> Any:
+    def _with_deadlines(self, work: Callable[[Copier], Any]) -> Any:
         def call() -> Any:
             if self._copier is None:
                 self._copier = self._make(self._announce)
             return work(self._copier)
 
         self._announce("starting", 0)
-        answer = in_thread(call)
-        while not wait([answer], min(1.0, self._patience_s)).done:
-            doing, limit_s, since = self._request
+        future = in_thread(call)
+        while not wait([future], min(1.0, self._patience_s)).done:
+            request, limit_s, since = self._request
             if time.monotonic() - since > limit_s:
                 stuck = "; it is stuck in the kernel, as on a dead mount" if _in_kernel() else ""
-                raise Hung(f"the copier got no answer from the store for {limit_s:.0f} s while {doing}{stuck}")
+                raise Hung(f"the copier got no answer from the store for {limit_s:.0f} s while {request}{stuck}")
             self.on_wait()
-        return answer.result()
+        return future.result()
 
-    def _announce(self, what: str, size: int) -> None:
-        self._request = (what, self._patience_s + size / SLOWEST, time.monotonic())
+    def _announce(self, request: str, size: int) -> None:
+        self._request = (request, self._patience_s + size / SLOWEST, time.monotonic())
 
 
 def _in_kernel() -> bool:
-    """Whether a request waits where no signal reaches it. A file system such as Google Drive's (FUSE) lets itself be
-    interrupted once, and only then waits like that."""
+    """Whether a request is in uninterruptible sleep (state D), where no signal reaches it.
+
+    A FUSE file system such as Google Drive's can be interrupted once and enters that state afterwards; hence the signal
+    first.
+    """
     signal.signal(signal.SIGUSR1, lambda *_: None)
     for thread in threading.enumerate():
         if thread.name == THREAD and thread.ident:
@@ -102,9 +110,12 @@ def _in_kernel() -> bool:
 
 @dataclass
 class Sync:
-    """The loop. `should_drain` tells that training is over: copy what is there and return. `restart(before)` begins
-    anew after a hang, and does not come back; the new loop is given `before`. `clock` is what it says, `timer` what it
-    waits by: a clock may be set while it runs."""
+    """The loop of the copier process.
+
+    `should_drain()`: whether training is over; the loop then copies the rest and returns. `restart(before)` replaces
+    the process after a hang and does not return; the new loop gets `before`. `clock` gives timestamps, `timer` measures
+    durations, since a clock may be set meanwhile.
+    """
 
     run_dir: Path
     url: str
@@ -131,49 +142,53 @@ class Sync:
             self._drain_since, self._next_pass = self.before["drain_since"], self.timer() + self._pause_s()
 
     def run(self) -> int:
-        """Until training is over and all copied. Exit code: 0 done, 3 the run is another machine's now, 4 given up."""
+        """Copy until training is over and everything has arrived.
+
+        Return the exit code: 0 done, 3 another machine owns the run now, 4 given up.
+        """
         self.write()
         lost = False
         while True:
             if self._drain_since is None and self.should_drain():
-                self._drain_since, self._next_pass = self.timer(), float("-inf")  # no more time to be patient
+                self._drain_since, self._next_pass = self.timer(), float("-inf")  # start the next pass at once
             draining = self._drain_since is not None
             if lost and draining:
                 return 3
             if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
                 try:
-                    self._note(self.copier.run_pass(final=draining))
-                except lease.LeaseHeld as error:  # copy nothing more, but keep saying so while training goes on
-                    self._fail(error)
+                    self._record_pass(self.copier.run_pass(final=draining))
+                except lease.LeaseHeld as error:  # copy nothing more, but report it while training continues
+                    self._record_failure(error)
                     lost = True
                 except Exception as error:
-                    self._fail(error)
+                    self._record_failure(error)
                     if isinstance(error, Hung):
                         self.restart({"state": self.state, "drain_since": self._drain_since})
                 else:
                     if draining and self.state["state"] == "ok":
-                        return self._let_go(0)
-            if not self.run_dir.is_dir():  # this machine cannot go on with it: another may at once
-                return self._let_go(4)
+                        return self._end(0)
+            if not self.run_dir.is_dir():  # the run was deleted: free it for other machines
+                return self._end(4)
             if self._drain_since is not None and self.timer() - self._drain_since > ORPHAN_S:
-                return 4  # nobody is left to copy for
+                return 4
             self.beat()
             self.sleep(self.tick_s)
 
-    def _let_go(self, code: int) -> int:
-        with contextlib.suppress(Exception):  # it expires by itself
+    def _end(self, code: int) -> int:
+        """Release the lease, write .sync.json and return `code`."""
+        with contextlib.suppress(Exception):  # the lease expires by itself
             self.copier.close()
         self.write()
         return code
 
     def write(self) -> None:
-        """.sync.json, whole; a full disk here is no reason to stop copying elsewhere."""
+        """Write .sync.json. A full disk is no error: copying to the store continues."""
         self.state["updated"], self._written = self.clock(), self.timer()
         with contextlib.suppress(OSError):
             write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1), durable=False)
 
     def beat(self) -> None:
-        """Show that this process is alive, if it is time to."""
+        """Write .sync.json if the last write is `HEARTBEAT_S` old, to show that this process is alive."""
         if self.timer() - self._written >= HEARTBEAT_S:
             self.write()
 
@@ -183,17 +198,17 @@ class Sync:
         if newest is not None and newest != self.state["step"] and self.state["state"] == "ok":
             self.state["state"] = "behind"
             self.write()
-        wanted = self._pending or newest != self.state["step"]
-        return since >= REFRESH_S or (wanted and since >= self.copier.interval_s)
+        has_work = self._pending or newest != self.state["step"]
+        return since >= REFRESH_S or (has_work and since >= self.copier.interval_s)
 
-    def _note(self, result: dict[str, Any]) -> None:
+    def _record_pass(self, result: dict[str, Any]) -> None:
         self._last_pass, self._pending = self.timer(), bool(result["pending"])
         arrived = newest_step(self.run_dir) in (None, result["step"]) or result["problem"]
-        told = {"step": result["step"], "time": result["time"], "error": result["problem"] or result["note"]}
-        self.state |= {**told, "state": "ok" if arrived else "behind", "failures": 0}
+        outcome = {"step": result["step"], "time": result["time"], "error": result["problem"] or result["note"]}
+        self.state |= {**outcome, "state": "ok" if arrived else "behind", "failures": 0}
         self.write()
 
-    def _fail(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self.state["failures"] += 1
         self._last_pass, self._pending = self.timer(), True
         self._next_pass = self.timer() + max(self._pause_s(), getattr(error, "retry_after_s", 0.0))
@@ -205,5 +220,5 @@ class Sync:
 
 
 def newest_step(run_dir: Path) -> int | None:
-    """Of the newest committed checkpoint on this machine, by its name alone."""
-    return max((found.step for found in committed(run_dir / "checkpoints")), default=None)
+    """Return the step of the newest committed checkpoint on this machine, from folder names only; None without one."""
+    return max((checkpoint.step for checkpoint in committed(run_dir / "checkpoints")), default=None)

@@ -1,7 +1,7 @@
-"""Fetches a run from a store to this machine, so that it can go on here. The store may be a stranger's.
+"""Fetch a run from a store to this machine, to resume it here. The content of the store is not trusted.
 
-Names, sizes and the manifest are checked before anything is fetched, every byte against its SHA-256 while it arrives,
-every file of tensors against its own header before anything loads it. The run appears under its name when it is whole.
+Names, sizes and the manifest are checked before files are fetched, every file's SHA-256 during the transfer, and every
+safetensors file against its header before it is loaded. The run gets its name once it is complete.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from kit.stores.redact import one_line
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
 SAME_RUN = ("env", "algo", "encoder", "seed")
-"""Fields of config.yaml that tell two runs of the same name apart."""
+"""Fields of config.yaml by which two runs of the same name are told apart."""
 AT_WORK = ("starting", "running", "paused", "stopping")
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
+"""Shows the user a message."""
 
 
 @contextlib.contextmanager
 def readable(store: Store) -> Iterator[None]:
-    """While a store is asked: what it cannot do is the user's to know, as a `UserError`."""
+    """Turn a `StoreError` in the block into a `UserError`."""
     try:
         yield
     except StoreError as error:
@@ -42,106 +43,115 @@ def readable(store: Store) -> Iterator[None]:
 
 
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """The runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated. One
-    that says it is at work while nobody holds its lease was interrupted. Raises `UserError`."""
+    """List the runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
+
+    A run in a working state whose lease has expired is reported as interrupted. Raises `UserError`.
+    """
     with readable(store):
-        held, now = store.list(), clock()
-    runs = [_describe(store, name, held, now) for name in _names(held)]
+        files, now = store.list(), clock()
+    runs = [_describe(store, name, files, now) for name in _names(files)]
     return sorted(runs, key=lambda run: -(run["updated"] or 0.0))
 
 
 def holds(store: Store, run_name: str) -> bool:
-    """Whether a checkpoint of that run is there, also if its machine vanished before `latest.json` named it. Raises
-    `UserError`."""
+    """Whether the store holds a checkpoint of the run, even one that `latest.json` does not name yet.
+
+    Raises `UserError`.
+    """
     with readable(store):
         return bool(folders_in(path.removeprefix(f"{run_name}/") for path in store.list(run_name)))
 
 
-def pull(store: Store, run_name: str | None, dest: Path, tell: Tell = print, max_bytes: int = MAX_TOTAL_BYTES) -> Path:
-    """Fetch a run into the folder `dest`; the path of its run directory there. Raises `UserError`.
+def pull(
+    store: Store, run_name: str | None, dest: Path, notify: Notify = print, max_bytes: int = MAX_TOTAL_BYTES
+) -> Path:
+    """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
-    With no `run_name`, the latest unfinished run, or else the latest. A checkpoint that is not complete and right is
-    named through `tell` and the one before it is used. If `dest` has the run already, it is brought forward.
+    Without `run_name`: the latest unfinished run, or else the latest. A damaged or incomplete checkpoint is reported
+    through `notify`, and the one before it is used. If `dest` has the run already, only newer files are fetched.
     """
     with readable(store):
-        held = store.list()
-        prefix, name = _choose(store, run_name, held)
-        inside = {path[len(prefix) :]: size for path, size in held.items() if path.startswith(prefix)}
-        return _Pull(store, prefix, inside, tell, max_bytes)(name, Path(dest))
+        files = store.list()
+        prefix, name = _choose(store, run_name, files)
+        run_files = {path[len(prefix) :]: size for path, size in files.items() if path.startswith(prefix)}
+        return _Pull(store, prefix, run_files, notify, max_bytes)(name, Path(dest))
 
 
 class _Pull:
-    """One run of one store: `prefix` is "<run_name>/", or "" where the store is the run; `held` its files."""
+    """Fetches one run. `prefix` is "<run_name>/", or "" if the store is the run itself; `files`: sizes by path."""
 
-    def __init__(self, store: Store, prefix: str, held: dict[str, int], tell: Tell, max_bytes: int) -> None:
-        self.store, self.prefix, self.held, self.tell, self.max_bytes = store, prefix, held, tell, max_bytes
+    def __init__(self, store: Store, prefix: str, files: dict[str, int], notify: Notify, max_bytes: int) -> None:
+        self.store, self.prefix, self.files, self.notify, self.max_bytes = store, prefix, files, notify, max_bytes
         self.fetched: dict[str, str] = {}  # path in the run -> SHA-256
-        self.passed_over: list[int] = []
+        self.passed_over: list[int] = []  # steps of damaged checkpoints
 
     def __call__(self, name: str, dest: Path) -> Path:
-        """Fetch the run, or only what is newer than what is here already."""
+        """Fetch the run, or only its newer files if `dest` has it already."""
         run_dir = dest.expanduser() / name
-        is_here, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
-        if is_here and newest >= max(folders_in(self.held).values(), default=-1):
+        is_local, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
+        if is_local and newest >= max(folders_in(self.files).values(), default=-1):
             return run_dir
         with contextlib.ExitStack() as stack:
             try:
                 run_dir.parent.mkdir(parents=True, exist_ok=True)
-                building = stack.enter_context(temporary(run_dir if is_here else run_dir.parent))
+                building = stack.enter_context(temporary(run_dir if is_local else run_dir.parent))
             except OSError as error:
-                why = error.strerror
-                raise UserError(f"runs_dir={str(dest)!r} cannot be written ({why}); choose another folder.") from None
-            for text in TEXTS.keys() & self.held.keys():
+                reason = f"cannot be written ({error.strerror}); choose another folder."
+                raise UserError(f"runs_dir={str(dest)!r} {reason}") from None
+            for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
-            if is_here and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
+            if is_local and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
-            found = self._fetch_checkpoint(building, newest)
+            checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
-            if self.passed_over:  # so that the copier does not take the damaged ones for a newer state of the run
-                (run_dir if is_here else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
-            if not is_here:
+            if self.passed_over:  # so that the copier does not take damaged checkpoints for a newer state of the run
+                (run_dir if is_local else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
+            if not is_local:
                 self._fetch_videos(building)
                 building.rename(run_dir)
-            elif found:  # it is moved last: until then nothing refers to the rest
+            elif checkpoint:  # the checkpoint is moved last: only it refers to the other files
                 shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
-                for path in [*shared, "metrics.jsonl", "status.json", *best, found.folder]:
+                for path in [*shared, "metrics.jsonl", "status.json", *best, checkpoint.folder]:
                     if (building / path).exists() and not (run_dir / path).is_dir():
                         (run_dir / path).parent.mkdir(exist_ok=True)
                         (building / path).replace(run_dir / path)
         return run_dir
 
     def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
-        """The newest that is complete and right, with what it shares. None if there is none yet, or none newer."""
-        folders = [folder for folder, step in folders_in(self.held).items() if step > newer_than]
+        """Fetch the newest intact checkpoint with its shared files. None if no step is above `newer_than`."""
+        folders = [folder for folder, step in folders_in(self.files).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
             try:
                 return self._fetch_folder(folder, building)
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
-                self.passed_over.append(folders_in(self.held)[folder])
+                self.passed_over.append(folders_in(self.files)[folder])
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
-                    self.tell(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
+                    self.notify(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
         if refusal is not None and newer_than < 0:
             raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
         return None
 
     def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
-        """A checkpoint whose manifest is sound and whose files the store lists with the sizes it claims; then these."""
+        """Fetch one checkpoint, after checking its manifest and the listed file sizes.
+
+        Raises `Refused` for a damaged one, `UserError` for a full disk.
+        """
         path = f"{folder}/manifest.json"
-        if self.held[path] > MAX_JSON_BYTES:
-            raise Refused(f"{path} claims {self.held[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
+        if self.files[path] > MAX_JSON_BYTES:
+            raise Refused(f"{path} claims {self.files[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
         checkpoint = Checkpoint.of(folder, self.store.read(self.prefix + path, MAX_JSON_BYTES), self.max_bytes)
-        files = checkpoint.files()
-        for path in checkpoint.missing_from(self.held)[:1]:
-            size = self.held.get(path)
-            what = "is missing" if size is None else f"has {size:,} bytes, not {files[path]['size']:,}"
-            raise Refused(f"{path} {what}")
-        need, free = sum(entry["size"] for entry in files.values()), shutil.disk_usage(building).free
+        entries = checkpoint.files()
+        for path in checkpoint.missing_from(self.files)[:1]:
+            size = self.files.get(path)
+            problem = "is missing" if size is None else f"has {size:,} bytes, not {entries[path]['size']:,}"
+            raise Refused(f"{path} {problem}")
+        need, free = sum(entry["size"] for entry in entries.values()), shutil.disk_usage(building).free
         if need > free:
             raise UserError(f"{building.parent} has {free:,} bytes free, and the checkpoint needs {need:,}; make room.")
-        for path, entry in files.items():
+        for path, entry in entries.items():
             if self.fetched.get(path) == entry["sha256"]:
                 continue
             local = building / path
@@ -153,15 +163,15 @@ class _Pull:
         return checkpoint
 
     def _fetch_best(self, building: Path) -> list[str]:
-        """The folder of the best policy, if there is one. What is wrong with it is told, and it is left out."""
-        for folder in list(folders_in(self.held, "best"))[:1]:
+        """Fetch the best policy and return its folder in a list; empty without one. A damaged one is reported."""
+        for folder in list(folders_in(self.files, "best"))[:1]:
             with self._tolerated(building / folder):
                 return [self._fetch_folder(folder, building).folder]
         return []
 
     def _fetch_videos(self, building: Path) -> None:
-        """As nice to have as the best policy."""
-        for path in [p for p in self.held if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
+        """Fetch the last videos; damaged ones are reported."""
+        for path in [p for p in self.files if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
             with self._tolerated(building / path):
                 safe_name(path.removeprefix("videos/"))
                 (building / "videos").mkdir(exist_ok=True)
@@ -169,16 +179,17 @@ class _Pull:
 
     @contextlib.contextmanager
     def _tolerated(self, path: Path) -> Iterator[None]:
+        """Report an error in the block through `notify` and delete `path`."""
         try:
             yield
         except (Refused, StoreError) as error:
-            self.tell(f"left out of the copy: {one_line(error)}")
+            self.notify(f"left out of the copy: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[str, str]:
-    """(prefix, name) of the run that is meant."""
-    names = _names(held)
+def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[str, str]:
+    """Return (prefix, name) of the run to fetch."""
+    names = _names(files)
     if "" in names and run_name in (None, _own_name(store)):
         return "", _own_name(store)
     if run_name is not None:
@@ -189,25 +200,25 @@ def _choose(store: Store, run_name: str | None, held: dict[str, int]) -> tuple[s
     runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
-    name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # of each kind the first, the newest
+    name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # unfinished first, then the newest
     return f"{name}/", name
 
 
-def _names(held: dict[str, int]) -> list[str]:
-    """Names of the folders that are runs; "" if the store itself is one. Names that could do harm are passed over."""
-    if "config.yaml" in held:
+def _names(files: dict[str, int]) -> list[str]:
+    """Return the names of the folders that are runs; [""] if the store itself is a run. Unsafe names are skipped."""
+    if "config.yaml" in files:
         return [""]
-    found: list[str] = []
-    for path in held:
+    names: list[str] = []
+    for path in files:
         name, _, rest = path.partition("/")
-        if rest == "config.yaml" and len(found) < MAX_RUNS:
+        if rest == "config.yaml" and len(names) < MAX_RUNS:
             with contextlib.suppress(Refused):
-                found.append(safe_name(name))
-    return found
+                names.append(safe_name(name))
+    return names
 
 
 def _own_name(store: Store) -> str:
-    """What to call a run that has the whole store: the last part of its URL."""
+    """Return the name of a run that is the whole store: the last part of its URL."""
     last = store.url.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0]
     try:
         return safe_name(last)
@@ -215,13 +226,14 @@ def _own_name(store: Store) -> str:
         return "pulled"
 
 
-def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict[str, Any]:
+def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dict[str, Any]:
+    """Return the run's entry in `list_runs`."""
     prefix = f"{name}/" if name else ""
-    status = _values(store, f"{prefix}status.json", held)
-    latest = _values(store, f"{prefix}{LATEST}", held)
+    status = _values(store, f"{prefix}status.json", files)
+    latest = _values(store, f"{prefix}{LATEST}", files)
     state = status.get("state") if isinstance(status.get("state"), str) else "interrupted"
     if state in AT_WORK:
-        expires = _number(_values(store, f"{prefix}{lease.FILE}", held).get("expires"))
+        expires = _number(_values(store, f"{prefix}{lease.FILE}", files).get("expires"))
         state = state if (expires or 0.0) > now else "interrupted"
     return {
         "name": name or _own_name(store),
@@ -233,9 +245,9 @@ def _describe(store: Store, name: str, held: dict[str, int], now: float) -> dict
     }
 
 
-def _values(store: Store, path: str, held: dict[str, int]) -> dict[str, Any]:
-    """A small JSON object, or nothing if it is absent or damaged: one odd run must not hide the others."""
-    if path in held:
+def _values(store: Store, path: str, files: dict[str, int]) -> dict[str, Any]:
+    """Read a small JSON object; {} if missing or damaged, so that one bad run does not hide the others."""
+    if path in files:
         with contextlib.suppress(StoreError, Refused):
             value = parse_json(store.read(path), path)
             return value if isinstance(value, dict) else {}
@@ -247,6 +259,7 @@ def _number(value: Any) -> float | None:
 
 
 def _identity(run_dir: Path) -> dict[str, Any]:
+    """Return the fields of config.yaml that identify a run. Raises `UserError` if it cannot be read."""
     import yaml
 
     try:

@@ -1,8 +1,8 @@
-"""Secrets never leave this machine: error texts and small text files are cleaned before anyone else sees them.
+"""Redact secrets (tokens, keys, signatures) from error messages and text files before they leave this machine.
 
-Names, paths and ids stay, or a run could not be opened again: "pick-task-reach-ppo-baseline" holds "sk-" and no key. So
-a token must stand by itself and be as long as its kind. A bare key of Weights & Biases looks like a git commit; only
-its environment variable gives it away.
+Names, paths and ids must stay, or a run could not be opened again: "pick-task-reach-ppo-baseline" contains "sk-" and no
+key. Therefore a token must be a separate word of its kind's length. A Weights & Biases key looks like a git commit and
+is recognised only as the value of its environment variable.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-HIDDEN = "(hidden)"  # it may stand anywhere in YAML, JSON and URLs
+HIDDEN = "(hidden)"  # valid anywhere in YAML, JSON and URLs
 TEXT = (".yaml", ".json", ".md")
 EMPTIED = ("store", "tracker")
-"""Fields of a config that cannot hold just any text, and that a resume can do without: with a secret they go."""
+"""Config fields set to None if they contain a secret: "(hidden)" is not valid in them, and a resume works without."""
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
-"""No letter, digit, hyphen or underscore before it, but for the end of an escape in a URL or in JSON."""
+"""Start of a token: no letter, digit, hyphen or underscore before it, except an escape in a URL or in JSON."""
 _MIXED = r"(?=[a-z]*[A-Z0-9])"
-"""The letters and digits that follow are no mere word."""
+"""The following letters and digits are more than lower-case letters, hence no ordinary word."""
 _TOKENS = re.compile(
     r"(?<=://)[^/@\s:\"']*:[^/@\s\"']+(?=@)"  # user:password in a URL
     rf"|{_START}(?:"
@@ -38,12 +38,15 @@ _TOKENS = re.compile(
 )
 _MARKS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "rpa_", "sk-", "AKIA", "ASIA", "ya29.", "AIza",
           "glpat-", "xox", "earer ", "://", "?", "&")  # fmt: skip
-"""Text without any of these holds no token. Looking for them takes a hundredth of the time, and metrics are long."""
+"""Text without any of these holds no token. The check is a hundred times faster than the pattern; metrics are long."""
 
 
 def redact(text: str, environment: bool = True) -> str:
-    """`text` with (hidden) for every token, key and signature and, with `environment`, for the value of a secret-named
-    environment variable where it is a whole word of 12 characters or more."""
+    """Replace every token, key and signature in `text` by (hidden).
+
+    `environment`: also values of environment variables with secret names, where they are whole words of 12 characters
+    or more.
+    """
     if environment:
         for name, value in os.environ.items():
             if len(value) >= 12 and _SECRET_NAME.search(name) and not value.startswith(("/", "~")) and value in text:
@@ -52,7 +55,7 @@ def redact(text: str, environment: bool = True) -> str:
 
 
 def redact_bytes(data: bytes, name: str = "") -> bytes:
-    """The same for the bytes of the file `name`; anything that is not UTF-8 is returned as it is."""
+    """`redact` for the bytes of the file `name`; bytes that are not UTF-8 are returned unchanged."""
     try:
         return _config_text(data.decode()) if name == "config.yaml" else redact(data.decode()).encode()
     except UnicodeDecodeError:
@@ -60,17 +63,20 @@ def redact_bytes(data: bytes, name: str = "") -> bytes:
 
 
 def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for RunConfig's fields. They hold what the run is called and made of, so a secret-named variable of the
-    same value is no secret, but for what is in a mapping or a list."""
+    """`redact` for RunConfig's fields.
+
+    Environment variables are compared only with values in mappings and lists: a plain field such as the run's name may
+    equal a secret-named variable without being a secret.
+    """
     clean = {name: _values(value, environment=isinstance(value, dict | list)) for name, value in values.items()}
     return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}
 
 
 def restores(whole: Any, redacted: Any) -> bool:
-    """Whether `redacted` can be what was left of `whole`, which holds nothing hidden."""
-    left, full = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
-    pattern = re.escape(left).replace(re.escape(HIDDEN), ".+")
-    return HIDDEN not in full and re.fullmatch(pattern, full) is not None
+    """Whether `redacted` could be the result of redacting `whole`, and `whole` has nothing hidden."""
+    redacted_json, whole_json = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
+    pattern = re.escape(redacted_json).replace(re.escape(HIDDEN), ".+")
+    return HIDDEN not in whole_json and re.fullmatch(pattern, whole_json) is not None
 
 
 def _values(value: Any, environment: bool) -> Any:
@@ -82,18 +88,18 @@ def _values(value: Any, environment: bool) -> Any:
 
 
 def _config_text(text: str) -> bytes:
-    """By values: YAML may break a text where a token ends."""
+    """`redact` for config.yaml, applied to parsed values: in the text, YAML may wrap a line inside a token."""
     import yaml
 
     try:
         values = yaml.safe_load(text)
         clean = redact_config(values)
         return (text if clean == values else yaml.safe_dump(clean, sort_keys=False)).encode()
-    except (yaml.YAMLError, AttributeError, RecursionError):  # whatever it is, it is no config
+    except (yaml.YAMLError, AttributeError, RecursionError):  # not a config
         return redact(text).encode()
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """An error as one clean line for a status file."""
+    """Return the error's message as one redacted line of at most `limit` characters."""
     text = redact(" ".join(str(error).split()) or type(error).__name__)
     return text if len(text) <= limit else text[: limit - 1] + "…"

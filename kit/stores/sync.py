@@ -1,8 +1,8 @@
-"""Copies a run to its store in the background and never lets training wait for it.
+"""Copy a run to its store in the background; training never waits for the store.
 
-    training   --pipe-->   the copier, a process of its own (python -m kit.stores), which alone writes to the store
+    training   --pipe-->   copier process (python -m kit.stores), the only writer to the store
 
-A copier that ends is started again, and one that training leaves behind finishes.
+A copier that dies is started again. When training ends, the copier finishes its work before it ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kit.stores.redact import one_line
 from kit.stores.urls import OPEN_S, open_store
 
 ENDED = (0, 3, 4)
-"""Exit codes with which a copier leaves by itself, see `kit.stores.loop.Sync.run`."""
+"""Exit codes of a copier that ended on purpose, see `kit.stores.loop.Sync.run`."""
 LAST_TRIES = 3
-"""How often one that dies after `stop` is started again."""
+"""How often a copier that dies after `stop` is started again."""
 
 
 class SyncHandle:
-    """A copier in the background that is kept alive until `stop`, and after it until it has copied what there is."""
+    """Handle of the background copier: restarts it if it dies, until `stop`, and then until all is copied."""
 
     def __init__(self, run_dir: Path, url: str, owner: str) -> None:
         self.run_dir, self.url, self.owner = run_dir, url, owner
@@ -41,17 +41,19 @@ class SyncHandle:
         self._guard.start()
 
     def state(self) -> dict[str, Any]:
-        """What .sync.json says now."""
+        """Return the content of .sync.json (see `kit.stores.loop`)."""
         unknown = {"url": self.url, "step": None, "time": None, "state": "behind", "error": None}
         return {**unknown, **read_json(self.run_dir / STATE, {})}
 
     def is_done(self) -> bool:
-        """Whether it has ended after `stop`: everything, the last figures and the run's page included, has arrived."""
+        """Whether the copier has ended after `stop`: it has copied everything, or given up."""
         return not self._guard.is_alive()
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
-        """Ask it to copy what is committed and end, wait at most `drain_s` seconds and return the state then. What has
-        not arrived by then is still being copied, by the process that stays behind."""
+        """Tell the copier to copy the rest and end; wait at most `drain_s` seconds; return the state then.
+
+        If files are left after that, the copier process continues without this one.
+        """
         self._stopping.set()
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -61,30 +63,33 @@ class SyncHandle:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "kit.stores", str(self.run_dir), self.url, self.owner]
-        nowhere = subprocess.DEVNULL
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        null = subprocess.DEVNULL
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
     def _keep_alive(self) -> None:
         pause = FIRST_PAUSE_S
         while True:
             code = self._process.wait()
-            if self._stopping.is_set():  # and it was not killed: its work is done, or can be done no more
+            if self._stopping.is_set():
                 self._tries -= 1
                 if code in ENDED or self._tries < 0:
                     return
-            said = {"state": "failing", "error": f"the copier ended (exit code {code}); starting it again"}
+            failure = {"state": "failing", "error": f"the copier ended (exit code {code}); starting it again"}
             with contextlib.suppress(OSError):
-                write_atomic(self.run_dir / STATE, json.dumps({**self.state(), **said}, indent=1), durable=False)
+                write_atomic(self.run_dir / STATE, json.dumps({**self.state(), **failure}, indent=1), durable=False)
             self._stopping.wait(pause)
             pause = min(LONGEST_PAUSE_S, 2 * pause)
             self._process = self._start()
-            if self._stopping.is_set() and self._process.stdin:  # `stop` closed the pipe of the one before
+            if self._stopping.is_set() and self._process.stdin:  # `stop` closed only the previous process's pipe
                 self._process.stdin.close()
 
 
 def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncHandle:
-    """Begin to copy the run at `run_dir` to the store at `url`, in a process of its own. Raises `UserError` if the
-    store takes no files, if the run is another machine's, or if the store holds a newer state of it than this one."""
+    """Start copying the run at `run_dir` to the store at `url`, in a separate process.
+
+    Raises `UserError` if the store cannot be written, if another machine owns the run, or if the store holds a newer
+    checkpoint than this machine.
+    """
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)
@@ -93,16 +98,17 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
 
 
 def _claim(store: Store, run_dir: Path, owner: str) -> None:
+    """Take the lease; release it again and raise `UserError` if the store holds a newer checkpoint."""
     try:
         lease.acquire(store, run_dir.name, owner)
         paths = [path.removeprefix(f"{run_dir.name}/") for path in store.list(run_dir.name)]
-        there = max(set(folders_in(paths).values()) - passed_over(run_dir), default=-1)
-        here = newest_step(run_dir)
-        if there <= (-1 if here is None else here):
+        stored_step = max(set(folders_in(paths).values()) - passed_over(run_dir), default=-1)
+        local_step = newest_step(run_dir)
+        if stored_step <= (-1 if local_step is None else local_step):
             return
         lease.release(store, run_dir.name, owner)
     except StoreError as error:
         raise Unusable(store.url, f"cannot be used ({one_line(error)}); try again later.") from None
-    own = "nothing" if here is None else f"step {here:,}"
-    said = f"holds step {there:,} of run {run_dir.name!r}, and this machine {own}"
-    raise Unusable(store.url, f"{said}; run `kit resume {store.url}` or choose another run_name.")
+    local = "nothing" if local_step is None else f"step {local_step:,}"
+    conflict = f"holds step {stored_step:,} of run {run_dir.name!r}, and this machine {local}"
+    raise Unusable(store.url, f"{conflict}; run `kit resume {store.url}` or choose another run_name.")

@@ -1,4 +1,4 @@
-"""A store from its URL."""
+"""Open a store by its URL."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from kit.stores.gdrive import GoogleDriveLink
 from kit.stores.hub import HubStore
 
 OPEN_S = 120.0
-"""How long a store may take to be opened."""
+"""Time limit for opening a store, in seconds."""
 
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
-    """The store at `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or any other URL fsspec
-    knows, or gdrive-link:… (read only). With `write`, the place is made if need be, and takes files. Raises `UserError`
-    for what cannot be parsed, reached or written, and for a token that is missing or read-only."""
+    """Open the store at `url`; `write`: create it if needed, and check that it can be written.
+
+    `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or another URL that fsspec knows, or
+    gdrive-link:… (read only). Raises `UserError` for a URL that cannot be parsed, reached or written, and for a token
+    that is missing or read-only.
+    """
     url = os.fspath(url)
     return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
 

@@ -15,7 +15,7 @@ from kit.machine import host
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs import directory
-from kit.runs.api import launch, there
+from kit.runs.api import launch, resume_existing
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from kit.ui import as_code, style
@@ -94,7 +94,7 @@ class TrainPanel(Panel):
         self.dollars_per_hour = dollars_per_hour
 
     def _begin(self) -> Run:
-        if os.environ.get("KIT_GO_ON") and (run := there(self.config)):
+        if os.environ.get("KIT_GO_ON") and (run := resume_existing(self.config)):
             return run
         return launch(self.config)
 

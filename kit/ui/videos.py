@@ -22,7 +22,7 @@ from kit.errors import UserError
 from kit.machine.progress import progress_bar
 from kit.machine.settings import worker_environment
 from kit.runs.run import Run
-from kit.runs.video import View, film
+from kit.runs.video import View, render_video
 from kit.ui import style
 from kit.ui.plots import beside
 
@@ -63,7 +63,7 @@ class Film:
                 bar.total = at_most
                 bar.update(done - bar.n)
 
-            made = film(self.views, self.path, self.episodes, self.size, tell)
+            made = render_video(self.views, self.path, self.episodes, self.size, tell)
             bar.total = bar.n  # an episode may end early
             return made
 

@@ -102,7 +102,7 @@ def test_what_others_read(ant: Run) -> None:
 
 
 def test_what_cannot_be_is_one_sentence(ant: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="to='tflite' is not something to export to; valid are onnx, torchscript, sb3"):
+    with pytest.raises(UserError, match="to='tflite' is not an export format; valid are onnx, torchscript, sb3"):
         kit.export(ant, "tflite")
     with pytest.raises(UserError, match=r"must end in \.pt"):
         kit.export(ant, "torchscript", path=tmp_path / "ant.onnx")

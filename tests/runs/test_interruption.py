@@ -77,7 +77,7 @@ def test_a_spot_notice_ends_the_session(tmp_path, imds):
 def test_no_notice_where_there_is_no_such_service(monkeypatch, endpoint):
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", endpoint)
     watch = SpotWatch(pytest.fail)
-    assert watch.ask() is None
+    assert watch.poll() is None
     watch.close()
 
 

@@ -115,7 +115,7 @@ def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, ca
     assert shrunk["step"] in before, "it went on from a checkpoint"
     after = [row["step"] for row in rows if row["step"] > shrunk["step"]]
     assert after[0] == shrunk["step"] + 12 * 75
-    sentence = "memory ran out with 150 worlds (CUDA out of memory. Tried to allocate 2.00 GiB.); going on with 75"
+    sentence = "memory ran out with 150 envs (CUDA out of memory. Tried to allocate 2.00 GiB.); going on with 75"
     assert sentence in capsys.readouterr().out
     assert run.status()["state"] == "finished"
 

@@ -22,7 +22,7 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
     early, late = (run.policy(step).policy.state_dict() for step in (416, 1216))
     assert not torch.equal(early["action_net.weight"], late["action_net.weight"])
     assert run.find(416).read()["evaluation"]["episodes"] > 0
-    with pytest.raises(UserError, match="a policy alone"):
+    with pytest.raises(UserError, match="only a policy"):
         fingerprint(run, 416)
     with pytest.raises(UserError, match="there is: 416, 800, 1216"):
         run.policy(500)

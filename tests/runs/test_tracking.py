@@ -43,7 +43,7 @@ def test_a_tracker_that_fails_is_left_alone(
     monkeypatch.syspath_prepend(tmp_path)
     run = kit.train(**FIELDS, runs_dir=str(tmp_path), tracker="wandb:robots")
     assert run.status()["state"] == "finished"
-    assert capsys.readouterr().out.count("wandb does not follow any more (ConnectionError: the service is gone)") == 1
+    assert capsys.readouterr().out.count("wandb stopped logging (ConnectionError: the service is gone)") == 1
 
 
 @pytest.mark.parametrize(

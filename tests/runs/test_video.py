@@ -52,10 +52,10 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
 def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step ends a corridor of two places, if it is the right one; one of 36 is never done within its 12 steps."""
     said: list[str] = []
-    written = video._written
-    monkeypatch.setattr(video, "_written", lambda *args: said.append(args[3]) or written(*args))
+    written = video._captioned
+    monkeypatch.setattr(video, "_captioned", lambda *args: said.append(args[3]) or written(*args))
     near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
-    path = video.film([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
+    path = video.render_video([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
     assert path.stat().st_size > 1000
     parts = [re.fullmatch(r"episode 1   step (\d+)   return \S+   (.*)", line) for line in said[:26]]
     short, long = [(int(m[1]), m[2]) for m in parts[::2] if m], [(int(m[1]), m[2]) for m in parts[1::2] if m]
@@ -89,8 +89,8 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
     order = video.failures_first(run, among=8)
     said: list[str] = []
-    written = video._written
-    monkeypatch.setattr(video, "_written", lambda *args: said.append(args[3]) or written(*args))
+    written = video._captioned
+    monkeypatch.setattr(video, "_captioned", lambda *args: said.append(args[3]) or written(*args))
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []
     ends = [re.fullmatch(r"episode (\d+)   step \d+   return (\S+)   (success|no success)", line) for line in said]

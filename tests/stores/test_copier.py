@@ -244,14 +244,14 @@ def test_nor_if_it_goes_just_after_it_was_seen_to_be_there(
 ) -> None:
     """While the lease is read, written, or the files are listed: none of it is taken for missing."""
     Copier(run, liar, "me-1").run_pass()
-    check, looks = DirectoryStore._check_there, iter(range(1, 100))
+    check, looks = DirectoryStore._check_mounted, iter(range(1, 100))
 
     def late(store: DirectoryStore) -> None:
         check(store)
         if next(looks) == look:
             store.root.rename(tmp_path / "unplugged")
 
-    monkeypatch.setattr(DirectoryStore, "_check_there", late)
+    monkeypatch.setattr(DirectoryStore, "_check_mounted", late)
     with pytest.raises(StoreError, match="not there any more"):
         Copier(run, liar, "me-1").run_pass()
     assert not liar.root.exists()

@@ -60,7 +60,7 @@ def test_a_damaged_newest_is_passed_over(shared: Path, tmp_path: Path) -> None:
     policy = run / "checkpoints/step_000000200/policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:-1] + b"!")
     said: list[str] = []
-    assert content(pull(open_store(LINK), None, tmp_path / "d", tell=said.append)) == content(run, 100)
+    assert content(pull(open_store(LINK), None, tmp_path / "d", notify=said.append)) == content(run, 100)
     assert "step_000000200" in said[0]
 
 

@@ -148,7 +148,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     upload(run, there)
     damage(Path(store_url), how)
     said: list[str] = []
-    back = pull(there, None, tmp_path / "d", tell=said.append)
+    back = pull(there, None, tmp_path / "d", notify=said.append)
     assert content(back) == content(run, 100)
     assert not (back / "checkpoints/step_000000200").exists()
     if how != "no manifest":  # never committed there, so nothing to report
@@ -163,7 +163,7 @@ def test_sizes_are_compared_before_anything_is_fetched(
     read: list[str] = []
     chunks = there.chunks
     monkeypatch.setattr(there, "chunks", lambda path: read.append(path) or chunks(path))
-    pull(there, None, tmp_path / "d", tell=lambda text: None)
+    pull(there, None, tmp_path / "d", notify=lambda text: None)
     assert [path for path in read if "step_000000200/" in path] == ["reach-1/checkpoints/step_000000200/manifest.json"]
 
 
@@ -342,7 +342,7 @@ def test_bad_extras_do_not_cost_the_run(there: Store, run: Path, store_url: str,
     policy = Path(store_url) / "reach-1/best/step_000000100/policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:-1])
     said: list[str] = []
-    back = pull(there, None, tmp_path / "d", tell=said.append)
+    back = pull(there, None, tmp_path / "d", notify=said.append)
     assert content(back) == content(run)
     assert said and "best" in said[0] and not list(back.glob("best/*"))
 

@@ -147,7 +147,7 @@ def test_after_a_damaged_checkpoint_in_the_store_the_run_goes_on(
     make_run(tmp_path / "x", steps=(100,)).joinpath("checkpoints/step_000000100").rename(
         policy.parent.parent / "step_000000100"
     )
-    back = pull(open_store(store_url), None, tmp_path / "there", tell=lambda text: None)
+    back = pull(open_store(store_url), None, tmp_path / "there", notify=lambda text: None)
     add_checkpoint(back, 150)
     assert started(back, store_url).stop(20)["step"] == 150
     add_checkpoint(back, 200)

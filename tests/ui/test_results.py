@@ -150,13 +150,13 @@ def test_spread_by_hand() -> None:
 def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filmed: list[tuple[Any, ...]] = []
 
-    def film(views: tuple[View, ...], path: Path, episodes: int, size: int, on_frame: Any) -> Path:
+    def render_video(views: tuple[View, ...], path: Path, episodes: int, size: int, on_frame: Any) -> Path:
         filmed.append(([(view.step, view.camera) for view in views], size))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"film")
         return path
 
-    monkeypatch.setattr(videos, "film", film)
+    monkeypatch.setattr(videos, "render_video", render_video)
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A request for a new run: whatever can be refused about it is refused here, before anything is created."""
+"""Check and plan a new run before anything is created: config, warm start, opponents, tracker, store."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ if TYPE_CHECKING:
     from kit.trainers.planning import Plan
 
 
-class Request(NamedTuple):
-    """What a run is to be."""
+class PreparedRun(NamedTuple):
+    """The plan and warm start of a run that can be created."""
 
     plan: Plan
     warm_start: WarmStart | None
-    """The pretrained policy that it starts with."""
+    """The pretrained policy that the run starts with."""
 
 
-def request(
+def prepare_run(
     config: RunConfig | None,
     changes: dict[str, Any],
     start_from: str | Path | None = None,
     trust: bool = False,
-    elsewhere: bool = False,
+    other_process: bool = False,
     gpu_share: int = 1,
-) -> Request:
-    """Of `config` with `changes`, as for `kit.train`; `elsewhere`: for another process to train in. Where a GPU's
-    memory decides the number of envs, one of `gpu_share` runs gets its part. Raises `UserError`."""
+) -> PreparedRun:
+    """Check `config` with `changes` and plan the run; `start_from` and `trust` as in `kit.train`.
+
+    `other_process`: whether another process will train it. `gpu_share`: how many runs share the GPU, where its memory
+    decides the number of envs. Raises `UserError` if the run cannot be made.
+    """
     from kit import envs
     from kit.measure.fit import room
     from kit.trainers.planning import plan
 
-    given, warm = config, None
-    config = (given or RunConfig()).replace(**changes)
+    user_config, warm = config, None
+    config = (user_config or RunConfig()).replace(**changes)
     if start_from is not None:
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
-        config = warm.complete(given, changes)
+        config = warm.make_config(user_config, changes)
     permit(config, trust)
-    if elsewhere or config.processes > 1:
-        envs.child_environ(config)  # an env that no other process can make is refused
+    if other_process or config.processes > 1:
+        envs.child_environ(config)  # raises if another process cannot make the env
     opponents.check(config)
     if config.tracker is not None:
         need(config.tracker.partition(":")[0], "track")
@@ -53,5 +56,5 @@ def request(
     if planned.config.store:
         from kit.stores import open_store
 
-        open_store(planned.config.store, write=True)  # what cannot be written is said now, not after an hour
-    return Request(planned, warm)
+        open_store(planned.config.store, write=True)  # a store that cannot be written raises now, not after an hour
+    return PreparedRun(planned, warm)

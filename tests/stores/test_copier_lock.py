@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kit.stores import StoreError, SyncHandle, alone
+from kit.stores import StoreError, SyncHandle, copier_lock
 
 Wait = Callable[..., None]
 
@@ -60,20 +60,20 @@ def test_only_a_copier_of_this_very_machine_is_ended(
         lock.open("a+") as mine,
     ):
         assert stranger.stdout and stranger.stdout.readline()
-        alone.take(theirs)
-        holder = str(stranger.pid) if change is None else json.dumps({**alone.identity(stranger.pid), **change})
+        copier_lock.take(theirs)
+        holder = str(stranger.pid) if change is None else json.dumps({**copier_lock.identity(stranger.pid), **change})
         lock.write_text(holder)
         try:
             words = "an earlier session" if ended else "another machine's copier has the run"
             with pytest.raises(StoreError, match=words):  # not even a dead one's lock is taken while it is held
-                alone.take(mine)
+                copier_lock.take(mine)
             if ended:
                 assert stranger.wait(10) == -signal.SIGKILL
             else:
                 assert stranger.poll() is None
             theirs.close()
-            alone.take(mine)
-            assert json.loads(lock.read_text()) == alone.identity(os.getpid())
+            copier_lock.take(mine)
+            assert json.loads(lock.read_text()) == copier_lock.identity(os.getpid())
         finally:
             stranger.kill()
 
@@ -82,8 +82,8 @@ def test_another_machines_copier_is_named_and_waited_for(
     run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:
     with (run / ".sync.lock").open("a+") as theirs:
-        alone.take(theirs)
-        (run / ".sync.lock").write_text(json.dumps({**alone.identity(os.getpid()), "host": "elsewhere"}))
+        copier_lock.take(theirs)
+        (run / ".sync.lock").write_text(json.dumps({**copier_lock.identity(os.getpid()), "host": "elsewhere"}))
         handle = started(run, str(tmp_path / "store"))
         waiter(lambda: handle.state()["state"] == "failing")
         said = f"another machine's copier has the run (process {os.getpid()} on elsewhere)"

@@ -1,4 +1,4 @@
-"""The page that visitors of a finished run see on the Hub: what it is, how well it does, its curve and its video."""
+"""The Hub page of a finished run: README.md with results, learning curve and video."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.stores.redact import redact
 
 MARK = "<!-- written by kit; remove this line to keep your own text -->"
 FILES = ("README.md", "curve.png", "replay.mp4", ".gitattributes")
-"""Beside the runs; the last is the Hub's own."""
+"""Files beside the runs in a repository; the Hub itself writes the last one."""
 HEAD = """---
 library_name: kit
 pipeline_tag: reinforcement-learning
@@ -21,15 +21,18 @@ tags: [reinforcement-learning, robotics, mujoco, stable-baselines3]
 ---"""
 USE = """```python
 import kit
-run = kit.resume({url!r})  # goes on training, if there is more to do
+run = kit.resume({url!r})  # continues training if the run is unfinished
 policy = run.policy()
 ```
-Nothing here is a pickle: tensors are safetensors, the rest is JSON. The run is in the folder `{name}`.
+No file is a pickle: tensors are safetensors, the rest is JSON. The run is in the folder `{name}`.
 """
 
 
 def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
-    """README.md, curve.png, replay.mp4 for the top of `store`; nothing if unfinished, or over somebody's own README."""
+    """Return README.md, curve.png and replay.mp4 for the top of `store`.
+
+    Empty if the run is unfinished, or if the store has a README.md that kit did not write.
+    """
     import yaml
 
     status = read_json(run_dir / "status.json", {})
@@ -37,39 +40,39 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
         return {}
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
-    except (OSError, ValueError, yaml.YAMLError):  # a run without a page is better than one that never arrives
+    except (OSError, ValueError, yaml.YAMLError):  # a damaged file must not keep the run from being copied
         return {}
-    tested = {name.removeprefix("test/"): row[name] for row in rows for name in row if name.startswith("test/")}
-    best, success = ({**status, **tested}.get(name) for name in ("mean_return", "success_rate"))
-    facts = {"task": config.get("env"), "algorithm": config.get("algo"), "steps": f"{status.get('step', 0):,}",
-             "worlds": config.get("n_envs"), "seed": config.get("seed"),
-             "mean return": None if best is None else f"{best:,.4g}",
+    test = {name.removeprefix("test/"): row[name] for row in rows for name in row if name.startswith("test/")}
+    mean_return, success = ({**status, **test}.get(name) for name in ("mean_return", "success_rate"))
+    facts = {"env": config.get("env"), "algorithm": config.get("algo"), "steps": f"{status.get('step', 0):,}",
+             "number of envs": config.get("n_envs"), "seed": config.get("seed"),
+             "mean return": None if mean_return is None else f"{mean_return:,.4g}",
              "success rate": None if success is None else f"{100 * success:.0f} %"}  # fmt: skip
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
-    title = f"# {run_dir.name}: {facts['algorithm']} on {facts['task']}"
+    title = f"# {run_dir.name}: {facts['algorithm']} on {facts['env']}"
     parts, files = [HEAD, MARK, title, f"| | |\n|---|---|\n{table}"], dict[str, Path | bytes]()
-    if drawn := curve(rows):
-        files["curve.png"] = drawn
+    if plot := curve(rows):
+        files["curve.png"] = plot
         parts.append("![learning curve](curve.png)")
     if videos := sorted((run_dir / "videos").glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime):
-        files["replay.mp4"] = videos[-1]  # the name that the Hub plays on a reinforcement-learning page
+        files["replay.mp4"] = videos[-1]  # the Hub plays a file of this name on a reinforcement-learning page
         parts.append("The video of the trained policy is [replay.mp4](replay.mp4).")
     text = "\n\n".join([*parts, USE.format(url=store.url, name=run_dir.name)])
     return {"README.md": redact(text).encode(), **files}
 
 
 def curve(rows: list[dict[str, Any]]) -> bytes | None:
-    """A PNG of return and success over steps, in training and in evaluations; None without matplotlib or data."""
+    """Plot return and success rate over steps, in training and evaluations, as PNG. None without matplotlib or data."""
     curves = {"mean return": ("rollout/ep_rew_mean", "eval/mean_return"),
               "success rate": ("rollout/success_rate", "eval/success_rate")}  # fmt: skip
     points = {key: [(row["step"], row[key]) for row in rows if key in row] for keys in curves.values() for key in keys}
-    drawn = {title: keys for title, keys in curves.items() if any(len(points[key]) > 1 for key in keys)}
-    if not drawn or find_spec("matplotlib") is None:
+    plots = {title: keys for title, keys in curves.items() if any(len(points[key]) > 1 for key in keys)}
+    if not plots or find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * len(drawn), 3.2), layout="constrained")
-    for axes, (title, keys) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
+    figure = Figure(figsize=(4.5 * len(plots), 3.2), layout="constrained")
+    for axes, (title, keys) in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots.items(), strict=True):
         for key, label in zip(keys, ("training", "evaluation"), strict=True):
             axes.plot([step for step, _ in points[key]], [value for _, value in points[key]], label=label)
         axes.set(xlabel="steps", title=title)
