@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 DONE, RAGGED = "done", "ends."
-"""Column `done` (rows, n_envs) bool, and the prefix of ragged columns, which hold one entry for each True in `done`, in
-its order, instead of one for each row."""
+"""The column "done" (rows, n_envs) bool, and the name prefix of ragged columns. A ragged column has one entry for each
+True in "done", in its order, instead of one for each row."""
 PART_BYTES = 32_000_000
 """Approximate largest size of a segment's file; writing it needs more than that much memory again."""
 

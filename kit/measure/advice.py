@@ -89,7 +89,7 @@ def dollars(per_hour: float, seconds: float) -> str:
 
 
 def rented(seconds: float) -> pd.DataFrame:
-    """Return a table of prices of a run of `seconds` on machines to rent, as if they were as fast as this one."""
+    """Return a price table for a run of `seconds` on rented machines, assumed as fast as this one."""
     import pandas as pd
 
     rows = {

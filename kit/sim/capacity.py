@@ -27,7 +27,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(model: mujoco.MjModel) -> Capacity:
-    """Compute sizes that suffice if all geom pairs that can touch do so at once, with every joint at its limit.
+    """Compute sizes that suffice if all geom pairs (`touching_pairs`) touch at once, with every joint at its limit.
 
     At most 64 contacts per world. The model's custom numerics "max_contacts" and "max_constraints"
     (`MjSpec.add_numeric`) override the result. If a world needs more, `WarpSim` raises `Overflow`.

@@ -40,7 +40,5 @@ def test_a_real_probe_reports_memory_and_failure(registered):
     config = resolve(RunConfig(env=registered, device="cpu", overrides={"n_steps": 8, "batch_size": 64}))
     used, memory = measure_in_child(config, 8)
     assert 10**8 < used < memory
-    with pytest.raises(
-        UserError, match=rf"probe with 4 envs of {registered} failed \(.*gama.*\); set n_envs yourself"
-    ):
+    with pytest.raises(UserError, match=rf"probe with 4 envs of {registered} failed \(.*gama.*\); set n_envs yourself"):
         measure_in_child(config.replace(overrides={"gama": 1}), 4)
