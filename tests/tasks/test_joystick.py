@@ -337,7 +337,7 @@ def test_envs_differ_in_friction_and_mass_on_request(simulator, monkeypatch):
     most[torso] += 1.0
     assert (change.abs() <= most).all() and change[:, torso].abs().max() > 0.1
     before = friction.clone(), mass.clone()
-    env._begin(torch.tensor([False, True, False]))
+    env._reset_task(torch.tensor([False, True, False]))
     for old, new in zip(before, (friction, mass), strict=True):
         assert torch.equal(old[[0, 2]], new[[0, 2]]) and not torch.equal(old[1], new[1])
     for action in random_actions(env, 3):
