@@ -28,7 +28,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     """Describe `env` from the task's own declarations, or from the spaces of a Gymnasium env. Takes a few seconds."""
     vec_env = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.alone(env, env_options or {}))
     try:
-        info: TaskInfo = getattr(vec_env, "card", TaskInfo())
+        info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
         rows = [
             ("Observation", _lines(observation_fields(vec_env.observation_space, info))),
             ("Action", _lines(info.does or [_field_of_space("", vec_env.action_space)])),
