@@ -101,7 +101,7 @@ def rented(seconds: float) -> pd.DataFrame:
 
 
 def keeping(config: RunConfig) -> str:
-    """What checkpoints may take of the disk, such as "checkpoints take at most 10GB of the 71 GB of free disk space"."""
+    """Disk use of checkpoints, such as "checkpoints take at most 10GB of the 71 GB of free disk space"."""
     folder = Path(config.runs_dir).expanduser().absolute()
     free = shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
     budget = byte_count("disk_budget", config.disk_budget)
