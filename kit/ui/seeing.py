@@ -36,7 +36,7 @@ def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after
 
     trainer: Any = load_policy(run.config, run.find_or_new(step))
     actor = trainer.as_actor()
-    if actor.memory(n_envs):
+    if actor.initial_state(n_envs):
         raise UserError(f"algo={run.config.algo!r} is recurrent: its actions depend on more than the current image.")
     env = make_env(run.config.replace(device="cpu"), n_envs, run.config.seed)
     obs = env.reset(seed=run.config.seed)

@@ -102,7 +102,7 @@ def test_chosen_values_go_where_they_belong() -> None:
     config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
     assert (config.n_envs, config.run_name, engine.at_once) == (4, "t", 2)
     assert config.overrides == SMALL | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
-    with pytest.raises(UserError, match=r"holds a sweep; `kit batch search\.yaml` and kit\.sweep"):
+    with pytest.raises(UserError, match=r"holds a sweep; run it with `kit batch search\.yaml` or kit\.sweep"):
         kit.batch("search.yaml")
 
 
@@ -157,7 +157,7 @@ def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
 
     before = tree()
     assert kit.ui.sweep(path).text.startswith("search: no trials yet.") and tree() == before
-    with pytest.raises(UserError, match="no trial was begun yet"):
+    with pytest.raises(UserError, match="no trial has started yet"):
         files.standing(path)
     assert tree() == before and not Path("runs").exists()
 
