@@ -64,7 +64,7 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
 def estimate(
     config: RunConfig, speed: Speed, machine: Machine | None = None, dollars_per_hour: float | None = None
 ) -> str:
-    """How long `config` will take, such as "about 2 min on this machine (1,450 steps/s), at no cost"."""
+    """How long `config` will take, such as "about 2 min on this machine (1,450 steps/s), free"."""
     seconds = speed.seconds(config)
     price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
     takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s)"
@@ -72,7 +72,7 @@ def estimate(
 
 
 def cost(machine: Machine, seconds: float) -> str:
-    """Such as "at no cost", "about $0.12 as last documented", or "" where no price is known."""
+    """Such as "free", "about $0.12 as last documented", or "" where no price is known."""
     for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
         if place == machine.place and part in machine.title:
             price = dollars(dollars_per_hour, seconds)
@@ -81,9 +81,9 @@ def cost(machine: Machine, seconds: float) -> str:
 
 
 def dollars(per_hour: float, seconds: float) -> str:
-    """Such as "at no cost", "under 1 cent", "about $0.12"."""
+    """Such as "free", "under 1 cent", "about $0.12"."""
     spent = per_hour * seconds / 3600
-    return f"about ${spent:.2f}" if spent >= 0.005 else "under 1 cent" if spent else "at no cost"
+    return f"about ${spent:.2f}" if spent >= 0.005 else "under 1 cent" if spent else "free"
 
 
 def rented(seconds: float) -> pd.DataFrame:
@@ -101,12 +101,12 @@ def rented(seconds: float) -> pd.DataFrame:
 
 
 def keeping(config: RunConfig) -> str:
-    """Disk use of checkpoints, such as "checkpoints take at most 10GB of the 71 GB of free disk space"."""
+    """What checkpoints may take of the disk, such as "checkpoints take at most 10GB of the 71 GB that are free"."""
     folder = Path(config.runs_dir).expanduser().absolute()
     free = shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
     budget = byte_count("disk_budget", config.disk_budget)
     there = f"{free / 1e9:,.3g} GB"
-    of = f" of the {there} of free disk space" if budget <= free else f", but only {there} of disk space are free"
+    of = f" of the {there} that are free" if budget <= free else f", but only {there} are free"
     return f"checkpoints take at most {config.disk_budget}{of}"
 
 

@@ -67,7 +67,7 @@ def test_the_estimate_counts_evaluations() -> None:
 
 def test_sentences() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
-    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), at no cost"
+    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free"
     assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 69 s on this machine (1,500 steps/s)"
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",
@@ -81,9 +81,9 @@ def test_what_checkpoints_may_take_is_said_in_advance(tmp_path: Path, monkeypatc
     """Also for a folder that will only be made."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=71.4e9 if folder == tmp_path else 0))
     config = RunConfig(runs_dir=str(tmp_path / "not" / "yet"), disk_budget="10GB")
-    assert advice.keeping(config) == "checkpoints take at most 10GB of the 71.4 GB of free disk space"
+    assert advice.keeping(config) == "checkpoints take at most 10GB of the 71.4 GB that are free"
     much = config.replace(disk_budget="1TB")
-    assert advice.keeping(much) == "checkpoints take at most 1TB, but only 71.4 GB of disk space are free"
+    assert advice.keeping(much) == "checkpoints take at most 1TB, but only 71.4 GB are free"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_cost_is_told_where_a_price_is_known() -> None:
     assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 as last documented"
     assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent as last documented"
     assert advice.cost(machine(place="RunPod"), 3600) == ""
-    assert advice.cost(machine(place="Google Colab"), 3600) == "at no cost"
+    assert advice.cost(machine(place="Google Colab"), 3600) == "free"
     assert advice.cost(machine(place="Google Colab", gpus=card), 3600) == ""
-    assert advice.cost(machine(), 3600) == "at no cost"
+    assert advice.cost(machine(), 3600) == "free"
     assert advice.cost(machine(place="Azure"), 3600) == ""
 
 
