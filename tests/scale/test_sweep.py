@@ -249,6 +249,6 @@ def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
         assert kit.Run(f"runs/{row['run']}").status()["state"] == "interrupted", "it can be resumed"
     assert found.best is not None and found.best.env_options["pay"] == max(done)
     page = kit.ui.sweep(path)
-    assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.picture is not None
+    assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.image is not None
     assert "The best config, for kit train FILE" in page.body
     assert Sweep(plan(path)[0]).rows() == found.rows()
