@@ -285,7 +285,7 @@ def test_algorithms_are_compared(workplace: Path) -> None:
         "compare-reach-a2c-s0",
         "compare-reach-ppo-s0",
     ]
-    assert "Reach: " in shown and "at the end" in shown and "after_s" in shown
+    assert "Reach: " in shown and "final score" in shown and "after_s" in shown
     assert shown.count("data:video/mp4;base64") == 1
 
 

@@ -1,2 +1,1 @@
-"""More than one run, and more than one machine. Engines are others': Optuna for searches, papermill for notebooks,
-Ray for several machines."""
+"""Many runs and several machines: batches, searches by Optuna, notebooks by papermill, clusters by Ray."""

@@ -1,17 +1,17 @@
-"""Several runs: side by side as cores and memory allow, each in a process of its own, or on a cluster.
+"""Batches: many runs side by side, each in its own process on this machine, or on a Ray cluster.
 
-    env: Reach                      # fields of RunConfig that hold for every job
+    env: Reach                      # RunConfig fields for every job
     total_steps: 100000
-    seeds: 5                        # each job five times, with seeds 0 to 4; or a list of seeds
-    at_once: 2                      # at most so many at a time; by default what fits
-    cpus: 4                         # and gpus: what each gets on a cluster (kit.scale.cluster)
+    seeds: 5                        # five runs per job, with seeds 0 to 4; or a list of seeds
+    at_once: 2                      # maximum number of runs side by side; default: as many as fit
+    cpus: 4                         # and gpus: resources per job on a cluster (kit.scale.cluster)
     jobs:
       - {algo: PPO}
       - {algo: A2C, overrides: {learning_rate: 0.001}}
-      - {start_from: runs/reach@best, env_options: {...}}      # begins with another run's policy
+      - {start_from: runs/reach@best, env_options: {...}}      # starts from another run's policy
 
-The run directories are all the state there is: started again, a batch passes over runs that are finished, watches those
-that are still at work and resumes the others. Its processes outlive it, as those of `kit.launch` do.
+A batch has no state besides its run directories. Called again, it skips finished runs, watches runs that are still
+training and resumes the others. Its processes outlive it, like those of `kit.launch`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kit.runs import api, worker
 from kit.runs.prepare import prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
-from kit.scale.work import KEYS, Engine, Kept, Notes, Results, run_all
+from kit.scale.work import KEYS, Engine, Notes, Results, StoredWork, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
-"""Of memory that a run takes: 0.6 GB with PPO, 0.95 with SAC and a replay of a million (tests/bench/memory.py)."""
+"""Memory of one run: 0.6 GB with PPO, 0.95 GB with SAC and a replay of a million (tests/bench/memory.py)."""
 
 
 @dataclass
@@ -44,65 +44,68 @@ class Job:
     """One run of a batch."""
 
     config: RunConfig
-    """With its run_name."""
-    asked: dict[str, Any]
-    """The fields that were asked for, of which its config is made."""
+    """The config, with its run_name."""
+    requested: dict[str, Any]
+    """The requested fields, from which the config is made."""
     start_from: str | None = None
     trust: bool = False
-    """Whether the user says so, see `kit.resume`."""
+    """Whether the user trusts the run's code, see `kit.resume`."""
     run: Run | None = None
-    """Once it was begun."""
+    """The run, once started."""
     error: str = ""
-    """Why it could not be."""
+    """Why the run could not start."""
     note: str = ""
-    """What it waits for."""
-    found_at_work: bool = False
-    """Its process is of an earlier time, and may be about to die with that."""
+    """What the job waits for."""
+    was_running: bool = False
+    """Whether the run was already training when the batch started; its process may end with an earlier batch."""
 
     @property
     def path(self) -> Path:
         return Path(self.config.runs_dir).expanduser() / str(self.config.run_name)
 
     @property
-    def is_there(self) -> bool:
-        """From an earlier time."""
+    def exists(self) -> bool:
+        """Whether the run directory exists."""
         return (self.path / "config.yaml").is_file()
 
     def changes(self) -> dict[str, Any]:
-        """What is asked of the run that is there and it was not made for. Raises `UserError` if that may not change."""
-        had, changes = Run(self.path).config.to_dict(), {}
-        for name in self.asked.keys() - {"run_name", "runs_dir", "threads"}:
-            value, known = self.config.to_dict()[name], had[name]
+        """Return the requested fields that differ from the existing run's config.
+
+        Raises `UserError` for a field that may not change on resume.
+        """
+        existing, changes = Run(self.path).config.to_dict(), {}
+        for name in self.requested.keys() - {"run_name", "runs_dir", "threads"}:
+            value, current = self.config.to_dict()[name], existing[name]
             if isinstance(value, dict):
-                known = {key: known.get(key) for key in value}
-            if value not in (known, "auto"):
+                current = {key: current.get(key) for key in value}
+            if value not in (current, "auto"):
                 if name not in MAY_CHANGE_ON_RESUME:
-                    where = f"{self.path} exists with {name}={known!r}, not {value!r}"
-                    raise UserError(f"{where}; name the batch or the job otherwise.")
+                    conflict = f"{self.path} exists with {name}={current!r}, not {value!r}"
+                    raise UserError(f"{conflict}; choose another name for the batch or the job.")
                 changes[name] = value
         return changes
 
     def start(self, threads: int, gpu_share: int) -> None:
-        """Begin or resume it, unless it is at work or finished already."""
+        """Start or resume the run, unless it is training or finished."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
-            own = self.asked.get("threads", "auto")
-            fields = {**self.asked, "threads": threads if own == "auto" else own}
+            requested = self.requested.get("threads", "auto")
+            fields = {**self.requested, "threads": threads if requested == "auto" else requested}
             self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, gpu_share))
             worker.start(self.run)
             return
         changes = self.changes()
-        self.found_at_work = self.run.is_working()
-        if not self.found_at_work and (self.run.status()["state"] != "finished" or "total_steps" in changes):
+        self.was_running = self.run.is_working()
+        if not self.was_running and (self.run.status()["state"] != "finished" or "total_steps" in changes):
             self.run = api.resume(self.path, background=True, trust=self.trust, **changes)
 
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
 
-    def again(self) -> bool:
-        """Whether its process, which was of an earlier time, was killed with that: it is to be begun once more."""
-        return self.found_at_work and self.row()["state"] == "interrupted"
+    def should_restart(self) -> bool:
+        """Return whether the run's earlier process was killed, so that the run must be started again."""
+        return self.was_running and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
         return lease.held_for(self.config.store, str(self.config.run_name), self.path)
@@ -116,10 +119,10 @@ class Job:
             self.run.wait(seconds)
 
     def look(self) -> dict[str, Any]:
-        if self.is_there:
+        if self.exists:
             self.run = Run(self.path)
-        known = {} if self.is_there or not self.config.store else stored(self.config.store)
-        return self.row() | {key: value for key, value in known.get(self.path.name, {}).items() if key in KEYS}
+        stored = {} if self.exists or not self.config.store else runs_in_store(self.config.store)
+        return self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
 
     def fetch(self) -> None:
         self.run = api.existing_run(self.config)
@@ -134,8 +137,8 @@ class Job:
 
 
 @lru_cache
-def stored(url: str) -> dict[str, dict[str, Any]]:
-    """The runs in a store by name, as they were when this was first asked."""
+def runs_in_store(url: str) -> dict[str, dict[str, Any]]:
+    """Return the runs in a store by name, as of the first call."""
     return {run["name"]: run for run in list_runs(open_store(url))}
 
 
@@ -153,70 +156,73 @@ def batch(
 ) -> Results:
     """Train all `jobs`: a YAML file (see above), a list of configs or of their fields, or one config with `seeds`.
 
-    Runs are called after the batch's `name` (by default the file's), env, algo and seed. A job that fails does not stop
-    the others. Ctrl-C stops them all with a checkpoint; called again, the batch goes on. `on="ray"` or
-    "ray://HOST:PORT" does it on a Ray cluster, each job with so many `cpus` and `gpus`. `on_progress` is told twice a
-    second how all stand, by default a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError`
-    before anything is created if any job cannot be.
+    Run names consist of the batch's `name` (default: the file's), env, algo and seed. A job that fails does not stop
+    the others. Ctrl-C stops all with a checkpoint; call it again to continue. `on="ray"` or "ray://HOST:PORT" trains on
+    a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is called twice a second with the state of all jobs;
+    default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job before
+    anything is created.
     """
-    given: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
+    resources: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
         name = name or folder_name(Path(jobs).stem)
-        listed, engine = of_file(jobs, seeds, name, trust=trust, **given)
+        planned, engine = read_jobs(jobs, seeds, name, trust=trust, **resources)
     else:
         name = name or "batch"
         fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
-        engine = Engine.of({}, **given)
-        listed = planned(fields, seeds, name, engine.on is not None, trust)
-    resolved = check(listed, engine.on is not None)
-    reachable(job.config.store for job in listed)
-    return do_all(listed, resolved, engine, name, on_progress)
+        engine = Engine.of({}, **resources)
+        planned = plan_jobs(fields, seeds, name, engine.on is not None, trust)
+    resolved = check(planned, engine.on is not None)
+    check_stores(job.config.store for job in planned)
+    return run_batch(planned, resolved, engine, name, on_progress)
 
 
-def seen_by_all(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a run that another machine may do. Without a store its folder is this very one, which all machines
-    have to see; with one each machine keeps runs where it likes."""
+def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
+    """Make `runs_dir` absolute if there is no store, for a run that another machine may train.
+
+    Without a store, all machines must see the same folder; with one, each machine has its own runs_dir.
+    """
     runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
     return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
 
 
-def do_all(
-    jobs: Sequence[Kept],
+def run_batch(
+    jobs: Sequence[StoredWork],
     configs: Sequence[RunConfig],
     engine: Engine,
     name: str,
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Do all `jobs` of the batch `name`, of kinds `configs`, which are resolved, where `engine` says."""
+    """Run all `jobs` of the batch `name` on this machine or on `engine`'s cluster; `configs` are resolved."""
     notes = Notes.beside(jobs, name)
     if engine.on is None:
         return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
     from kit.scale.cluster import cluster
 
-    with cluster(engine) as found:
-        return run_all([found.remote(job) for job in jobs], len(jobs), notes, on_progress, unit)
+    with cluster(engine) as ray_cluster:
+        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), notes, on_progress, unit)
 
 
-def of_file(
+def read_jobs(
     path: str | Path,
     seeds: int | Sequence[int] | None = None,
     name: str | None = None,
     elsewhere: bool = False,
     trust: bool = False,
-    **given: Any,
+    **resources: Any,
 ) -> tuple[list[Job], Engine]:
-    """The runs that a YAML file asks for, and where, if not `given`. Raises `UserError`."""
+    """Read a YAML file of jobs; `seeds` and `resources` take precedence over the file's. Raises `UserError`."""
     jobs, shared = _read(Path(path))
-    engine = Engine.of(shared, **given)
-    said = shared.pop("seeds", None)
+    engine = Engine.of(shared, **resources)
+    file_seeds = shared.pop("seeds", None)
+    seeds = file_seeds if seeds is None else seeds
     name = name or folder_name(Path(path).stem)
     fields = [mark_source({**shared, **job}, path) for job in jobs]
-    return planned(fields, said if seeds is None else seeds, name, elsewhere or engine.on is not None, trust), engine
+    return plan_jobs(fields, seeds, name, elsewhere or engine.on is not None, trust), engine
 
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Its jobs, and what holds for all of them."""
+    """Return the file's jobs, and the fields for all of them."""
     content = read_yaml(path)
     if isinstance(content, list):
         return content, {}
@@ -224,13 +230,13 @@ def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
         raise UserError(
             f"{path} holds {type(content).__name__}, not jobs; write `jobs:` and a list of RunConfig fields."
         )
-    for what, how in (("sweep", "kit.sweep"), ("notebook", "kit.notebooks")):
-        if what in content:
-            raise UserError(f"{path} holds a {what}; `kit batch {path}` and {how}({str(path)!r}) do what it says.")
-    listed = content.pop("jobs", [{}])
-    if not isinstance(listed, list) or not listed or not all(isinstance(job, dict) for job in listed):
-        raise UserError(f"{path}: jobs={listed!r} is not a list of mappings such as {{algo: PPO}}.")
-    return listed, content
+    for kind, function in (("sweep", "kit.sweep"), ("notebook", "kit.notebooks")):
+        if kind in content:
+            raise UserError(f"{path} holds a {kind}; run it with `kit batch {path}` or {function}({str(path)!r}).")
+    jobs = content.pop("jobs", [{}])
+    if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
+        raise UserError(f"{path}: jobs={jobs!r} is not a list of mappings such as {{algo: PPO}}.")
+    return jobs, content
 
 
 def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -239,50 +245,56 @@ def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
     return job.non_defaults()
 
 
-def planned(
+def plan_jobs(
     jobs: list[dict[str, Any]],
     seeds: int | Sequence[int] | None,
     name: str,
     elsewhere: bool = False,
     trust: bool = False,
 ) -> list[Job]:
-    """The jobs with every seed and a name each; `elsewhere`: for other machines than this one. Raises `UserError`."""
+    """Return the jobs with every seed and a unique name each. Raises `UserError`.
+
+    `elsewhere`: the jobs may run on other machines than this one.
+    """
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         seeds = range(seeds)
     if seeds is not None and (isinstance(seeds, str) or not isinstance(seeds, Sequence) or not seeds):
         raise UserError(f"seeds={seeds!r} is neither a number of seeds nor a list of them.")
     taken: Counter[str] = Counter()
-    found = []
+    planned = []
     for fields in jobs:
         for seed in [{}] if seeds is None else [{"seed": seed} for seed in seeds]:
-            asked = {**fields, **seed}
-            start_from = asked.pop("start_from", None)
-            asked = seen_by_all(asked) if elsewhere else asked
-            config = RunConfig.from_dict(asked)
+            requested = {**fields, **seed}
+            start_from = requested.pop("start_from", None)
+            requested = with_shared_runs_dir(requested) if elsewhere else requested
+            config = RunConfig.from_dict(requested)
             if start_from is not None:
-                config = warm_start(start_from, trust, config.runs_dir, config.algo).make_config(None, asked)
+                config = warm_start(start_from, trust, config.runs_dir, config.algo).make_config(None, requested)
             stem = config.run_name or f"{name}-{config.env}-{config.algo}".lower()
             if config.run_name is None or seed:
                 stem = folder_name(f"{stem}-s{config.seed}")
             taken[stem] += 1
             config = config.replace(run_name=stem if taken[stem] == 1 else f"{stem}-{taken[stem]}")
             permit(config, trust)
-            found.append(Job(config, {**asked, "run_name": config.run_name}, start_from, trust))
-    for job in found:
-        if job.is_there:
+            planned.append(Job(config, {**requested, "run_name": config.run_name}, start_from, trust))
+    for job in planned:
+        if job.exists:
             job.changes()
-    return found
+    return planned
 
 
 def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
-    """Their resolved configs. Raises `UserError` for the first that cannot be trained, here or `elsewhere`."""
+    """Return the resolved configs of `jobs`. Raises `UserError` for the first that cannot be trained.
+
+    `elsewhere`: the jobs may run on other machines, so this machine's GPU is ignored.
+    """
     from kit.trainers.planning import plan
 
     resolved = []
     for job in jobs:
         config = job.config.replace(device="cpu") if elsewhere else job.config
         try:
-            if job.is_there:
+            if job.exists:
                 opened(job.path, job.trust)
             resolved.append(plan(config).config)
         except UserError as error:
@@ -290,25 +302,27 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
     return resolved
 
 
-def reachable(stores: Iterable[str | None]) -> None:
-    """Raises `UserError` for the first store that cannot be used; one that only does not answer is waited for."""
+def check_stores(stores: Iterable[str | None]) -> None:
+    """Raise `UserError` for the first unusable store; a store that does not answer passes, because jobs wait for it."""
     for store in {store: None for store in stores if store is not None}:
         with contextlib.suppress(StoreError):
             open_store(store, write=True)
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """How many of `count` runs, of resolved kinds `configs`, go side by side: `at_once`, or one on a GPU, or what fits.
-    Raises `UserError` for more than there is room."""
+    """Return how many of `count` runs to train side by side: `at_once`, or one on a GPU, or as many as fit.
+
+    `configs` are resolved. Raises `UserError` if `at_once` is more than the cores or the memory allow.
+    """
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     processes = max((config.processes for config in configs), default=1)
-    takes = processes * RUN_BYTES
+    run_bytes = processes * RUN_BYTES
     if at_once is None:
-        on_card = any(config.device != "cpu" for config in configs)
-        return 1 if on_card else max(1, min(count, cores // processes, free // takes))
+        on_gpu = any(config.device != "cpu" for config in configs)
+        return 1 if on_gpu else max(1, min(count, cores // processes, free // run_bytes))
     if isinstance(at_once, bool) or not isinstance(at_once, int) or not 1 <= at_once <= cores:
         raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")
-    if at_once * takes > free:
-        needed = f"needs about {at_once * takes / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
+    if at_once * run_bytes > free:
+        needed = f"needs about {at_once * run_bytes / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
         raise UserError(f"at_once={at_once} {needed}; run fewer side by side.")
     return at_once

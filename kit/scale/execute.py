@@ -1,5 +1,8 @@
-"""The process of one notebook: `python -m kit.scale.execute FOLDER LOCK`. papermill in this process, so that a kernel
-dies with it; every few seconds what is executed goes to the store, and result.json is written last."""
+"""The worker process of one notebook: `python -m kit.scale.execute FOLDER LOCK`.
+
+papermill runs in this process, so the kernel ends with it. The notebook is copied to the store every few seconds, and
+result.json is written last.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,38 @@ from typing import Any
 from kit.format.files import write_atomic
 from kit.runs.status import exit_code
 from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, trained
-from kit.scale.shelf import Shelf
+from kit.scale.store_folder import StoreFolder
 from kit.stores import LeaseHeld
 from kit.stores.redact import one_line, redact
 
 SAVE_S = 5.0
-"""Between two looks at what is executed."""
+"""Seconds between copies of the notebook."""
 
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     os.set_inheritable(int(arguments[1]), False)
-    asked = json.loads((folder / JOB).read_text())
+    job = json.loads((folder / JOB).read_text())
     attempt = secrets.token_hex(4)
-    begun, over = time.time(), threading.Event()
+    started, done = time.time(), threading.Event()
     at = f"{folder.parent.name}/{folder.name}"
-    store = Shelf(asked["store"], folder, at, f"{at}, attempt {attempt}") if asked["store"] else None
-    watching = threading.Thread(target=_watch, args=(folder, over, store), daemon=True)
-    watching.start()
-    state, message = _execute(folder, asked)
-    over.set()
-    watching.join()
-    _look(folder)
-    result = {"state": state, "message": message, "attempt": attempt, "seconds": round(time.time() - begun, 1)}
+    store = StoreFolder(job["store"], folder, at, f"{at}, attempt {attempt}") if job["store"] else None
+    watcher = threading.Thread(target=_watch, args=(folder, done, store), daemon=True)
+    watcher.start()
+    state, message = _execute(folder, job)
+    done.set()
+    watcher.join()
+    _write_progress(folder)
+    result = {"state": state, "message": message, "attempt": attempt, "seconds": round(time.time() - started, 1)}
     return _end(folder, result, store)
 
 
-def _execute(folder: Path, asked: dict[str, Any]) -> tuple[str, str]:
-    """How it ended, and why: as the exception says or the run, never as the notebook's own metadata do."""
+def _execute(folder: Path, job: dict[str, Any]) -> tuple[str, str]:
+    """Execute the notebook; return its state and message, from the exception or the run, never from its metadata."""
     import papermill
 
-    os.environ["KIT_GO_ON"] = "1"  # what it trains goes on where it is
-    parameters = asked["parameters"]
+    os.environ["KIT_GO_ON"] = "1"  # a run that exists is resumed
+    parameters = job["parameters"]
     try:
         papermill.execute_notebook(
             folder / SOURCE, folder / NOTEBOOK, parameters, progress_bar=False, autosave_cell_every=int(SAVE_S)
@@ -62,31 +65,32 @@ def _execute(folder: Path, asked: dict[str, Any]) -> tuple[str, str]:
     return "finished", ""
 
 
-def _watch(folder: Path, over: threading.Event, store: Shelf | None) -> None:
-    while not over.wait(SAVE_S):
-        _look(folder)
+def _watch(folder: Path, done: threading.Event, store: StoreFolder | None) -> None:
+    """Write the progress and copy the notebook to the store every `SAVE_S` until `done`."""
+    while not done.wait(SAVE_S):
+        _write_progress(folder)
         if store is not None:
-            with contextlib.suppress(LeaseHeld):  # said at the end
+            with contextlib.suppress(LeaseHeld):  # reported by `finish`
                 store.put(NOTEBOOK)
 
 
-def _look(folder: Path) -> None:
-    """Note how many cells are done."""
+def _write_progress(folder: Path) -> None:
+    """Write the number of executed cells to progress.json."""
     try:
         cells = json.loads((folder / NOTEBOOK).read_text())["cells"]
-    except (OSError, ValueError):  # it is being written
+    except (OSError, ValueError):  # papermill is writing it
         return
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     done = sum(cell["execution_count"] is not None for cell in code)
     write_atomic(folder / PROGRESS, json.dumps({"cells_done": done, "cells": len(code)}), durable=False)
 
 
-def _end(folder: Path, result: dict[str, Any], store: Shelf | None) -> int:
-    """The notebook to the store, then the result there and here."""
+def _end(folder: Path, result: dict[str, Any], store: StoreFolder | None) -> int:
+    """Copy the notebook and the result to the store, then write the result here; return the exit code."""
     if store is not None:
         files = {NOTEBOOK: (folder / NOTEBOOK).read_bytes()} if (folder / NOTEBOOK).exists() else {}
-        if trouble := store.finish({**files, RESULT: json.dumps(result, indent=1).encode()}):
-            result = {**result, "state": "failed", "message": trouble}
+        if error := store.finish({**files, RESULT: json.dumps(result, indent=1).encode()}):
+            result = {**result, "state": "failed", "message": error}
     write_atomic(folder / RESULT, json.dumps(result, indent=1))
     return exit_code(result["state"])
 

@@ -1,14 +1,14 @@
-"""Notebooks in bulk: one notebook, many parameters, each execution in a process of its own.
+"""Bulk execution of a notebook with many parameters by papermill, each execution in its own process.
 
     notebook: notebooks/01_train.ipynb
     parameters: {total_steps: 50000}        # for all
     grid: {env: [Reach, Ant], seed: [0, 1, 2]}    # every combination; or `jobs:`, a list of parameters
-    store: hf://you/notebooks               # also lands there, while it is executed and at the end
+    store: hf://you/notebooks               # notebooks are copied there during execution and at the end
     at_once: 2
 
-Job `bulk-reach-s0` of bulk.yaml lies in `runs/bulk.notebooks/bulk-reach-s0`: notebook.ipynb as far as it is executed,
-worker.log, and result.json, which is written last. What a notebook trains goes on from its run directory or its store
-when the job is started again.
+Job `bulk-reach-s0` of bulk.yaml has the folder `runs/bulk.notebooks/bulk-reach-s0`: notebook.ipynb as far as it is
+executed, worker.log, and result.json, which is written last. If the job is started again, the run that its notebook
+trains resumes from its run directory or its store.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from kit.format.manifest import parse_json
 from kit.machine import settings
 from kit.runs import directory
 from kit.runs.run import Run
-from kit.scale.batch import do_all, reachable, seen_by_all
+from kit.scale.batch import check_stores, run_batch, with_shared_runs_dir
 from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
 STARTS = 3
-"""How often a job whose process was killed is begun."""
+"""Maximum number of starts of a job whose process is killed."""
 SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir")
 JOB, SOURCE, NOTEBOOK = "job.json", "source.ipynb", "notebook.ipynb"
 RESULT, PROGRESS = "result.json", "progress.json"
 
 
 def trained(parameters: Mapping[str, Any]) -> Run | None:
-    """What a notebook with these parameters trains, once that is there."""
+    """Return the run that a notebook with these parameters trains; None until its run directory exists."""
     path = Path(str(parameters.get("runs_dir", "runs"))) / str(parameters.get("run_name"))
     return Run(path) if (path / "config.yaml").is_file() else None
 
 
 @dataclass
 class NotebookJob:
-    """One execution."""
+    """One execution of a notebook."""
 
     path: Path
-    """Its folder."""
+    """The job's folder."""
     source: str
-    """The notebook, as it is written."""
+    """The notebook's JSON."""
     parameters: dict[str, Any]
     store: str | None
     starts: int = 0
@@ -72,17 +72,17 @@ class NotebookJob:
         return trained(self.parameters)
 
     @property
-    def shelf(self) -> str:
-        """Its folder in the store."""
+    def store_path(self) -> str:
+        """The job's folder in the store."""
         return f"{self.path.parent.name}/{self.name}"
 
     @property
     def result(self) -> dict[str, Any] | None:
-        found = read_json(self.path / RESULT)
-        return found if isinstance(found, dict) else None
+        result = read_json(self.path / RESULT)
+        return result if isinstance(result, dict) else None
 
     def start(self, threads: int, gpu_share: int) -> None:
-        """Unless it is done with, or at work already."""
+        """Start the worker process, unless the job is running or has a result here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":
             self.fetch()
@@ -100,9 +100,9 @@ class NotebookJob:
             )  # fmt: skip
 
     def stored(self) -> dict[str, Any] | None:
-        """The result that an attempt elsewhere left in the store."""
-        found = open_store(self.store).read_or_none(f"{self.shelf}/{RESULT}") if self.store else None
-        return None if found is None else parse_json(found, RESULT)
+        """Return the result in the store, from an execution on another machine; None without one."""
+        content = open_store(self.store).read_or_none(f"{self.store_path}/{RESULT}") if self.store else None
+        return None if content is None else parse_json(content, RESULT)
 
     def look(self) -> dict[str, Any]:
         stored = self.stored() if self.result is None and not self.is_working() else None
@@ -111,7 +111,7 @@ class NotebookJob:
     def fetch(self) -> None:
         if self.store and self.result is None and (stored := self.stored()) is not None:
             self.path.mkdir(parents=True, exist_ok=True)
-            open_store(self.store).get(f"{self.shelf}/{NOTEBOOK}", self.path / NOTEBOOK)
+            open_store(self.store).get(f"{self.store_path}/{NOTEBOOK}", self.path / NOTEBOOK)
             write_atomic(self.path / RESULT, json.dumps(stored, indent=1))
 
     def is_working(self) -> bool:
@@ -119,16 +119,16 @@ class NotebookJob:
             self._process.poll()  # so that no zombie is left
         return (self.path / ".lock").exists() and directory.is_locked(self.path)
 
-    def again(self) -> bool:
-        """Whether its process went without a word, and it is to be begun once more."""
+    def should_restart(self) -> bool:
+        """Return whether the process ended without a result and the job may be started again."""
         return self.result is None and self.starts < STARTS
 
     def held_for(self) -> float:
-        return lease.held_for(self.store, self.shelf, self.path)
+        return lease.held_for(self.store, self.store_path, self.path)
 
     def stop(self) -> None:
         if (run := self.run) is not None and run.is_working():
-            run.stop()  # the notebook sees that and ends
+            run.stop()  # the notebook waits for the run and then ends
 
     def wait(self, seconds: float) -> None:
         if self._process is not None:
@@ -141,11 +141,11 @@ class NotebookJob:
         if not done and self.starts >= STARTS and state == "waiting":
             state, done = "failed", {"message": f"its process was killed {self.starts} times; see worker.log"}
         run = self.run
-        now = run.status() if run is not None else {}
+        status = run.status() if run is not None else {}
         cells = {"step": progress.get("cells_done", 0), "total_steps": progress.get("cells", 1)}
         message = self.error or (done or {}).get("message", "") or self.note
-        reached = {name: now.get(name) for name in ("success_rate", "mean_return")}
-        return {**dict.fromkeys(KEYS), "name": self.name, "state": state, **cells, **reached, "message": message}
+        scores = {name: status.get(name) for name in ("success_rate", "mean_return")}
+        return {**dict.fromkeys(KEYS), "name": self.name, "state": state, **cells, **scores, "message": message}
 
 
 def notebooks(
@@ -157,65 +157,67 @@ def notebooks(
     gpus: float | None = None,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Execute what the YAML file at `path` says (see above), here or `on` a cluster as `kit.batch` does; called again,
-    go on. Raises `UserError` before anything is begun, also for a parameter that the notebook does not have."""
-    jobs, engine = planned(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
-    reachable(job.store for job in jobs)
-    return do_all(jobs, [], engine, folder_name(Path(path).stem), on_progress, unit="cell")
+    """Execute the notebooks of the YAML file at `path` (see above), here or `on` a cluster as `kit.batch` does.
+
+    Call it again to continue. Raises `UserError` before anything starts, also for a parameter that the notebook lacks.
+    """
+    jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
+    check_stores(job.store for job in jobs)
+    return run_batch(jobs, [], engine, folder_name(Path(path).stem), on_progress, unit="cell")
 
 
-def planned(path: Path, **given: Any) -> tuple[list[NotebookJob], Engine]:
-    """The jobs that a file asks for, and where, if not `given`. Raises `UserError`."""
+def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
+    """Read the jobs of a file; `resources` take precedence over the file's. Raises `UserError`."""
     papermill: Any = need("papermill", "notebook")
 
     content = read_yaml(path)
     if not isinstance(content, dict) or not isinstance(content.get("notebook"), str):
         raise UserError(f"{path} has no `notebook:` with the path of one; see `kit.scale.notebooks`.")
-    engine = Engine.of(content, **given)
-    content = seen_by_all(content) if engine.on else content
+    engine = Engine.of(content, **resources)
+    content = with_shared_runs_dir(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     notebook, stem = Path(content["notebook"]), folder_name(path.stem)
     if not notebook.is_file():
         raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from here.")
     try:
-        known = papermill.inspect_notebook(notebook)
+        defaults = papermill.inspect_notebook(notebook)
     except ValueError as error:
         raise UserError(f"{path}: {notebook} cannot be executed ({error}); open it in Jupyter and save it.") from None
     shared: dict[str, Any] = content.get("parameters") or {}
     grid: dict[str, list[Any]] = content.get("grid") or {}
-    listed: list[dict[str, Any]] = content.get("jobs") or [{}]
-    mappings = [shared, grid, *listed] if isinstance(listed, list) else [None]
+    job_entries: list[dict[str, Any]] = content.get("jobs") or [{}]
+    mappings = [shared, grid, *job_entries] if isinstance(job_entries, list) else [None]
     if not all(isinstance(entry, dict) for entry in mappings) or not all(isinstance(v, list) for v in grid.values()):
         raise UserError(
-            f"{path}: parameters and grid are mappings, jobs a list of them, and of a grid each value is a list to "
-            "choose from."
+            f"{path}: `parameters` and `grid` must be mappings, `jobs` a list of mappings, and each value of `grid` a "
+            "list."
         )
     folder = Path(content.get("runs_dir", "runs")) / f"{stem}.notebooks"
     store = content.get("store")
     jobs, taken = list[NotebookJob](), Counter[str]()
-    for job in listed:
-        for chosen in itertools.product(*grid.values()):
-            own = {**job, **dict(zip(grid, chosen, strict=True))}
+    for entry in job_entries:
+        for values in itertools.product(*grid.values()):
+            own = {**entry, **dict(zip(grid, values, strict=True))}
             parameters = {**shared, **own}
-            for name in parameters.keys() - known.keys():
-                valid = ", ".join(known)
+            for name in parameters.keys() - defaults.keys():
+                valid = ", ".join(defaults)
                 raise UserError(
                     f"{path}: {name}={parameters[name]!r} is not a parameter of {notebook}; it has {valid}."
                 )
-            said = [f"s{value}" if name == "seed" else str(value) for name, value in own.items()]
-            name = folder_name("-".join([stem, *said])).strip("-").lower()[:80]
+            words = [f"s{value}" if name == "seed" else str(value) for name, value in own.items()]
+            name = folder_name("-".join([stem, *words])).strip("-").lower()[:80]
             taken[name] += 1
             name = name if taken[name] == 1 else f"{name}-{taken[name]}"
-            given = {"run_name": name, "runs_dir": str(content.get("runs_dir", "runs"))}
-            parameters |= {key: value for key, value in given.items() if key in known and key not in parameters}
+            run_fields = {"run_name": name, "runs_dir": str(content.get("runs_dir", "runs"))}
+            parameters |= {key: value for key, value in run_fields.items() if key in defaults and key not in parameters}
             jobs.append(NotebookJob(folder / name, notebook.read_text(), parameters, store))
     return jobs, engine
 
 
 def retry(path: str | Path) -> list[str]:
-    """Forget how the failed jobs of a file ended, so that they are begun again; their names."""
-    failed = [job for job in planned(Path(path))[0] if job.row()["state"] == "failed" and not job.is_working()]
+    """Delete the results of a file's failed jobs, so that they start again; return their names."""
+    failed = [job for job in plan_jobs(Path(path))[0] if job.row()["state"] == "failed" and not job.is_working()]
     for job in failed:
         (job.path / RESULT).unlink(missing_ok=True)
     return [job.name for job in failed]

@@ -1,4 +1,4 @@
-"""Jobs side by side: what a job is to whoever does many of them, and doing them on one machine."""
+"""Jobs of a batch: their interface, and a loop that runs many side by side on this machine."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 STOPPING_S = 120.0
 HELD_S = 30.0
-"""Between two looks at whether another machine still has a job."""
+"""Seconds between checks whether another machine still holds a job's lease."""
 AGAIN_S, PATIENCE_S = 5.0, 300.0
-"""Between two tries at a store that does not answer; after which its jobs count as failed."""
+"""Seconds between retries of a store that does not answer, and seconds after which its jobs count as failed."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Where jobs are done: on this machine, `at_once` of them side by side, or, with `on` ("ray" or "ray://HOST:PORT"),
-    on a cluster, where each gets so many cores and cards or a part of one."""
+    """Where jobs run: on this machine, `at_once` side by side, or on the Ray cluster `on` ("ray", "ray://HOST:PORT").
+
+    `cpus` and `gpus` are the resources per job on a cluster; `gpus` may be a fraction.
+    """
 
     at_once: int | None = None
     on: str | None = None
@@ -51,32 +53,37 @@ class Engine:
                 raise UserError(f"{name}={value!r} must be a number of at least {least:g}.")
 
     @classmethod
-    def of(cls, content: dict[str, Any], **given: Any) -> Engine:
-        """What a file says, which is taken out of it, and `given`, where that is not None, instead."""
-        said = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
-        return cls(**{**said, **{name: value for name, value in given.items() if value is not None}})
+    def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
+        """Take the engine's fields out of a file's `content`; `resources` that are not None take precedence."""
+        in_file = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
+        return cls(**{**in_file, **{name: value for name, value in resources.items() if value is not None}})
 
 
 class Work(Protocol):
-    """What a batch does: a run, or whatever else is a process that can be begun again. `error` says why it cannot be,
-    `note` what it waits for, `held_for` for how many seconds another machine still has it."""
+    """Job interface: a run, or any other process that can be started again.
+
+    `should_restart`: whether its process was killed and must be started again; `held_for`: seconds for which another
+    machine still holds its lease; `row`: its state, with `KEYS`.
+    """
 
     error: str
+    """Why the job could not start."""
     note: str
+    """What the job waits for."""
 
     @property
     def run(self) -> Run | None: ...
     def start(self, threads: int, gpu_share: int) -> None: ...
     def is_working(self) -> bool: ...
-    def again(self) -> bool: ...
+    def should_restart(self) -> bool: ...
     def held_for(self) -> float: ...
     def stop(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
     def row(self) -> dict[str, Any]: ...
 
 
-class Kept(Work, Protocol):
-    """Such work as a file asks for. `look` says how it stands, here or in its store; `fetch` brings it from there."""
+class StoredWork(Work, Protocol):
+    """Job with a folder here and in its store: `look` returns its state from either, `fetch` downloads it."""
 
     @property
     def path(self) -> Path: ...
@@ -85,24 +92,28 @@ class Kept(Work, Protocol):
 
 
 @dataclass
-class Patience:
-    """Begins a job as soon as it can be: when no other machine has it any more, and its store answers. Until then the
-    job's note says what it waits for, and since when."""
+class Starter:
+    """Starts a job as soon as no other machine holds it and its store answers; until then the job's note says why."""
 
     _next: float = 0.0
-    _trouble: float | None = None
-    """Since when the store does not answer."""
-    _what: str = ""
+    """Monotonic time of the next attempt."""
+    _unanswered: float | None = None
+    """Monotonic time since which the store has not answered."""
+    _reason: str = ""
     _since: float = 0.0
-    """Unix seconds."""
+    """Unix seconds since when `_reason` holds."""
 
-    def wait(self, job: Work, what: str, details: str) -> None:
-        if what != self._what:
-            self._what, self._since = what, time.time()
-        job.note = since(f"{what} ({details})", self._since)
+    def wait(self, job: Work, reason: str, details: str) -> None:
+        """Write the reason for waiting, and since when it holds, into the job's note."""
+        if reason != self._reason:
+            self._reason, self._since = reason, time.time()
+        job.note = since(f"{reason} ({details})", self._since)
 
     def begin(self, job: Work, threads: int, gpu_share: int) -> bool:
-        """Whether it was begun; ask again soon. Raises what `job.start` does, and the store's error in the end."""
+        """Try to start the job; return whether it was started. Call again soon if not.
+
+        Raises the errors of `job.start`, and the store's error after `PATIENCE_S`.
+        """
         now = time.monotonic()
         if now < self._next:
             return False
@@ -114,10 +125,10 @@ class Patience:
                 job.note = ""
             else:
                 self.wait(job, "another machine has it", f"until {utc(time.time() + held_s)} unless it renews")
-            self._trouble = None
+            self._unanswered = None
         except (StoreError, Unusable) as error:
-            self._trouble = now if self._trouble is None else self._trouble
-            if now - self._trouble > PATIENCE_S:
+            self._unanswered = now if self._unanswered is None else self._unanswered
+            if now - self._unanswered > PATIENCE_S:
                 raise
             self.wait(job, "its store does not answer", str(error).rstrip("."))
             pause_s = AGAIN_S
@@ -126,7 +137,7 @@ class Patience:
 
 
 class Results(list[dict[str, Any]]):
-    """One row of `KEYS` for each job, in their order."""
+    """A row with `KEYS` for each job, in the jobs' order; `runs` holds the runs that have started."""
 
     def __init__(self, jobs: Sequence[Work], rows: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__([job.row() for job in jobs] if rows is None else rows)
@@ -138,11 +149,12 @@ class Results(list[dict[str, Any]]):
         return pd.DataFrame(self)
 
     def of(self, state: str) -> int:
-        """How many are in it."""
+        """Return the number of jobs in `state`."""
         return sum(row["state"] == state for row in self)
 
 
 def since(reason: str, moment: float) -> str:
+    """Append a start time in UTC to a reason; `moment` in unix seconds."""
     return f"{reason}, since {utc(moment)}"
 
 
@@ -151,29 +163,29 @@ def utc(moment: float) -> str:
 
 
 class Notes:
-    """What jobs wait for, in a file for other processes; it holds while the process is there that wrote it."""
+    """File that tells other processes what jobs wait for; valid while the process that wrote it exists."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, dict[str, str]()
 
     @classmethod
-    def beside(cls, jobs: Sequence[Kept], name: str) -> Notes:
-        """Those of the batch `name`."""
+    def beside(cls, jobs: Sequence[StoredWork], name: str) -> Notes:
+        """Return the notes of the batch `name`, in the folder of its runs."""
         return cls(jobs[0].path.parent / f".{name}.waiting.json")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         waiting = {row["name"]: row["message"] for row in rows if row["state"] == "waiting" and row["message"]}
         if waiting != self._written:
-            with contextlib.suppress(OSError):  # then nobody else sees it
+            with contextlib.suppress(OSError):  # then other processes do not see the notes
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(self._path, json.dumps({"process": _process(os.getpid()), "waiting": waiting}), False)
                 self._written = waiting
 
     def read(self) -> dict[str, str]:
-        """Name -> note."""
-        found = read_json(self._path, {})
-        process = found.get("process") or {"pid": 0}
-        return found["waiting"] if process == _process(process["pid"]) else {}
+        """Return job name -> note."""
+        content = read_json(self._path, {})
+        process = content.get("process") or {"pid": 0}
+        return content["waiting"] if process == _process(process["pid"]) else {}
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -181,7 +193,7 @@ class Notes:
 
 
 def _process(pid: int) -> dict[str, Any] | None:
-    """What tells this machine's process `pid` from others, before and after it; None if there is none."""
+    """Identify this machine's process `pid` uniquely over time; None if it does not exist."""
     try:
         return {"pid": pid, "host": socket.gethostname(), "created": psutil.Process(pid).create_time()}
     except psutil.Error:
@@ -195,13 +207,13 @@ def run_all(
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Do all `jobs`, so many side by side. `on_progress` is told twice a second how all stand, by default a bar."""
+    """Run all `jobs`, `at_once` side by side; call `on_progress` twice a second (default: show a progress bar)."""
     if on_progress is None:
-        with _bar(unit) as tell:
-            return run_all(jobs, at_once, notes, tell)
+        with _bar(unit) as show:
+            return run_all(jobs, at_once, notes, show)
     threads = max(1, limits.usable_cores() // at_once)
     waiting, working = deque(jobs), list[Work]()
-    patience = {id(job): Patience() for job in jobs}
+    starters = {id(job): Starter() for job in jobs}
     try:
         while waiting or working:
             for _ in range(len(waiting)):
@@ -209,16 +221,16 @@ def run_all(
                     break
                 job = waiting.popleft()
                 try:
-                    if not patience[id(job)].begin(job, threads, at_once):
+                    if not starters[id(job)].begin(job, threads, at_once):
                         waiting.append(job)
                         continue
-                except Exception as error:  # whatever it is, the other jobs go on
+                except Exception as error:  # a job that fails does not stop the others
                     job.error = str(error) or type(error).__name__
                 working += [job] if job.is_working() else []
             if len(working) == at_once:
                 for job in waiting:
-                    if not job.note:  # nothing else that keeps it
-                        patience[id(job)].wait(job, "no slot is free", f"{at_once} at work")
+                    if not job.note:  # no other reason to wait
+                        starters[id(job)].wait(job, "no slot is free", f"{at_once} at work")
             results = Results(jobs)
             notes.write(results)
             on_progress(results)
@@ -226,7 +238,7 @@ def run_all(
                 time.sleep(POLL_S)
             ended = [job for job in working if not job.is_working()]
             working = [job for job in working if job not in ended]
-            waiting.extend(job for job in ended if job.again())
+            waiting.extend(job for job in ended if job.should_restart())
     except KeyboardInterrupt:
         for job in working:
             job.stop()
@@ -242,17 +254,17 @@ def run_all(
 
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
-    """A progress bar over all steps, or cells, of all jobs, in a notebook or a terminal."""
+    """Progress bar over all steps (or cells) of all jobs, in a notebook or a terminal."""
     with progress_bar(unit=unit, unit_scale=True) as shown:
 
-        def tell(now: Results) -> None:
+        def show(now: Results) -> None:
             done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))
-            said = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
-            said += f", {failed} failed" if failed else ""
+            text = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
+            text += f", {failed} failed" if failed else ""
             notes = Counter(row["message"] for row in now if row["state"] == "waiting" and row["message"])
-            said += "".join(f"; {count} waiting: {note}" for note, count in notes.most_common(2))
+            text += "".join(f"; {count} waiting: {note}" for note, count in notes.most_common(2))
             shown.total = sum(row["total_steps"] for row in now)
-            shown.set_description_str(said, refresh=False)
+            shown.set_description_str(text, refresh=False)
             shown.update(sum(min(row["step"], row["total_steps"]) for row in now) - shown.n)
 
-        yield tell
+        yield show

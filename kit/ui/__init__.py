@@ -1,4 +1,4 @@
-"""Panels, dashboards and players for notebooks. Nothing else in kit imports this room."""
+"""Panels, dashboards, reports and video players for notebooks. Nothing else in kit imports this package."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from kit.ui.videos import video
 
 
 def __getattr__(name: str) -> Any:
-    """`view` on first use: it brings torch."""
+    """Import `view` on first use, because it imports torch."""
     if name == "view":
         from kit.ui.viewing import view
 

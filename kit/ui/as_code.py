@@ -1,4 +1,4 @@
-"""A config in the forms in which it can be written elsewhere."""
+"""A config as code: YAML, a shell command, Python, and a papermill command."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 
 
 def as_code(config: RunConfig) -> dict[str, str]:
-    """What differs from the defaults, as YAML, shell, Python and papermill; and every value that will be used here."""
-    said = config.non_defaults()
-    flags = [f"--{name.replace('_', '-')} {shlex.quote(spelled(value))}" for name, value in said.items()]
-    given = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in said.items()]
+    """Return title -> text: the non-default fields in four forms, and every resolved value for this machine."""
+    changed = config.non_defaults()
+    flags = [f"--{name.replace('_', '-')} {shlex.quote(spelled(value))}" for name, value in changed.items()]
+    parameters = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in changed.items()]
     return {
-        "YAML, for kit train FILE": yaml.safe_dump(said, sort_keys=False).strip(),
+        "YAML, for kit train FILE": yaml.safe_dump(changed, sort_keys=False).strip(),
         "Shell": " ".join(["kit train", *flags]),
-        "Python": f"kit.launch({', '.join(f'{name}={value!r}' for name, value in said.items())})",
-        "Papermill": " ".join([f"papermill {NOTEBOOK} out.ipynb", *given]),
+        "Python": f"kit.launch({', '.join(f'{name}={value!r}' for name, value in changed.items())})",
+        "Papermill (executes a notebook from the command line)": " ".join(
+            [f"papermill {NOTEBOOK} out.ipynb", *parameters]
+        ),
         "Every value that will be used on this machine": resolve(config).to_yaml().strip(),
     }
 
 
 def page(config: RunConfig) -> style.Page:
-    """The same to copy from: a click marks the whole of a box."""
+    """Show `as_code` in boxes to copy from; a click selects a whole box."""
     texts = as_code(config)
     box = "<p class='kit-note'>{}</p><pre class='kit-code'>{}</pre>"
     return style.Page(

@@ -1,6 +1,6 @@
-"""A line chart as SVG text: about a millisecond to draw, so that watching a training does not slow it down.
+"""A live line chart as SVG text. Drawing takes about a millisecond, so watching a run does not slow it down.
 
-It takes the page's text colour, so it is readable on light and dark themes. `kit.ui.plots` makes figures to keep.
+Its text has the page's colour, readable on light and dark themes. `kit.ui.plots` makes figures to keep.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAX_POINTS = 300
 
 
 def chart(curve: Curve, total_steps: int) -> str:
-    """SVG of `curve` over the steps from 0 to its end, or to `total_steps` while it has no points."""
-    seen, played = thinned(curve.training), thinned(curve.evaluation)
-    lines = [("train", 188, style.BLUE, seen), ("eval", 240, style.ORANGE, played)]
-    steps, values = np.concatenate([seen, played]).T
+    """Draw `curve` as SVG over the steps from 0 to its last point, or to `total_steps` while it has no points."""
+    training, evaluation = thinned(curve.training), thinned(curve.evaluation)
+    lines = [("train", 188, style.BLUE, training), ("eval", 240, style.ORANGE, evaluation)]
+    steps, values = np.concatenate([training, evaluation]).T
     x_max = steps.max(initial=0) or total_steps
     low, high = 0.0, 1.0
     if len(values) and not curve.percent:
@@ -47,7 +47,7 @@ def chart(curve: Curve, total_steps: int) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
         parts.append(f'<polyline points="{path}" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>')
         dots = [(x, y, 3.0) for x, y in drawn] if name == "eval" or len(drawn) == 1 else []
-        if len(seen) and len(played):
+        if len(training) and len(evaluation):
             parts.append(f'<text x="{legend_x + 8}" y="14" opacity=".8">{name}</text>')
             dots.append((legend_x, 10, 3.5))
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}" stroke="none"/>' for x, y, r in dots]
@@ -61,12 +61,12 @@ def chart(curve: Curve, total_steps: int) -> str:
 
 
 def thinned(points: np.ndarray) -> np.ndarray:
-    """Some `MAX_POINTS` of them, counted from the end, so that the newest stays."""
+    """Keep about `MAX_POINTS` points, counted from the end, so that the newest point stays."""
     return points[::-1][:: max(1, len(points) // MAX_POINTS)][::-1]
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between `low` and `high`, some `about` of them."""
+    """Return about `about` round numbers between `low` and `high`."""
     raw = (high - low) / about
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(scale * factor for factor in (1, 2, 2.5, 5, 10) if scale * factor >= raw * 0.999)
@@ -75,7 +75,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def short(steps: float) -> str:
-    """Such as 0, 500, 20k, 1.5M."""
+    """Format a number of steps, such as 0, 500, 20k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if steps >= size:
             return f"{steps / size:g}{letter}"

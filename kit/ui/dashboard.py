@@ -1,4 +1,4 @@
-"""A live view of one run with its buttons. Holds no state of its own: make it again for the same run at any time."""
+"""The dashboard: a live view of one run with its buttons. It holds no state; create it again for a run at any time."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import COLUMNS, Curve
 
 REFRESH_S = 0.5
-SPARING = 20
-"""Curves are drawn again after so many times as long as drawing takes: of a very long run, every few seconds."""
+REDRAW_FACTOR = 20
+"""Curves are redrawn after 20 times the duration of the last drawing: every few seconds for a very long run."""
 
 
 class Dashboard:
-    """State, progress, learning curves and the latest video of a run; Pause, Stop, Checkpoint now.
+    """A run's state, progress, learning curves and latest video, with the buttons Pause, Stop and Checkpoint now.
 
     >>> kit.ui.Dashboard(kit.runs()[0]).show()
 
-    Every button works from a thread of its own, so no click ever waits for another; the panel says what goes wrong.
+    Every button works in its own thread, so no click waits for another. Errors are shown in the panel.
     """
 
     def __init__(self, run: Run | None = None) -> None:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
-        """Called with a run that begins to be watched, that has ended, and that has been filmed then."""
+        """Callbacks, called with the run when watching starts, when the run ends, and when its last video is ready."""
         self._watching: threading.Thread | None = None
-        self._played: list[Path] = []
+        self._shown_videos: list[Path] = []
 
     def show(self) -> Self:
-        """Display it under the running cell. In a notebook with nobody there (papermill), wait for the run."""
+        """Display the dashboard under the running cell. In a notebook executed without a user, wait for the run."""
         if shell_of_notebook() is not None and nobody_there() and self.run is not None:
             follow(self.run)
             return self
@@ -50,16 +50,19 @@ class Dashboard:
 
         self._build(need("ipywidgets", "notebook"))
         shown = self.view._repr_mimebundle_() | {"text/plain": f"{type(self).__name__}: run this cell to see it."}
-        display(shown, raw=True)  # what is left of it in a saved notebook is the sentence
+        display(shown, raw=True)  # a saved notebook keeps only the text/plain sentence
         self._shown()
         return self
 
     def _build(self, w: Any) -> None:
-        """Make `view`, with ipywidgets."""
+        """Build `view` from ipywidgets `w`."""
         self._w = w
-        self.pause_button = self._button("Pause", "pause", "Stand still and keep everything in memory", self._pause)
-        self.stop_button = self._button("Stop", "stop", "Save and end; resume goes on from there", self._stop)
-        self.save_button = self._button("Checkpoint now", "save", "Save at the end of this iteration", self._save)
+        pause = "Pause training; everything stays in memory, and Resume continues at once"
+        stop = "Save a checkpoint and end the process; the run is then interrupted, and Resume continues it"
+        save = "Save a checkpoint at the end of this iteration and continue training"
+        self.pause_button = self._button("Pause", "pause", pause, self._pause)
+        self.stop_button = self._button("Stop", "stop", stop, self._stop)
+        self.save_button = self._button("Checkpoint now", "save", save, self._save)
         self.buttons = w.HBox([self.pause_button, self.stop_button, self.save_button])
         self.buttons.layout.flex_flow = "row wrap"
         css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
@@ -73,7 +76,7 @@ class Dashboard:
             self.attach(self.run)
 
     def attach(self, run: Run) -> None:
-        """Watch `run` from now on, from any thread."""
+        """Watch `run` from now on. May be called from any thread."""
         self.run = run
         self.say("")
         watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
@@ -84,12 +87,12 @@ class Dashboard:
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
 
-    def say(self, sentence: str, bad: bool = False) -> None:
-        """One sentence under the figures."""
-        self._message.value = style.wrap(style.note(sentence, bad)) if sentence else ""
+    def say(self, message: str, bad: bool = False) -> None:
+        """Show one sentence under the values of the run, in red if `bad`."""
+        self._message.value = style.wrap(style.note(message, bad)) if message else ""
 
-    def do(self, work: Callable[[], object], sentence: str = "") -> None:
-        """Run `work` in a thread of its own and show what goes wrong."""
+    def do(self, work: Callable[[], object], message: str = "") -> None:
+        """Run `work` in its own thread, show `message` meanwhile, and show the error if it fails."""
 
         def guarded() -> None:
             try:
@@ -100,70 +103,71 @@ class Dashboard:
                     self._draw_buttons(self.run.status()["state"])
                 self._changed()
 
-        self.say(sentence)
+        self.say(message)
         threading.Thread(target=guarded, name="button", daemon=True).start()
 
     def _changed(self) -> None:
-        """The run has begun, or could not, or its process is gone."""
+        """Hook: the run has started, failed to start, or ended."""
 
     def _end(self, run: Run) -> None:
-        """The run's process is gone, and all that can be shown is shown."""
+        """Hook: the run's process has ended and everything is shown."""
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
-        """The status that is shown is `now`."""
+        """Hook: the status `now` has been drawn."""
 
     # -- watching --------------------------------------------------------------------------------------------------
 
     def _watch(self, run: Run) -> None:
-        """Redraw until the run's process has ended; one that is done gets a last video."""
-        filming, rows, draw_next = videos.Filming(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
-        kin = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
+        """Redraw until the run's process has ended; record a last video of a finished run."""
+        recorder, rows, draw_next = videos.Recorder(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
+        family = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
-            self._tell_others(run)
+            self._call_on_change(run)
             self._changed()
             working = True
             while working and self.run is run:
                 now = run.status()
                 working = run.is_working(now)
                 left = session_left_s(run, now) if working else None
-                self._head.value = style.wrap(style.head(run.name, now | kin | {"session_left_s": left}))
+                self._head.value = style.wrap(style.head(run.name, now | family | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
                 self._redrawn(run, now)
-                begun = time.monotonic()
-                if (begun >= draw_next or not working) and (rows.read() or not draw_next):
+                started = time.monotonic()
+                if (started >= draw_next or not working) and (rows.read() or not draw_next):
                     self._curves.value = charts(rows.rows, now["total_steps"])
-                    draw_next = begun + SPARING * (time.monotonic() - begun)
-                filming.poll(now)
-                self._play(run)
+                    draw_next = started + REDRAW_FACTOR * (time.monotonic() - started)
+                recorder.poll(now)
+                self._show_video(run)
                 if working:
                     time.sleep(REFRESH_S)
             if self.run is run:
-                filming.close()
+                recorder.close()
                 self.say("")
                 self._changed()
-                self._tell_others(run)
-                if now["state"] == "finished" and videos.wanted(run):
-                    self.say("Filming the policy…")
-                    self.say(videos.finish(run), bad=True)
-                    self._play(run)
-                    self._tell_others(run)
+                self._call_on_change(run)
+                if now["state"] == "finished" and videos.missing_video(run):
+                    self.say("Recording a video of the policy…")
+                    self.say(videos.record_last(run), bad=True)
+                    self._show_video(run)
+                    self._call_on_change(run)
                 self._end(run)
         except Exception as error:
-            self.say(f"The display stopped ({type(error).__name__}: {error}); the run does not depend on it.", bad=True)
+            message = f"The display stopped ({type(error).__name__}: {error}); this does not affect the run."
+            self.say(message, bad=True)
         finally:
-            filming.close()
+            recorder.close()
 
-    def _tell_others(self, run: Run) -> None:
-        for tell in self.on_change:
-            tell(run)
+    def _call_on_change(self, run: Run) -> None:
+        for callback in self.on_change:
+            callback(run)
 
-    def _play(self, run: Run) -> None:
-        """Show the newest video, unless it is shown already."""
+    def _show_video(self, run: Run) -> None:
+        """Show the run's newest video unless it is already shown."""
         newest = run.videos[-1:]
-        if newest != self._played:
+        if newest != self._shown_videos:
             with contextlib.suppress(OSError):
                 self._video.value = style.wrap(*(videos.tag(path, videos.caption(path), 210) for path in newest))
-                self._played = newest
+                self._shown_videos = newest
 
     def _draw_buttons(self, state: str) -> None:
         resumable = state in ("interrupted", "failed")
@@ -184,7 +188,7 @@ class Dashboard:
         elif now["state"] == "paused":
             run.unpause()
         elif not run.is_working(now):
-            self.say("Going on from the last checkpoint…")
+            self.say("Resuming from the last checkpoint…")
             self.attach(resume(run.path, background=True))
             return
         self.say("")
@@ -194,14 +198,14 @@ class Dashboard:
         run.stop()
 
     def _save(self, run: Run) -> None:
-        asked = time.time()
+        requested_at = time.time()
         self.say("Saving at the end of this iteration…")
         run.checkpoint()
 
-        def is_over(now: dict[str, Any]) -> bool:
-            return (now["checkpoint"] or {"time": 0})["time"] >= asked or not run.is_working(now)
+        def is_done(now: dict[str, Any]) -> bool:
+            return (now["checkpoint"] or {"time": 0})["time"] >= requested_at or not run.is_working(now)
 
-        saved = run.wait(60, until=is_over)["checkpoint"]
+        saved = run.wait(60, until=is_done)["checkpoint"]
         self.say(f"Saved step {saved['step']:,}." if saved else "")
 
     def _button(self, label: str, icon: str, tooltip: str, action: Callable[[Run], None]) -> Any:
@@ -211,7 +215,7 @@ class Dashboard:
 
         def pressed(_: Any) -> None:
             if self.run is not None:
-                button.disabled = True  # answers the click at once; the next redraw says what can be pressed
+                button.disabled = True  # immediate feedback; the next redraw enables the buttons that apply
                 self.do(partial(action, self.run))
 
         button.on_click(pressed)
@@ -224,7 +228,7 @@ class Dashboard:
 
 
 def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
-    """Until `session_limit` ends this session, or None without a limit."""
+    """Return the seconds until `session_limit` ends this session, or None without a limit."""
     limit = run.config.session_limit
     if limit is None or not now["started"]:
         return None
@@ -232,5 +236,5 @@ def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
 
 
 def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
-    """The live charts: success rate where the task has one, and mean return."""
+    """Live charts as HTML: success rate (if the task has one) and mean return."""
     return style.wrap(style.flex(f"<div>{chart(curve, total_steps)}</div>" for curve in Curve.of(rows)))

@@ -1,4 +1,4 @@
-"""The fields of RunConfig as a form: one entry each, in three groups; pointing at a name shows its sentence."""
+"""A form for RunConfig: one entry per field, in three groups; the help text shows when pointing at a field's name."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kit.ui.task import sensible_steps
 GROUPS = {
     "Task": ("env", "algo", "preset", "total_steps"),
     "Machine": ("device", "n_envs", "threads", "seed"),
-    "Keeping": ("run_name", "store", "checkpoint_every", "session_limit"),
+    "Saving": ("run_name", "store", "checkpoint_every", "session_limit"),
 }
-"""What is in sight; every other field is under "More"."""
+"""The fields that are always visible, by group; every other field is under "More"."""
 CHOICES = {"algo": ALGOS, "encoder": ENCODERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
-EMPTY = {"env": "Reach, Ant-v5, module:Class", "run_name": "named by time", "store": "this machine only"}
-EMPTY |= {"session_limit": "none"}
-"""What stands in an entry that is left empty."""
+PLACEHOLDERS = {"env": "Reach, Ant-v5, module:Class", "run_name": "env, algo, seed and time"}
+PLACEHOLDERS |= {"store": "none: this machine only", "session_limit": "none", "tracker": "none"}
+"""The grey text in an empty entry: what is used if nothing is typed."""
 
 
 class Form:
-    """Entries for a RunConfig. `read` gives the RunConfig they spell, `on_change` is called after every edit."""
+    """Form entries for a RunConfig: `read` returns the RunConfig; `on_change` is called after every edit."""
 
     def __init__(self, config: RunConfig, on_change: Callable[[], None], dollars_per_hour: float | None = None) -> None:
         self._w = w = need("ipywidgets", "notebook")
@@ -38,7 +38,7 @@ class Form:
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
         self.price = text_entry(
-            w, "dollars per hour", "what this machine costs", placeholder="as last documented",
+            w, "dollars per hour", "price of this machine, for the estimate", placeholder="last documented price",
             value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
         )  # fmt: skip
         self.price.observe(lambda _: on_change(), names="value")
@@ -59,20 +59,20 @@ class Form:
         self.view = w.VBox([w.HBox(columns, layout=w.Layout(flex_flow="row wrap")), fold])
 
     def read(self) -> RunConfig:
-        """The RunConfig of what stands in the form. Raises `UserError` for what cannot be."""
+        """Return the RunConfig in the form. Raises `UserError` for an invalid value."""
         return RunConfig(**{name: RunConfig.from_text(name, entry.value) for name, entry in self.entries.items()})
 
     def read_price(self) -> float | None:
-        """Dollars per hour, None where nothing is said. Raises `UserError`."""
+        """Return the dollars per hour, or None if the entry is empty. Raises `UserError` if it is not a number."""
         text = self.price.value.strip()
         if text and not re.fullmatch(r"\d*\.?\d+", text):
             raise UserError(f"dollars_per_hour={text!r} is not a price; write a number such as 0.79.")
         return float(text) if text else None
 
-    def mark(self, sentence: str) -> None:
-        """Mark the entry that `sentence`, of a `UserError`, names first; none where it is empty."""
-        found = re.match(r"(?:overrides (?:policy_kwargs )?)?(\w+)=", sentence)
-        wrong = found and found[1]
+    def mark(self, message: str) -> None:
+        """Mark the entry that the `UserError` text `message` names first, in red; an empty text marks none."""
+        match = re.match(r"(?:overrides (?:policy_kwargs )?)?(\w+)=", message)
+        wrong = match and match[1]
         for name, entry in [*self.hyper.entries.items(), *self.entries.items(), ("dollars_per_hour", self.price)]:
             (entry.add_class if name == wrong else entry.remove_class)("kit-wrong")
 
@@ -80,7 +80,7 @@ class Form:
         self.entries["overrides"].value = spelled(overrides)
 
     def fill(self, config: RunConfig) -> None:
-        """Spell `config`."""
+        """Write the values of `config` into the entries."""
         for name, entry in self.entries.items():
             text = _spelled(getattr(config, name))
             if name in CHOICES and text not in entry.options:
@@ -88,20 +88,20 @@ class Form:
             entry.value = text
 
     def _suggest(self, change: Any) -> None:
-        """A newly chosen task's own number of steps, where the former one's stood."""
+        """Set the new task's number of steps if the entry still holds the previous task's number."""
         before, after = sensible_steps(change["old"]), sensible_steps(change["new"])
         if after and self.entries["total_steps"].value == spelled(before):
             self.entries["total_steps"].value = spelled(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
-        w, words = self._w, (field.name, field.metadata["help"])
-        if field.name in CHOICES:
-            options = tuple(dict.fromkeys((*CHOICES[field.name], text)))
-            return text_entry(w, *words, kind=w.Dropdown, options=options, value=text)
-        kind = {"kind": w.Combobox, "options": envs.names()} if field.name == "env" else {}
-        return text_entry(w, *words, value=text, placeholder=EMPTY.get(field.name, ""), **kind)
+        w, name, explanation = self._w, field.name, field.metadata["help"]
+        if name in CHOICES:
+            options = tuple(dict.fromkeys((*CHOICES[name], text)))
+            return text_entry(w, name, explanation, kind=w.Dropdown, options=options, value=text)
+        kind = {"kind": w.Combobox, "options": envs.names()} if name == "env" else {}
+        return text_entry(w, name, explanation, value=text, placeholder=PLACEHOLDERS.get(name, ""), **kind)
 
 
 def _spelled(value: Any) -> str:
-    """A field's value; nothing is an empty entry."""
+    """Return a field's value as text; None is an empty text."""
     return "" if value is None else spelled(value)

@@ -1,4 +1,4 @@
-"""Looking at a run from every side: statistics, cameras beside each other, checkpoints beside each other."""
+"""Statistics and videos of a run: evaluation tables, several cameras, failures, checkpoints and runs side by side."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kit.runs.opponents import make_env
 from kit.runs.run import Run
 from kit.runs.video import COLUMNS, View, failures_first
 from kit.ui.style import Page, percent
-from kit.ui.videos import EPISODES, Film, players
+from kit.ui.videos import EPISODES, PolicyVideo, players
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CHECKPOINTS, CAMERAS = 4, 3
-"""Shown beside each other unless asked for others."""
+"""Default number of checkpoints and of cameras side by side."""
 SIZE, SMALL = {1: 480, 2: 400, 3: 288}, 216
-"""Pixels a side, by how many stand beside each other."""
+"""Width and height of each view in pixels, by the number of views side by side; `SMALL` for four or more."""
 
 
 def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run:
-    """A run by name or path; without one, the latest that has a policy. Raises `UserError`."""
+    """Return a run by name or path; by default the latest run that has a policy. Raises `UserError` without one."""
     if isinstance(run, Run):
         return run
     if run is not None:
@@ -39,62 +39,64 @@ def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run
 
 
 def statistics(run: Run, episodes: int = 100) -> pd.DataFrame:
-    """Play `episodes` with the best and with the latest policy of `run`. A table to read; numbers: `kit.evaluate`."""
+    """Evaluate the best and the latest policy of `run`; a table of text (`kit.evaluate` returns numbers)."""
     import pandas as pd
 
     best, latest = run.best(), run.latest()
     if best and latest and best.step == latest.step:
         latest = None
     lines = {
-        f"{name}, step {found.step:,}": _cells(evaluate(run, episodes, name))
-        for name, found in (("best", best), ("latest", latest))
-        if found is not None
+        f"{name}, step {checkpoint.step:,}": _cells(evaluate(run, episodes, name))
+        for name, checkpoint in (("best", best), ("latest", latest))
+        if checkpoint is not None
     }
-    heads = ["success rate", "mean return", "episode length", "episodes"]
-    return pd.DataFrame.from_dict(lines, orient="index", columns=heads)
+    columns = ["success rate", "mean return", "episode length", "episodes"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
 def from_cameras(
     run: Run, cameras: Sequence[str] = (), episodes: int = EPISODES, step: int | str | None = None
 ) -> Page:
-    """One policy (default: the best) from several cameras at the same moment, by default the task's first few."""
+    """Video of one policy (default: the best) from several cameras at once (default: the task's first three)."""
     cameras = cameras or _cameras(run)[:CAMERAS]
     number = run.find(step).step
-    return _film([View(run, number, camera, camera) for camera in cameras], episodes)
+    return _video([View(run, number, camera, camera) for camera in cameras], episodes)
 
 
 def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
-    """Episodes in which the policy of `step` (default: the best) fails, of the first 50; where it does not fail, those
-    with the lowest returns."""
+    """Video of failed episodes among the first 50 of the policy of `step` (default: the best).
+
+    Episodes with the lowest returns fill up if too few fail.
+    """
     number = run.find(step).step
-    return _film([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))
+    return _video([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))
 
 
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
-    """The policies of `steps` playing the same episodes; by default the first, and some in between."""
+    """Video of the policies of `steps` in the same episodes; by default four from the first to the last checkpoint."""
     steps = steps or spread(run.steps(), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
-    return _film([View(run, step, camera, _title(run, step)) for step in steps], episodes)
+    return _video([View(run, step, camera, _title(run, step)) for step in steps], episodes)
 
 
 def runs_side_by_side(runs: Sequence[Run], camera: str | None = None, episodes: int = EPISODES) -> Page:
-    """The best policies of `runs`, of one task and seed, playing the same episodes."""
+    """Video of the best policies of `runs`, which have one task and seed, in the same episodes."""
     camera = camera or _cameras(runs[0])[0]
-    return _film([View(run, run.find().step, camera, f"{run.config.algo}, {run.name}") for run in runs], episodes)
+    return _video([View(run, run.find().step, camera, f"{run.config.algo}, {run.name}") for run in runs], episodes)
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:
-    """At most `count` of `items`, evenly spread, the first and the last among them."""
+    """Choose at most `count` of `items`, evenly spaced, including the first and the last."""
     count = min(count, len(items))
     return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _film(views: Sequence[View], episodes: int | tuple[int, ...]) -> Page:
-    """A player of `views` beside each other, as large as there is room."""
+def _video(views: Sequence[View], episodes: int | tuple[int, ...]) -> Page:
+    """Return a player of `views` side by side, recorded if needed."""
     size = SIZE.get(len(views), SMALL)
-    path = Film(tuple(views), size, episodes).file()
+    path = PolicyVideo(tuple(views), size, episodes).file()
     return players([(" · ".join(view.title for view in views), path)], size * min(len(views), COLUMNS))
 
 
@@ -116,4 +118,4 @@ def _cameras(run: Run) -> tuple[str, ...]:
 def _title(run: Run, step: int) -> str:
     if run.is_untrained(run.find_or_new(step)):
         return "before training"
-    return f"step {step:,}, {percent(min(1, step / run.config.total_steps))} of the way"
+    return f"step {step:,}, {percent(min(1, step / run.config.total_steps))} of training"

@@ -1,4 +1,4 @@
-"""Is somebody there? If not (papermill, nbconvert, a script), panels start their work at once and wait for it."""
+"""Detects notebooks executed without a user (papermill, nbconvert) and scripts; panels then work without clicks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from kit.ui import style
 
 
 class RunFailed(RuntimeError):
-    """A run that a notebook waited for ended with an error; its message and the end of its log are in the text."""
+    """A run that a notebook waited for has failed; the text holds its message and the end of its log."""
 
 
 def nobody_there() -> bool:
-    """Whether no person can press a button: no notebook, or one executed by papermill or nbconvert.
+    """Return whether no user can press buttons: outside a notebook, or in one executed by papermill or nbconvert.
 
-    A front end with a person allows a cell to ask for input; the executors do not. KIT_HEADLESS=1 or 0 overrules this.
+    A notebook with a user allows cells to ask for input; papermill and nbconvert do not. KIT_HEADLESS=1 (no user) or 0
+    (a user) overrides the detection.
     """
     forced = os.environ.get("KIT_HEADLESS", "")
     if forced:
@@ -28,25 +29,25 @@ def nobody_there() -> bool:
 
 
 def shell_of_notebook() -> Any:
-    """IPython's shell if this is a notebook's kernel, else None."""
+    """Return IPython's shell if this process is a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell if hasattr(shell, "kernel") else None
 
 
 def follow(run: Run) -> None:
-    """Wait for `run`, showing a bar and a line for each tenth of the way.
+    """Wait for `run`; show a progress bar, and print a line at each tenth of its steps.
 
-    Raises `RunFailed` if it failed. Interrupting the wait (the notebook's stop button, a time limit) stops the run
-    cleanly first, so that it can be resumed.
+    Raises `RunFailed` if the run failed. Interrupting the wait (the notebook's stop button, a time limit) first stops
+    the run with a checkpoint, so that it can be resumed.
     """
-    told, shown = -1, None
+    printed_tenth, shown = -1, None
     handle: Any = None
 
     def show(now: dict[str, Any]) -> None:
-        nonlocal told, shown, handle
+        nonlocal printed_tenth, shown, handle
         page = style.Page(f"{run.name}: {now['state']}", style.head(run.name, now))
-        if shell_of_notebook() is not None and page != shown:  # outside a notebook the lines are enough
+        if shell_of_notebook() is not None and page != shown:  # outside a notebook the printed lines are enough
             from IPython.display import display
 
             shown = page
@@ -55,8 +56,8 @@ def follow(run: Run) -> None:
             else:
                 handle.update(page)
         tenth = 10 * now["step"] // max(1, now["total_steps"])
-        if now["step"] and tenth > told:
-            told = tenth
+        if now["step"] and tenth > printed_tenth:
+            printed_tenth = tenth
             print(line(now), flush=True)
 
     try:
@@ -72,9 +73,9 @@ def follow(run: Run) -> None:
 
 
 def line(now: dict[str, Any]) -> str:
-    """A status in one line of text, such as " 40 %   40,000 steps   success 81 %   1,450 steps/s   42 s left"."""
-    share = min(100, 100 * now["step"] // max(1, now["total_steps"]))
-    parts = [f"{share:3d} %", f"{now['step']:>11,} steps"]
+    """Format a status as one line, such as " 40 %   40,000 steps   success 81 %   1,450 steps/s   42 s left"."""
+    percent = min(100, 100 * now["step"] // max(1, now["total_steps"]))
+    parts = [f"{percent:3d} %", f"{now['step']:>11,} steps"]
     if now["success_rate"] is not None:
         parts.append(f"success {100 * now['success_rate']:3.0f} %")
     elif now["mean_return"] is not None:

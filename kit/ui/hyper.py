@@ -1,9 +1,11 @@
-"""The algorithm's hyperparameters, a field each: empty, the preset's value stands in grey; typed, it is an override."""
+"""The algorithm's hyperparameters as form fields: the preset's value stands in grey; a typed value is an override."""
 
 from __future__ import annotations
 
 import html
+import inspect
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,36 +16,41 @@ from kit.presets import POLICY_KEYS
 from kit.trainers import algorithm
 from kit.trainers.arguments import hyperparameter_docs, nested
 
+STOCK_NET_ARCH = {"SAC": [256, 256], "TD3": [400, 300]}
+"""Stable-Baselines3's own default layers where they are not [64, 64]; its policies compute them from None."""
+
 
 class Hyperparameters:
-    """`show` tells what a config comes to; `on_change` gets the overrides that are asked for after an edit."""
+    """One text entry per hyperparameter; `on_change` gets all overrides after each edit."""
 
     def __init__(self, w: Any, on_change: Callable[[dict[str, Any]], None]) -> None:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
-        self._algo, self._asked = "", dict[str, Any]()
-        self._showing: int | None = None  # in which thread; what is typed meanwhile comes from another
+        self._algo, self._overrides = "", dict[str, Any]()
+        self._showing: int | None = None  # the thread in which `show` fills entries; edits come from other threads
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
-    def show(self, asked: RunConfig, resolved: RunConfig) -> None:
-        """What `asked` overrides, marked where the preset says otherwise; in grey what holds of the others, as in
-        `resolved`. A second or so."""
-        found = hyperparameter_docs(algorithm.find(resolved.algo))
-        preset = resolve(asked.replace(overrides={}, n_envs=resolved.n_envs))
+    def show(self, config: RunConfig, resolved: RunConfig) -> None:
+        """Fill the entries: typed values are `config`'s overrides, grey ones the values used otherwise, in `resolved`.
+
+        An override that differs from the preset is marked. Takes about a second.
+        """
+        record = algorithm.find(resolved.algo)
+        known = hyperparameter_docs(record)
+        preset = resolve(config.replace(overrides={}, n_envs=resolved.n_envs))
         self._showing = threading.get_ident()
         try:
             if resolved.algo != self._algo:
-                self._algo, self.entries = (
-                    resolved.algo,
-                    {name: self._entry(name, said[1]) for name, said in found.items()},
-                )
+                self._algo = resolved.algo
+                self.entries = {name: self._entry(name, explanation) for name, (_, explanation) in known.items()}
                 self.view.children = tuple(self.entries.values())
-            own, stock = _flat(asked.overrides), {name: default for name, (default, _) in found.items()}
-            self._asked = dict(own)
+            own = _flat(config.overrides)
+            stock = {name: stock_value(record, name) if value is None else value for name, (value, _) in known.items()}
+            self._overrides = dict(own)
             usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
             for name, entry in self.entries.items():
-                given = usual[name] if name in own else used[name]
-                entry.placeholder = "Stable-Baselines3's" if given is None else spelled(given)
+                default = usual[name] if name in own else used[name]
+                entry.placeholder = "none" if default is None else spelled(default)
                 entry.value = spelled(own[name]) if name in own else ""
                 changed = name in own and own[name] != usual[name]
                 (entry.add_class if changed else entry.remove_class)("kit-changed")
@@ -59,16 +66,26 @@ class Hyperparameters:
     def _edited(self, name: str, text: str) -> None:
         if self._showing == threading.get_ident():
             return
-        self._asked.pop(name, None)
+        self._overrides.pop(name, None)
         if text:
-            self._asked[name] = value_of(text)
-        self._on_change(nested(self._asked))
+            self._overrides[name] = layers_of(text) if name == "net_arch" else value_of(text)
+        self._on_change(nested(self._overrides))
+
+
+def stock_value(record: algorithm.Algorithm, name: str) -> Any:
+    """Return what Stable-Baselines3 uses for a hyperparameter whose default is no plain value; None if it is off."""
+    if name == "net_arch":
+        return STOCK_NET_ARCH.get(record.name, [64, 64])
+    if name == "activation_fn":
+        default = inspect.signature(record.policy).parameters[name].default
+        return getattr(default, "__name__", "none").lower()
+    return None
 
 
 def text_entry(
     w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
 ) -> Any:
-    """An entry of ipywidgets `w`; pointing at its name shows the explanation."""
+    """Return an entry of ipywidgets `w` whose label shows `explanation` when the pointer is on it."""
     return (kind or w.Text)(
         description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
         description_allow_html=True, style={"description_width": f"{label_px}px"},
@@ -77,15 +94,22 @@ def text_entry(
 
 
 def value_of(text: str) -> Any:
-    """What somebody typed: JSON, a number as people type it, or else a text such as lin_0.0003."""
+    """Parse a typed value: JSON, a number such as 1e6 or 400k, or else a text such as lin_0.0003."""
     try:
         return json.loads(text)
     except ValueError:
         return number(text)
 
 
+def layers_of(text: str) -> Any:
+    """Parse the widths of a network's layers; `64, 64` means [64, 64], and anything else is read by `value_of`."""
+    if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
+        return [int(width) for width in text.split(",")]
+    return value_of(text)
+
+
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the network stands beside the others; what is left of `policy_kwargs` stays."""
+    """Return the overrides with the `POLICY_KEYS` of `policy_kwargs` beside the others; the rest stays nested."""
     policy = dict(overrides.get("policy_kwargs", {}))
     own = {name: policy.pop(name) for name in POLICY_KEYS if name in policy}
     flat = {name: value for name, value in overrides.items() if name != "policy_kwargs"} | own

@@ -1,4 +1,4 @@
-"""How a run learns: what live charts and figures show of its metrics."""
+"""Learning curves: success rate and mean return from a run's metrics, for live charts and figures."""
 
 from __future__ import annotations
 
@@ -9,46 +9,49 @@ from typing import Any
 import numpy as np
 
 SMOOTH = 5
-"""Updates in the running mean of what training itself sees, which is noisy; evaluations are shown as they are."""
+"""Updates in the running mean of the noisy training curve; the evaluation curve is not smoothed."""
 
 
 MEASURES = (
     ("Success rate", "rollout/success_rate", "eval/success_rate", True),
     ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
 )
-"""Title, what training and what evaluations saw of it, whether it is a share."""
+"""Title, name of the training metric, name of the evaluation metric, whether it is a rate from 0 to 1."""
 COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One measure of success over environment steps: what training saw, with exploration noise and smoothed, and what
-    evaluations saw, without. Each is of shape (k, 2), steps and values; k may be 0."""
+    """One metric over environment steps; `training` and `evaluation` have shape (k, 2): steps and values, k >= 0."""
 
     title: str
     training: np.ndarray
+    """From training episodes, with exploration noise; smoothed."""
     evaluation: np.ndarray
+    """From evaluations, without exploration noise."""
     percent: bool = False
-    """Whether values are shares, from 0 to 1."""
+    """Whether values are rates from 0 to 1."""
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
-        """From the rows of metrics.jsonl: the success rate, where the task has one, and the mean return."""
-        success, returned = (
-            cls(title, _smooth(series(rows, trained)), series(rows, evaluated), percent)
-            for title, trained, evaluated, percent in MEASURES
+        """Return the curves of the rows of metrics.jsonl: success rate (if the task has one) and mean return."""
+        success, mean_return = (
+            cls(title, _smooth(series(rows, training)), series(rows, evaluation), percent)
+            for title, training, evaluation, percent in MEASURES
         )
-        return [success, returned] if len(success.training) or len(success.evaluation) or not rows else [returned]
+        has_success = len(success.training) or len(success.evaluation) or not rows
+        return [success, mean_return] if has_success else [mean_return]
 
 
 def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    found = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
-    found = found.reshape(-1, 2)
-    return found[np.isfinite(found[:, 1])]
+    """Return the finite values of a metric, shape (k, 2): steps and values."""
+    points = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
+    points = points.reshape(-1, 2)
+    return points[np.isfinite(points[:, 1])]
 
 
 def _smooth(series: np.ndarray) -> np.ndarray:
-    """The mean of each value and up to SMOOTH - 1 before it."""
+    """Running mean of each value and up to SMOOTH - 1 values before it."""
     sums = np.cumsum(np.concatenate([[0.0], series[:, 1]]))
     stop = np.arange(1, len(sums))
     start = np.maximum(0, stop - SMOOTH)

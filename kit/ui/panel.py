@@ -1,4 +1,4 @@
-"""The training panel: choose, see how long it will take, press Train, watch."""
+"""The training panel: a form for a run, its estimated time and price, the Train button and a live dashboard."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from kit.ui.task import task
 
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
 SETTLE_S = 0.4
-"""After the last key stroke, before anything costly begins."""
+"""Seconds between the last key stroke and the start of an estimate."""
 
 
 class Panel(Dashboard):
-    """A dashboard that begins the run as well. With `end_session` the machine is given back when the run is finished
-    and has arrived in its store."""
+    """A dashboard that also starts the run.
+
+    `end_session=True` ends the machine's session once the run is finished and its last checkpoint is in the store.
+    """
 
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
@@ -40,45 +42,46 @@ class Panel(Dashboard):
             host.can_end_session()
 
     def show(self) -> Self:
-        """Display the panel. With nobody there (papermill), do the work now; only then raises `RunFailed`."""
+        """Display the panel. In a notebook executed without a user (papermill), do the work now and wait for it; only
+        then raises `RunFailed`."""
         if not nobody_there():
             return super().show()
-        self.run = self._begin()
+        self.run = self._start_run()
         follow(self.run)
         self._end(self.run)
         return self
 
-    def _begin(self) -> Run:
+    def _start_run(self) -> Run:
         raise NotImplementedError
 
     def _end(self, run: Run) -> None:
         if not self.end_session:
             return
-        if trouble := not_safe(run):
-            sentence = f"The session goes on: {trouble}."
-            print(sentence) if nobody_there() else self.say(sentence, bad=True)
+        if reason := not_safe(run):
+            message = f"The session stays open: {reason}."
+            print(message) if nobody_there() else self.say(message, bad=True)
         else:
             host.end_session()
 
 
 def not_safe(run: Run) -> str | None:
-    """Why the machine of `run` cannot go yet, or None."""
+    """Return the reason why the machine of `run` must stay, or None if the run is finished and stored."""
     now = run.status()
-    held = (now["store"] or {}).get("step")
+    stored_step = (now["store"] or {}).get("step")
     if now["state"] != "finished":
         return f"the run is {now['state']}"
-    if held is None or held < now["step"]:
-        return f"step {now['step']:,} has not arrived in a store" if run.config.store else "the run has no store"
+    if stored_step is None or stored_step < now["step"]:
+        return f"step {now['step']:,} is not in the store yet" if run.config.store else "the run has no store"
     return None
 
 
 class TrainPanel(Panel):
-    """A form for a RunConfig with Train, Pause, Stop and Checkpoint now, and the dashboard of the run below it.
+    """A training panel: a form for a RunConfig, the buttons Train, Pause, Stop and Checkpoint now, and a dashboard.
 
     >>> panel = kit.ui.TrainPanel(config).show()
 
-    Training is a process of its own: closing the tab or restarting the kernel does not end it. A panel that is shown
-    while a run of its `runs_dir` is at work picks that run up again.
+    Training runs in a separate process: closing the tab or restarting the kernel does not end it. If a run in
+    `runs_dir` is training when the panel is shown, the panel shows that run.
     """
 
     def __init__(
@@ -88,12 +91,12 @@ class TrainPanel(Panel):
         end_session: bool = False,
         **fields: Any,
     ) -> None:
-        """`dollars_per_hour` is what this machine costs, for the estimate; by default as last documented."""
+        """`dollars_per_hour` is the price of this machine for the estimate; default: the last documented price."""
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
 
-    def _begin(self) -> Run:
+    def _start_run(self) -> Run:
         if os.environ.get("KIT_GO_ON") and (run := resume_existing(self.config)):
             return run
         return launch(self.config)
@@ -107,9 +110,9 @@ class TrainPanel(Panel):
         self.label = w.HTML("", layout=w.Layout(margin="2px 0 4px 0"))
         self.label.add_class("kit-label")
         self.form = Form(self.config, self._edited, self.dollars_per_hour)
-        self.estimator = Estimator(self._tell, self.form.hyper.show)
+        self.estimator = Estimator(self._show_label, self.form.hyper.show)
         self.pasted = w.Textarea(
-            placeholder="Paste YAML here, of a config or of a run's config.yaml, to fill the form with it.",
+            placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
             continuous_update=False, layout=w.Layout(width="100%", height="72px"),
         )  # fmt: skip
         self.pasted.add_class("kit-pasted")
@@ -129,32 +132,32 @@ class TrainPanel(Panel):
             if self.config.run_name in (None, run.name) and run.is_working():
                 self.form.fill(run.config)
                 self.attach(run)
-                self._tell(f"{run.name} is at work already: this panel shows it and steers it.", True)
+                self._show_label(f"{run.name} is already training: this panel shows and controls it.", True)
                 self.do(partial(self.form.hyper.show, run.config, run.config))
                 return
         self._edited()
 
     def _edited(self) -> None:
-        """After each change: the sentence of what is wrong at once, else an estimate when it is known."""
+        """After each edit: show the error at once, or else an estimate as soon as it is known."""
         self.estimator.cancel()
         try:
             self.config, price = self.form.read(), self.form.read_price()
             if self.config.run_name and not self.is_working:
                 directory.free(self.config)
         except UserError as error:
-            self._tell(str(error), False)
+            self._show_label(str(error), False)
             return
-        self._name_choices()
+        self._update_title()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
-        if self.is_working:  # a probe beside a training would slow it and be wrong
-            self._tell("", True)
+        if self.is_working:  # a speed probe during training would slow it and measure wrong values
+            self._show_label("", True)
         else:
-            self._tell("…", True)
-            self.estimator.ask(self.config, price)
+            self._show_label("…", True)
+            self.estimator.start(self.config, price)
 
     def _paste(self, text: str) -> None:
-        """Fill the form with a config in YAML; a run's own takes a new name."""
+        """Fill the form from a config in YAML, without its run name, so that it becomes a new run."""
         if not text.strip():
             return
         try:
@@ -162,37 +165,38 @@ class TrainPanel(Panel):
             self.form.fill(config.replace(run_name=None))
             self.pasted.value = ""
         except UserError as error:
-            self._tell(str(error), False)
+            self._show_label(str(error), False)
 
-    def _tell(self, sentence: str, valid: bool) -> None:
-        self.form.mark("" if valid else sentence)
-        self.label.value = style.wrap(style.note(sentence, bad=not valid))
+    def _show_label(self, message: str, valid: bool) -> None:
+        """Show an estimate or an error above the buttons; mark the wrong entry and disable Train if not `valid`."""
+        self.form.mark("" if valid else message)
+        self.label.value = style.wrap(style.note(message, bad=not valid))
         self.train_button.disabled = not valid or self.is_working
 
     def _changed(self) -> None:
-        """While a run is at work the form is folded; when it is over, the label may speak of the next one again."""
+        """Fold the form while a run trains; unfold it and estimate again when the run has ended."""
         self.choices.selected_index = None if self.is_working else 0
-        self._name_choices()
+        self._update_title()
         if self.is_working:
             self.train_button.disabled = True
         else:
             name = self.form.entries["run_name"]
             if self.run is not None and name.value == self.run.name:
-                name.value = ""  # it is taken now; the next run is named by time
+                name.value = ""  # the name is taken now; the next run gets a name with the time
             self._edited()
 
-    def _name_choices(self) -> None:
+    def _update_title(self) -> None:
         c = self.config
         self.choices.set_title(0, f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}")
 
     def _train(self) -> None:
         self.estimator.cancel()
-        self._tell("", valid=False)
+        self._show_label("", valid=False)
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
 
 
 class Fold:
-    """A page about what is chosen; drawn, in a thread, when somebody unfolds it."""
+    """A foldable page about the chosen config; it is drawn in a thread when it is unfolded."""
 
     def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:
         self._make, self._page = draw, w.HTML()
@@ -205,9 +209,9 @@ class Fold:
         self._chosen: tuple[Any, ...] | None = None
         self._drawn: tuple[Any, ...] | None = None
 
-    def choose(self, *what: Any) -> None:
-        """What is drawn from now on."""
-        self._chosen = what
+    def choose(self, *arguments: Any) -> None:
+        """Set the arguments of the draw function and redraw the page if it is unfolded."""
+        self._chosen = arguments
         self._draw()
 
     def _draw(self) -> None:
@@ -229,45 +233,50 @@ class Fold:
 
 
 class Estimator:
-    """Tells a sentence, and whether the request is valid, and shows what it comes to. Only the newest question is
-    answered, in a thread."""
+    """Checks a config and estimates its time and price in a thread; a newer request cancels the older one.
 
-    def __init__(self, tell: Callable[[str, bool], None], show: Callable[[RunConfig, RunConfig], None]) -> None:
-        self._tell, self._show = tell, show
-        self._question = object()
+    `show_label(message, valid)` gets the estimate or the error, `show_resolved(config, resolved)` the resolved config.
+    """
+
+    def __init__(
+        self, show_label: Callable[[str, bool], None], show_resolved: Callable[[RunConfig, RunConfig], None]
+    ) -> None:
+        self._show_label, self._show_resolved = show_label, show_resolved
+        self._request = object()
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, config: RunConfig, dollars_per_hour: float | None) -> None:
-        """Check `config` and estimate how long it takes and what it costs."""
+    def start(self, config: RunConfig, dollars_per_hour: float | None) -> None:
+        """Check `config` and estimate its time and price, after `SETTLE_S`."""
         self.cancel()
-        timer = threading.Timer(SETTLE_S, self._answer, (self._question, config, dollars_per_hour))
+        timer = threading.Timer(SETTLE_S, self._estimate, (self._request, config, dollars_per_hour))
         timer.daemon = True
         timer.start()
 
     def cancel(self) -> None:
-        """Forget the question that is being worked on."""
-        self._question = object()
+        """Drop the current request and kill its speed probe."""
+        self._request = object()
         if self._process is not None:
             self._process.kill()
 
-    def _answer(self, question: object, config: RunConfig, dollars_per_hour: float | None) -> None:
-        def say(sentence: str, valid: bool) -> None:
-            if question is self._question:
-                self._tell(sentence, valid)
+    def _estimate(self, request: object, config: RunConfig, dollars_per_hour: float | None) -> None:
+        def show(message: str, valid: bool) -> None:
+            if request is self._request:
+                self._show_label(message, valid)
 
         try:
             resolved = resolve(config)
-            if question is self._question:
-                self._show(config, resolved)
-            known = speed.cached(resolved)
-            if known is None:
-                say(MEASURING, True)
+            if request is self._request:
+                self._show_resolved(config, resolved)
+            measured = speed.cached(resolved)
+            if measured is None:
+                show(MEASURING, True)
                 self._process = process = speed.probe_apart(resolved)
-                if question is not self._question:  # cancelled just now
+                if request is not self._request:  # cancelled just now
                     process.kill()
-                known = speed.answer(process, resolved)
-            takes, keeps = advice.estimate(resolved, known, None, dollars_per_hour), advice.disk_use(resolved)
-            worlds = f"with {resolved.n_envs} world{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
-            say(f"{takes[0].upper()}{takes[1:]}, {worlds}; {keeps}.", True)
+                measured = speed.answer(process, resolved)
+            time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
+            envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
+            estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
+            show(estimate, True)
         except Exception as error:
-            say(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))
+            show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

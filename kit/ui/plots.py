@@ -1,4 +1,4 @@
-"""Figures to keep, as PNG."""
+"""Matplotlib figures that stay in a saved notebook as PNG: learning curves, training metrics, images side by side."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from kit.ui.chart import short
 from kit.ui.learning import Curve, series
 
 TEXT = "#7b818a"
-"""Readable on white and on black."""
+"""Text colour, readable on white and on black."""
 INSIDE = ("train/", "eval/")
+"""Prefixes of the metrics that `inside` plots."""
 ON_THE_CURVE = (
     "eval/mean_return", "eval/success_rate", "eval/std_return", "eval/episodes", "train/n_updates", "train/clip_range",
 )  # fmt: skip
-"""Or not worth a chart."""
-WHEEL = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e")
+"""Metrics that `inside` leaves out: they are on the learning curve or not worth a chart."""
+PALETTE = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e")
 
 
 def learning_curve(run: Run) -> Any:
-    """A matplotlib figure of success rate (where the task has one) and mean return over environment steps."""
+    """Plot the success rate (if the task has one) and the mean return over environment steps; a matplotlib figure."""
     curves = Curve.of(run.rows())
     figure, axes = draw(curves)
     for axis, curve in zip(axes, curves, strict=True):
@@ -38,20 +39,25 @@ def learning_curve(run: Run) -> Any:
 
 
 def inside(run: Run) -> Any:
-    """A matplotlib figure of what else a run's metrics say: losses, KL divergence, entropy, how well values fit, and in
-    evaluations each term of the reward and each figure of the task's own; a small chart each, of what changes."""
+    """Plot every other metric of a run that changes, a small chart each; a matplotlib figure.
+
+    Training: losses, KL divergence, entropy, explained variance. Evaluation: reward terms and the task's own metrics.
+    """
     rows = run.rows()
     names = sorted({name for row in rows for name in row if name.startswith(INSIDE) and name not in ON_THE_CURVE})
-    found = {name: points for name in names if len(set((points := series(rows, name))[:, 1])) > 1}
-    figure, axes = draw([Curve(name, points, points[:0]) for name, points in found.items()], columns=4, size=(2.7, 1.9))
-    for axis, points in zip(axes, found.values(), strict=True):
+    metrics = {name: points for name in names if len(set((points := series(rows, name))[:, 1])) > 1}
+    curves = [Curve(name, points, points[:0]) for name, points in metrics.items()]
+    figure, axes = draw(curves, columns=4, size=(2.7, 1.9))
+    for axis, points in zip(axes, metrics.values(), strict=True):
         axis.plot(*points.T, color=style.BLUE, linewidth=1.4)
     return figure
 
 
 def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = (4.6, 3.1)) -> tuple[Any, list[Any]]:
-    """A figure with axes for `curves`, each of `size` in inches. It shows itself in a notebook, on light and on dark
-    pages; pyplot does not hold it."""
+    """Create a figure with one empty, styled axis per curve, each of `size` in inches.
+
+    The figure displays itself in a notebook, on light and dark pages; pyplot keeps no reference to it.
+    """
     need("matplotlib", "notebook")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, PercentFormatter
@@ -84,18 +90,18 @@ def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = 
     return figure, axes[: len(curves)]
 
 
-def beside(pictures: Iterable[bytes | None]) -> bytes | None:
-    """One PNG of several, as high as the lowest; None of none."""
+def side_by_side(pngs: Iterable[bytes | None]) -> bytes | None:
+    """Join PNGs into one, scaled to the smallest height; None without any."""
     from PIL import Image
 
-    images = [Image.open(io.BytesIO(picture)).convert("RGBA") for picture in pictures if picture]
+    images = [Image.open(io.BytesIO(png)).convert("RGBA") for png in pngs if png]
     if not images:
         return None
     height = min(image.height for image in images)
     images = [image.resize((image.width * height // image.height, height)) for image in images]
-    whole = Image.new("RGBA", (sum(image.width for image in images), height))
+    joined = Image.new("RGBA", (sum(image.width for image in images), height))
     for i, image in enumerate(images):
-        whole.paste(image, (sum(before.width for before in images[:i]), 0))
+        joined.paste(image, (sum(before.width for before in images[:i]), 0))
     out = io.BytesIO()
-    whole.save(out, format="png")
+    joined.save(out, format="png")
     return out.getvalue()

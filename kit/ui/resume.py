@@ -1,4 +1,4 @@
-"""The resume panel: every run with its progress; one button goes on with it."""
+"""The resume panel: a list of runs with their progress and a Resume button each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kit.ui import style
 from kit.ui.panel import Panel
 
 SHOWN = 12
-"""Runs in the list, the latest first."""
+"""Number of runs in the list, the latest first."""
 Entry = dict[str, Any]
-"""Of a run on this machine or in a store: what `kit.runs` says of it, "choice", which `kit.resume` is given, and
-"at_work", whether a process on this machine is."""
+"""A run in the list: its row from `kit.runs`, "choice" (the argument for `kit.resume`), and "at_work" (whether this
+machine is training it)."""
 
 
 class ResumePanel(Panel):
-    """The runs in `runs_dir` and in `store`, and a button for each that can go on.
+    """A list of the runs in `runs_dir` and in `store`, with a Resume button for each that can be resumed.
 
     >>> panel = kit.ui.ResumePanel().show()
 
-    `run` chooses one at once: its name, its path, or its URL in a store. `changes` are fields that may differ from the
-    run's config, and `trust` as in `kit.resume`. With nobody there, `run` goes on, or the latest unfinished one, on
-    this machine or else in the store.
+    `run` (a name, a path, or a URL in a store) is resumed at once. `changes` are fields that differ from the run's
+    config, and `trust` as in `kit.resume`. A notebook executed without a user resumes `run`, or the latest unfinished
+    run on this machine, or else in the store.
     """
 
     def __init__(
@@ -46,58 +46,58 @@ class ResumePanel(Panel):
         self._stored: list[Entry] = []
         self._lines: dict[str, Any] = {}
 
-    def _begin(self) -> Run:
-        for entry in entries(self.runs_dir) + entries(self.store):
+    def _start_run(self) -> Run:
+        for entry in list_entries(self.runs_dir) + list_entries(self.store):
             print(line(entry))
         return self._resume(self.choice)
 
     def _resume(self, choice: str | Path | None) -> Run:
         return resume(choice, runs_dir=self.runs_dir, background=True, **self.changes)
 
-    # -- with somebody there ---------------------------------------------------------------------------------------
+    # -- in a notebook with a user ---------------------------------------------------------------------------------
 
     def _build(self, w: Any) -> None:
         super()._build(w)
         self.table = w.VBox([])
-        self.view.children = (store_entry(w, self.store, self._look), self.table, *self.view.children)
+        self.view.children = (store_entry(w, self.store, self._list_store), self.table, *self.view.children)
         self.view.add_class("kit-resume-panel")
 
     def _shown(self) -> None:
         self._changed()
         if self.choice is not None:
-            self._go(self.choice)
+            self._start_resume(self.choice)
         elif self.store is not None:
-            self._look(self.store)
+            self._list_store(self.store)
 
-    def _look(self, store: str) -> None:
-        """List the runs of `store` too, and copy to it what goes on."""
+    def _list_store(self, store: str) -> None:
+        """Add the runs of `store` to the list; a run that is resumed from now on is copied to it."""
 
-        def look() -> None:
-            self._stored = entries(store)
+        def list_store() -> None:
+            self._stored = list_entries(store)
             self.store = self.changes["store"] = store
             self.say("")
             self._changed()
 
-        self.do(look, f"Looking into {store}…")
+        self.do(list_store, f"Listing the runs in {store}…")
 
     def _changed(self) -> None:
         """Draw the list."""
-        local = entries(self.runs_dir)
+        local = list_entries(self.runs_dir)
         known = {entry["name"] for entry in local}
         shown = local + [entry for entry in self._stored if entry["name"] not in known]
         text = f"The latest runs in {self.runs_dir}" + (f" and {self.store}:" if self._stored else ":")
         if not shown:
-            text = f"No runs in {self.runs_dir} yet: train one with 01_train, or name the store that holds yours."
+            text = f"No runs in {self.runs_dir} yet: train one with 01_train, or enter the store that holds your runs."
         self.table.children = [self._w.HTML(style.wrap(style.note(text))), *map(self._row, shown)]
         self.buttons.layout.display = "none" if self.run is None else ""
 
     def _row(self, entry: Entry) -> Any:
         w = self._w
-        more = entry["state"] == "finished" and int(self.changes.get("total_steps", 0)) > entry["step"]
+        longer = entry["state"] == "finished" and int(self.changes.get("total_steps", 0)) > entry["step"]
         label, icon = "Done", "check"
         if entry["at_work"]:
             label, icon = "Watch", "eye"
-        elif entry["state"] in ("interrupted", "failed") or more:
+        elif entry["state"] in ("interrupted", "failed") or longer:
             label, icon = "Resume", "play"
         layout = w.Layout(flex="0 0 auto", width="96px")
         button = w.Button(description=label, icon=icon, disabled=label == "Done", layout=layout)
@@ -115,24 +115,24 @@ class ResumePanel(Panel):
         if entry["at_work"]:
             self.attach(Run(entry["choice"]))
         else:
-            self._go(entry["choice"])
+            self._start_resume(entry["choice"])
 
-    def _go(self, choice: str | Path) -> None:
-        self.do(lambda: self.attach(self._resume(choice)), "Going on from the last checkpoint…")
+    def _start_resume(self, choice: str | Path) -> None:
+        self.do(lambda: self.attach(self._resume(choice)), "Resuming from the last checkpoint…")
 
 
-def entries(where: str | Path | None) -> list[Entry]:
-    """The latest runs in a folder or a store. Raises `UserError` if it cannot be read."""
+def list_entries(where: str | Path | None) -> list[Entry]:
+    """Return the latest runs in a folder or a store; none for None. Raises `UserError` if it cannot be read."""
     runs = list_runs(where) if where is not None else RunList()
-    here = isinstance(runs, RunList)
+    is_local = isinstance(runs, RunList)
     return [
-        {**now, "choice": f"{str(where).rstrip('/')}/{now['name']}", "at_work": here and now["state"] in WORKING}
-        for now in runs.to_dicts()[:SHOWN]
+        {**row, "choice": f"{str(where).rstrip('/')}/{row['name']}", "at_work": is_local and row["state"] in WORKING}
+        for row in runs.to_dicts()[:SHOWN]
     ]
 
 
 def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:
-    """A line to name a store in, and a button to look into it."""
+    """Return a text entry for a store's URL and a button that lists its runs."""
     entry = w.Text(
         value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
         continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
@@ -151,19 +151,19 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
 
 
 def row(now: Entry) -> str:
-    """One run as a line of HTML: name, bar, how far, success, state, age."""
+    """Format a run as a line of HTML: name, bar, progress, success rate, state, age."""
     colour, word = style.state(now)
     success = f"{style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
     when = style.ago(now["updated"]) if now["updated"] else ""
     return (
         f"<div class='kit-run'><span class='kit-name'>{html.escape(now['name'])}</span>{style.bar(now)}"
-        f"<span>{style.percent(style.share(now))} of {now['total_steps'] or 0:,}</span><span>{success}</span>"
+        f"<span>{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}</span><span>{success}</span>"
         f"<span style='color:{colour}'>{html.escape(word)}</span><span class='kit-dim'>{when}</span></div>"
     )
 
 
 def line(now: Entry) -> str:
-    """The same as plain text."""
-    share = style.share(now)
-    bar = ("█" * round(20 * share)).ljust(20, "░")
-    return f"{now['name']:<38} {bar} {100 * share:3.0f} % of {now['total_steps'] or 0:,}  {now['state']}"
+    """Format a run as a line of plain text: name, bar, progress, state."""
+    progress = style.progress(now)
+    bar = ("█" * round(20 * progress)).ljust(20, "░")
+    return f"{now['name']:<38} {bar} {100 * progress:3.0f} % of {now['total_steps'] or 0:,}  {now['state']}"

@@ -1,4 +1,4 @@
-"""What a sweep found: which choices went with which scores, which of them mattered, and the best config."""
+"""The report of a hyperparameter search: parallel coordinates, importances, a table of trials, the best config."""
 
 from __future__ import annotations
 
@@ -15,48 +15,49 @@ import yaml
 from kit.errors import need
 from kit.scale.sweep import Sweep, plan
 from kit.ui import style
-from kit.ui.plots import TEXT, beside
+from kit.ui.plots import TEXT, side_by_side
 
-SIZE = (7.2, 3.4), (4.2, 3.4)
-"""Inches: of parallel coordinates, of importances."""
-
-
-def sweep(found: Sweep | str | Path) -> style.Page:
-    """A sweep, or the file that asks for one, as it stands, here or in its store: parallel coordinates (a line is a
-    trial), how much each name mattered, the trials, and the best config to train."""
-    if not isinstance(found, Sweep):
-        found = Sweep(plan(found)[0])
-    table = found.table()
-    done = [trial for trial in found.study.trials if trial.state.name == "COMPLETE"]
-    states = Counter(trial.state.name.lower() for trial in found.study.trials)
-    said = f"{found.plan.name}: {', '.join(f'{count} {state}' for state, count in states.items()) or 'no trials yet'}."
-    parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(said)}</b></p>"]
-    picture = beside(_figures(found)) if len(done) > 1 else None
-    if picture:
-        parts.append(
-            f"<img alt='{html.escape(said)}' src='data:image/png;base64,{base64.b64encode(picture).decode()}'>"
-        )
-    shown = table.to_html(index=False, border=0, classes="kit-table", na_rep="", float_format="{:.4g}".format)
-    parts.append(f"<div style='overflow-x:auto'>{shown}</div>")
-    if found.best is not None:
-        best = yaml.safe_dump(found.best.non_defaults(), sort_keys=False).strip()
-        parts.append(f"{style.note('The best, for kit train FILE or kit.RunConfig.from_yaml:')}<pre class='kit-code'>")
-        parts.append(f"{html.escape(best)}</pre>")
-    return style.Page(f"{said}\n{table.to_string(index=False)}", "".join(parts), picture)
+SIZES = (7.2, 3.4), (4.2, 3.4)
+"""Width and height in inches of the parallel coordinates and of the importances."""
 
 
-def _figures(found: Sweep) -> list[bytes]:
-    """Optuna's own, in the page's colours."""
+def sweep(search: Sweep | str | Path) -> style.Page:
+    """Report a search in its current state, here or in its store; `search` may be the path of its YAML file.
+
+    Shows parallel coordinates (a line per trial), the importance of each hyperparameter, the trials, the best config.
+    """
+    if not isinstance(search, Sweep):
+        search = Sweep(plan(search)[0])
+    table = search.table()
+    done = [trial for trial in search.study.trials if trial.state.name == "COMPLETE"]
+    states = Counter(trial.state.name.lower() for trial in search.study.trials)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "no trials yet"
+    title = f"{search.plan.name}: {counts}."
+    parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(title)}</b></p>"]
+    image = side_by_side(_figures(search)) if len(done) > 1 else None
+    if image:
+        parts.append(f"<img alt='{html.escape(title)}' src='data:image/png;base64,{base64.b64encode(image).decode()}'>")
+    cells = table.to_html(index=False, border=0, classes="kit-table", na_rep="", float_format="{:.4g}".format)
+    parts.append(f"<div style='overflow-x:auto'>{cells}</div>")
+    if search.best is not None:
+        best = yaml.safe_dump(search.best.non_defaults(), sort_keys=False).strip()
+        heading = style.note("The best config, for kit train FILE or kit.RunConfig.from_yaml:")
+        parts.append(f"{heading}<pre class='kit-code'>{html.escape(best)}</pre>")
+    return style.Page(f"{title}\n{table.to_string(index=False)}", "".join(parts), image)
+
+
+def _figures(search: Sweep) -> list[bytes]:
+    """Draw Optuna's figures in the page's colours, as PNG."""
     need("matplotlib", "notebook")
     from matplotlib import pyplot
-    from optuna.visualization import matplotlib as drawn
+    from optuna.visualization import matplotlib as optuna_plots
 
-    pictures = []
-    with warnings.catch_warnings(), pyplot.rc_context():  # they are called experimental
+    pngs = []
+    with warnings.catch_warnings(), pyplot.rc_context():  # Optuna warns that these plots are experimental
         warnings.simplefilter("ignore")
-        plots: list[Any] = [drawn.plot_parallel_coordinate, drawn.plot_param_importances]
-        for plot, size in zip(plots[: 1 + (len(found.plan.space) > 1)], SIZE, strict=False):
-            figure = plot(found.study, target_name=f"eval {found.plan.score}").figure
+        plots: list[Any] = [optuna_plots.plot_parallel_coordinate, optuna_plots.plot_param_importances]
+        for plot, size in zip(plots[: 1 + (len(search.plan.space) > 1)], SIZES, strict=False):
+            figure = plot(search.study, target_name=f"eval {search.plan.score}").figure
             figure.set_size_inches(size)
             figure.patch.set_alpha(0)
             for axes in figure.axes:
@@ -69,5 +70,5 @@ def _figures(found: Sweep) -> list[bytes]:
             out = io.BytesIO()
             figure.savefig(out, format="png", dpi=110, bbox_inches="tight")
             pyplot.close(figure)
-            pictures.append(out.getvalue())
-    return pictures
+            pngs.append(out.getvalue())
+    return pngs

@@ -1,4 +1,4 @@
-"""What a policy's cameras see, and where in it the policy looks."""
+"""Saliency maps: a policy's camera images, and the places in them that influence its actions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
 AFTER = 8
-"""Steps into an episode: enough for the arm to be on its way."""
+"""Default number of steps played before the images are taken, enough for the arm to move."""
 SIZE = 192
-"""Pixels a side of each picture."""
+"""Height of each shown image in pixels."""
 GLOW = np.array([255.0, 220.0, 0.0])
+"""RGB colour of the saliency glow."""
 
 
-def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after: int = AFTER) -> list[np.ndarray]:
-    """Show for each of `worlds` the newest picture of every camera, and beside it the same dimmed, with a glow where
-    a blurred spot would change the action; `after` so many steps of the policy of `step` (default: the best;
-    0: as training began). The pictures, uint8 (H, W, 3), camera after camera."""
+def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after: int = AFTER) -> list[np.ndarray]:
+    """Show each camera's newest image and its saliency map, in `n_envs` envs, `after` that many steps.
+
+    The saliency map is the dimmed image with a glow where blurring a spot changes the action of the policy of `step`
+    (default: the best; 0: the initial policy). Returns the images, uint8 (H, W, 3), in the order shown. Raises
+    `UserError` for a recurrent policy.
+    """
     need("mediapy", "notebook,video")
     import mediapy
 
@@ -32,21 +36,21 @@ def what_it_sees(run: Run, step: int | str | None = None, worlds: int = 2, after
 
     trainer: Any = load_policy(run.config, run.find_or_new(step))
     actor = trainer.as_actor()
-    if actor.memory(worlds):
-        raise UserError(f"algo={run.config.algo!r} remembers, so that its action hangs on more than what it sees now.")
-    env = make_env(run.config.replace(device="cpu"), worlds, run.config.seed)
+    if actor.initial_state(n_envs):
+        raise UserError(f"algo={run.config.algo!r} is recurrent: its actions depend on more than the current image.")
+    env = make_env(run.config.replace(device="cpu"), n_envs, run.config.seed)
     obs = env.reset(seed=run.config.seed)
     for transition in islice(play(env, actor, obs), after):
         obs = transition.next_obs
-    seen = actor.preprocess(obs)
-    glow = saliency(actor.policy, seen)
+    policy_obs = actor.see(obs)
+    maps = saliency(actor.policy, policy_obs)
     env.close()
-    pictures, titles = [], []
-    for world in range(worlds):
-        for name, marked in glow.items():
-            picture = newest_image((seen[name] if name else seen)[world])
-            light = marked[world].numpy()[..., None]
-            pictures += [picture, (picture * 0.35 * (1 - light) + GLOW * light).clip(0, 255).astype(np.uint8)]
+    images, titles = [], []
+    for i in range(n_envs):
+        for name, values in maps.items():
+            image = newest_image((policy_obs[name] if name else policy_obs)[i])
+            glow = values[i].numpy()[..., None]
+            images += [image, (image * 0.35 * (1 - glow) + GLOW * glow).clip(0, 255).astype(np.uint8)]
             titles += [name, "where it looks"]
-    mediapy.show_images(pictures, titles, height=SIZE, columns=2 * len(glow), border=True)
-    return pictures
+    mediapy.show_images(images, titles, height=SIZE, columns=2 * len(maps), border=True)
+    return images

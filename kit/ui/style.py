@@ -1,4 +1,4 @@
-"""The look of panels and reports: small pieces of HTML that take their colours from the page around them."""
+"""HTML pieces and CSS for panels and reports; text colours follow the page's theme, light or dark."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ CSS = """
 
 @dataclass(frozen=True)
 class Page:
-    """A whole output of a cell, and the text that stands for it in logs."""
+    """The output of a notebook cell: HTML, a text for logs, and a PNG for viewers without HTML."""
 
     text: str
     body: str
-    """HTML; the style that it needs is added."""
-    picture: bytes | None = None
-    """A PNG of the most important, for readers of a saved notebook who show no HTML, such as GitHub."""
+    """HTML without its CSS, which is added when shown."""
+    image: bytes | None = None
+    """PNG of the main content, for viewers of saved notebooks that show no HTML, such as GitHub."""
 
     def __repr__(self) -> str:
         return self.text
@@ -74,89 +74,107 @@ class Page:
         return f"<style>{CSS}</style>{wrap(self.body)}"
 
     def _repr_png_(self) -> bytes | None:
-        return self.picture
+        return self.image
 
 
 def wrap(*parts: str) -> str:
-    """A piece of a panel that has brought the style already."""
+    """Wrap HTML for a panel that already contains the CSS."""
     return f"<div class='kit'>{''.join(parts)}</div>"
 
 
 def flex(parts: Iterable[str]) -> str:
-    """Pieces beside each other, wrapping."""
+    """Put HTML pieces side by side, with line wrapping."""
     return f"<div class='kit-flex'>{''.join(parts)}</div>"
 
 
 def head(name: str, now: dict[str, Any]) -> str:
-    """State, name, progress bar and figures of a run."""
+    """Show a run's state, name, progress bar, main values and notes."""
     colour, word = state(now)
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
+    if now["state"] == "interrupted":
+        word = "interrupted (Resume continues it)"
     return (
         f"<div class='kit-card'><div class='kit-top'><span class='kit-state' style='color:{colour}'>"
         f"<span class='kit-dot' style='background:{colour}'></span>{html.escape(word)}</span>"
         f"<span class='kit-name'>{html.escape(name)}</span>"
         f"<span class='kit-right'>{now['step']:,} of {now['total_steps']:,} steps</span></div>"
-        f"{bar(now)}<div class='kit-tiles'>{figures(now)}</div>{notes(now)}</div>"
+        f"{bar(now)}<div class='kit-tiles'>{tiles(now)}</div>{notes(now)}</div>"
     )
 
 
 def state(now: dict[str, Any]) -> tuple[str, str]:
-    """Colour and word for what a run is doing."""
+    """Return the colour and the word for a run's state."""
     return COLOURS.get(now["state"], GREY), "training" if now["state"] == "running" else now["state"]
 
 
-def share(now: dict[str, Any]) -> float:
-    """Of the way, 0 to 1."""
+def progress(now: dict[str, Any]) -> float:
+    """Return the fraction of the run's steps that are done, 0 to 1."""
     return float(min(1.0, now["step"] / max(1, now["total_steps"] or 0)))
 
 
 def bar(now: dict[str, Any]) -> str:
-    """How far a run has come, in the colour of its state."""
-    filled = f"width:{100 * share(now):.1f}%;background:{state(now)[0]}"
+    """Progress bar of a run in the colour of its state."""
+    filled = f"width:{100 * progress(now):.1f}%;background:{state(now)[0]}"
     return f"<div class='kit-bar'><div style='{filled}'></div></div>"
 
 
-def figures(now: dict[str, Any]) -> str:
-    """What is worth a big number, with its unit underneath."""
-    card = _card(now)
+MEANINGS = {
+    "success rate": "share of recent episodes that ended in success",
+    "mean return": "sum of the rewards of an episode, averaged over recent episodes",
+    "steps per second": "environment steps per second, over all envs",
+}
+"""Help texts of the values in large digits."""
+
+
+def tiles(now: dict[str, Any]) -> str:
+    """The run's main values in large digits, each with its name below."""
+    gpu = _gpu_summary(now)
     rows: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
         ("success rate", now["success_rate"], percent),
         ("mean return", now["mean_return"], lambda value: f"{round(value, 2) + 0.0:.2f}"),  # no minus before a zero
-        ("of the way", share(now), percent),
+        ("of all steps", progress(now), percent),
         ("steps per second", now["steps_per_s"] or None, "{:,.0f}".format),
-        ("left", now["eta_s"] or None, duration),
+        ("time left", now["eta_s"] or None, duration),
         ("left of the session", now.get("session_left_s"), duration),
-        ("GPU busy", card.busy_percent if card else None, "{:.0f} %".format),
+        ("GPU busy", gpu.busy_percent if gpu else None, "{:.0f} %".format),
     )
-    shown = ((what, written(value)) for what, value, written in rows if value is not None)
-    return "".join(f"<div class='kit-tile'><b>{value}</b><span>{what}</span></div>" for what, value in shown)
+    shown = ((name, format_value(value)) for name, value, format_value in rows if value is not None)
+    return "".join(
+        f"<div class='kit-tile' title='{MEANINGS.get(name, '')}'><b>{value}</b><span>{name}</span></div>"
+        for name, value in shown
+    )
 
 
 def notes(now: dict[str, Any]) -> str:
-    """Where the work is safe, and what the run has to say."""
-    saved, store, card = now["checkpoint"], now["store"], _card(now)
-    over = now["state"] in ("finished", "failed", "interrupted")
+    """Notes below a run's values: GPU load, parent run, checkpoint, store, and the run's message."""
+    saved, store, gpu = now["checkpoint"], now["store"], _gpu_summary(now)
+    ended = now["state"] in ("finished", "failed", "interrupted")
     lines = []
-    if card is not None and card.verdict and now["phase"] == "training":
-        lines.append(f"<span class='kit-bad'>{html.escape(card.verdict)}</span>")
-    elif card is not None:
-        shares = " and ".join(f"{seen['busy_percent']:.0f} % of {phase}s" for phase, seen in now["gpu"].items())
-        lines.append(f"The GPU was busy {shares}; {card.memory_bytes / 1e9:.1f} GB of its memory are in use.")
+    if gpu is not None and gpu.verdict and now["phase"] == "training":
+        lines.append(f"<span class='kit-bad'>{html.escape(gpu.verdict)}</span>")
+    elif gpu is not None:
+        loads = " and ".join(f"{load['busy_percent']:.0f} % of {phase}s" for phase, load in now["gpu"].items())
+        lines.append(f"The GPU was busy {loads}; {gpu.memory_bytes / 1e9:.1f} GB of its memory are in use.")
     if now.get("parent"):
         name, step = now["parent"]
-        of = "" if step is None else f" of step {step:,}"
-        lines.append(f"Began with the policy{of} of {html.escape(name)}.")
+        at_step = "" if step is None else f" of step {step:,}"
+        lines.append(f"Training started from the policy{at_step} of {html.escape(name)}.")
     if now.get("branches"):
         lines.append(f"Branches: {html.escape(', '.join(now['branches']))}.")
     if now.get("plan"):
         lines.append(f"{html.escape(now['plan'])}.")
     if saved:
-        age = "" if over else f", {ago(saved['time'])}"  # nobody would see it grow
+        age = "" if ended else f", {ago(saved['time'])}"  # an ended run is not redrawn, so its age would be wrong
         lines.append(f"Saved on this machine: step {saved['step']:,}{age}.")
+    if saved and now["state"] in ("interrupted", "failed"):
+        lines.append(
+            f"Resume continues from step {saved['step']:,}. The step count may go back to it: checkpoints are written "
+            "between iterations, and the steps of an unfinished iteration are repeated."
+        )
     if store:
-        lines.append(_arrival(store))
-    if over and now.get("started") and now.get("updated"):
+        lines.append(_store_line(store))
+    if ended and now.get("started") and now.get("updated"):
         lines.append(f"The last session took {duration(now['updated'] - now['started'])}.")
     if now["message"] and now["state"] != "finished":
         bad = "kit-bad" if now["state"] == "failed" else ""
@@ -164,35 +182,38 @@ def notes(now: dict[str, Any]) -> str:
     return "".join(f"<div class='kit-note'>{entry}</div>" for entry in lines)
 
 
-def _card(now: dict[str, Any]) -> Summary | None:
-    """What the card did in rollouts and updates together."""
-    return total([Summary(**seen) for seen in (now["gpu"] or {}).values()])
+def _gpu_summary(now: dict[str, Any]) -> Summary | None:
+    """Return the GPU's load over rollouts and updates."""
+    return total([Summary(**load) for load in (now["gpu"] or {}).values()])
 
 
-def _arrival(store: dict[str, Any]) -> str:
+def _store_line(store: dict[str, Any]) -> str:
+    """Say how far the copy of the run in its store is."""
     where = html.escape(str(store.get("url", "the store")))
     step, moment, state = (store.get(name) for name in ("step", "time", "state"))
     arrived = f"Verified in {where}: step {step:,}, {ago(moment)}." if step is not None and moment else ""
     if state == "failing":
         reason = html.escape(str(store.get("error") or "no reason given"))
-        trouble = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."
-        return f"<span class='kit-bad'>{trouble}</span> {arrived}"
+        failure = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."
+        return f"<span class='kit-bad'>{failure}</span> {arrived}"
     if not arrived:
         return f"Copying to {where}."
-    remark = f" {html.escape(str(store['error']))}" if store.get("error") else ""
-    return f"<span class='kit-good'>{arrived}</span>{remark}" if state == "ok" else f"{arrived} Copying newer steps."
+    warning = f" {html.escape(str(store['error']))}" if store.get("error") else ""
+    return f"<span class='kit-good'>{arrived}</span>{warning}" if state == "ok" else f"{arrived} Copying newer steps."
 
 
-def note(sentence: str, bad: bool = False) -> str:
-    return f"<div class='kit-note{' kit-bad' if bad else ''}'>{html.escape(sentence)}</div>"
+def note(text: str, bad: bool = False) -> str:
+    """A line of small text, in red if `bad`."""
+    return f"<div class='kit-note{' kit-bad' if bad else ''}'>{html.escape(text)}</div>"
 
 
 def percent(rate: float) -> str:
+    """Format 0.97 as "97 %"."""
     return f"{100 * rate:.0f} %"
 
 
 def ago(moment: float) -> str:
-    """Such as "12 s ago", from unix seconds."""
+    """Format unix seconds as an age, such as "12 s ago"."""
     seconds = max(0.0, time.time() - moment)
     if seconds < 2:
         return "just now"

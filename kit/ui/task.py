@@ -1,4 +1,4 @@
-"""A task on one card: a picture, what it sees and does, what it is paid for, when an episode ends."""
+"""A task's description as a page: an image, observations, actions, reward terms, and when an episode ends."""
 
 from __future__ import annotations
 
@@ -19,102 +19,104 @@ from kit.errors import UserError, need
 from kit.ui import style
 
 SIZE = 300
-"""Pixels a side of the picture."""
+"""Width and height of the image in pixels."""
 AFTER = 10
-"""Steps at random into an episode, so that something happens."""
+"""Number of random steps before the image is taken, so that something moves."""
 
 
 def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
-    """What `env` is, made from the task's own declarations; of a Gymnasium env, what can be known. A few seconds."""
-    made = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
+    """Describe `env` from the task's own declarations, or from the spaces of a Gymnasium env. Takes a few seconds."""
+    vec_env = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
     try:
-        said: TaskInfo = getattr(made, "task_info", TaskInfo())
+        info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
         rows = [
-            ("It sees", _parts(seen(made.observation_space, said))),
-            ("It does", _parts(said.does or [_space("", made.action_space)])),
-            ("It is paid", [f"<b>{weight:+.4g}</b> {html.escape(what)}" for weight, what in said.pays]),
-            ("An episode", [_episode(made, said)]),
-            ("Success", [html.escape(said.succeeds)] if said.succeeds else []),
-            ("To train", [f"{steps:,} steps{_lessons(said)}"] if (steps := sensible_steps(env)) else []),
+            ("Observation", _lines(observation_fields(vec_env.observation_space, info))),
+            ("Action", _lines(info.does or [_field_of_space("", vec_env.action_space)])),
+            ("Reward", [f"<b>{weight:+.4g}</b> {html.escape(term)}" for weight, term in info.pays]),
+            ("Episode", [_episode(vec_env, info)]),
+            ("Success", [html.escape(info.succeeds)] if info.succeeds else []),
+            ("Training", [f"{steps:,} steps{_lessons(info)}"] if (steps := sensible_steps(env)) else []),
         ]
-        picture = _picture(made)
+        png = _render(vec_env)
     finally:
-        made.close()
+        vec_env.close()
     about = _about(env)
     table = "".join(f"<b>{name}</b><div>{'<br>'.join(lines)}</div>" for name, lines in rows if lines)
     body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>"
     body += f"{html.escape(about)}</div>"
-    drawn = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else ""
-    image = f"<img alt='{html.escape(env)}' width='{SIZE}' src='{drawn}' style='border-radius:8px'>" if picture else ""
+    url = f"data:image/png;base64,{base64.b64encode(png).decode()}" if png else ""
+    image = f"<img alt='{html.escape(env)}' width='{SIZE}' src='{url}' style='border-radius:8px'>" if png else ""
     body += style.flex([image, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
-    return style.Page(f"{env}: {about}", body, picture)
+    return style.Page(f"{env}: {about}", body, png)
 
 
 def sensible_steps(env: str) -> int | None:
-    """How long to train, as the task says; None if it does not, or if there is no such task."""
+    """Return the task's recommended number of training steps; None if it has none or the task is unknown."""
     try:
         return getattr(envs.find(env), "train_steps", None)
     except UserError:
         return None
 
 
-def seen(space: gymnasium.Space, said: TaskInfo) -> list[Field]:
-    """The observation's parts: declared rows of numbers, and what the spaces tell of everything else."""
-    parts: list[Field] = []
+def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
+    """Return the observation's fields: those the task declares, and one made from the space of every other entry."""
+    fields: list[Field] = []
     for path, entry in leaves("obs", space):
         name = path[4:]
-        declared = said.sees.get(name, ())
-        parts += [part._replace(what=f"{name}: {part.what}" if name else part.what) for part in declared]
+        declared = info.sees.get(name, ())
+        fields += [field._replace(what=f"{name}: {field.what}" if name else field.what) for field in declared]
         if not declared:
-            parts.append(_space(name, entry))
-    return parts
+            fields.append(_field_of_space(name, entry))
+    return fields
 
 
-def _space(name: str, space: Any) -> Field:
-    """What is known of one that nobody has described."""
-    shape, of = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
+def _field_of_space(name: str, space: Any) -> Field:
+    """Describe an undeclared entry by its space: images, choices, or numbers with their bounds."""
+    shape, prefix = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
     if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
         _, height, width = sorted(shape[-3:])
         latest = f", the latest {shape[0]}" if len(shape) == 4 else ""
-        return Field(f"{of}pictures of {width} × {height} pixels{latest}", 0)
+        return Field(f"{prefix}images of {width} × {height} pixels{latest}", 0)
     if isinstance(space, gymnasium.spaces.Discrete):
-        return Field(f"{of}one of {space.n} choices", 1)
+        return Field(f"{prefix}one of {space.n} choices", 1)
     bounded = isinstance(space, gymnasium.spaces.Box) and abs(space.low.min()) < 1e6
     bounds = f" from {space.low.min():.4g} to {space.high.max():.4g}" if bounded else ""
-    return Field(f"{of}numbers{bounds}", math.prod(shape))
+    return Field(f"{prefix}numbers{bounds}", math.prod(shape))
 
 
-def _parts(parts: Iterable[Field]) -> list[str]:
-    def unit(part: Field) -> str:
-        scaled = "in units of " if part.unit[:1].isdigit() else ""
-        return f" <span class='kit-dim'>{scaled}{html.escape(part.unit)}</span>" if part.unit else ""
+def _lines(fields: Iterable[Field]) -> list[str]:
+    """Return one line of HTML per field: its width, its meaning and its unit."""
 
-    return [f"<b>{part.width or ''}</b> {html.escape(part.what)}{unit(part)}" for part in parts]
+    def unit(field: Field) -> str:
+        text = f"in units of {field.unit}" if field.unit[:1].isdigit() else field.unit
+        return f" <span class='kit-dim'>{html.escape(text)}</span>" if text else ""
+
+    return [f"<b>{field.width or ''}</b> {html.escape(field.what)}{unit(field)}" for field in fields]
 
 
-def _episode(env: Any, said: TaskInfo) -> str:
+def _episode(env: Any, info: TaskInfo) -> str:
     seconds = env.episode_steps * env.control_dt_s
-    early = f", or earlier: {said.ends}" if said.ends else ""
+    early = f", or earlier: {info.ends}" if info.ends else ""
     return html.escape(f"ends after {env.episode_steps:,} steps, {seconds:,.0f} s{early}")
 
 
-def _lessons(said: TaskInfo) -> str:
-    return f" a lesson: {html.escape(said.lessons)}" if said.lessons else ""
+def _lessons(info: TaskInfo) -> str:
+    return f" per lesson: {html.escape(info.lessons)}" if info.lessons else ""
 
 
 def _about(env: str) -> str:
-    """The first paragraph that its class says of itself."""
-    found: Any = envs.find(env)
-    if isinstance(found, gymnasium.envs.registration.EnvSpec):
-        entry = found.entry_point
-        found = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    """Return the first paragraph of the env class's docstring."""
+    maker: Any = envs.find(env)
+    if isinstance(maker, gymnasium.envs.registration.EnvSpec):
+        entry = maker.entry_point
+        maker = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     marks = "#", "`" * 3, ":", "<"
-    lines = [line for line in (inspect.getdoc(found) or "").splitlines() if not line.startswith(marks)]
+    lines = [line for line in (inspect.getdoc(maker) or "").splitlines() if not line.startswith(marks)]
     return " ".join("\n".join(lines).strip().split("\n\n")[0].replace("`", "").split())
 
 
-def _picture(env: Any) -> bytes | None:
-    """A PNG, or nothing of an env that draws none."""
+def _render(env: Any) -> bytes | None:
+    """Return an image of the env after a few random steps as PNG; None for an env that renders nothing."""
     mediapy = need("mediapy", "notebook,video")
     if not env.cameras:
         return None
@@ -123,8 +125,8 @@ def _picture(env: Any) -> bytes | None:
     for _ in range(AFTER):
         env.step(torch.as_tensor(env.action_space.sample()).unsqueeze(0))
     try:
-        drawn = env.render(env.cameras[:1], SIZE, SIZE)[0, 0].cpu().numpy()
-    except Exception:  # somebody's env may want a screen or a package
+        image = env.render(env.cameras[:1], SIZE, SIZE)[0, 0].cpu().numpy()
+    except Exception:  # a Gymnasium env may need a display or a package
         return None
-    made: bytes = mediapy.compress_image(drawn)
-    return made
+    png: bytes = mediapy.compress_image(image)
+    return png

@@ -1,4 +1,4 @@
-"""Films of a run's policies: how one is named, found, made and played."""
+"""Videos of a run's policies: file names, recording in this process or another, and HTML players."""
 
 from __future__ import annotations
 
@@ -24,84 +24,88 @@ from kit.machine.settings import worker_environment
 from kit.runs.run import Run
 from kit.runs.video import View, render_video
 from kit.ui import style
-from kit.ui.plots import beside
+from kit.ui.plots import side_by_side
 
 EPISODES = 2
 NICE = 10
-"""About a tenth of a core when training wants all of them."""
+"""Niceness of recording during training: about a tenth of a core when training uses all cores."""
 EVERY_S = 60.0
-"""Time between the end of one filming and the start of the next, while the run trains."""
+"""Seconds between the end of one recording and the start of the next while the run trains."""
 
 
 @dataclass(frozen=True)
-class Film:
-    """Policies of one task beside each other, playing a few episodes."""
+class PolicyVideo:
+    """A video of one or several policies of one task, side by side, in a few episodes."""
 
     views: tuple[View, ...]
     size: int = 320
-    """Pixels a side, of each."""
+    """Width and height of each view in pixels."""
     episodes: int | tuple[int, ...] = EPISODES
-    """So many, or their numbers."""
+    """Number of episodes, or the numbers of certain episodes."""
 
     @property
     def path(self) -> Path:
-        """One policy before its task's first camera, as `kit video` films it, is among the run's `videos`."""
+        """The video file: `videos/step_<step>.mp4` for one policy and the first camera, as `kit video` makes it; any
+        other combination is in `videos/views`, named by a hash."""
         run, step, camera, _ = self.views[0]
         folder = run.path / "videos"
         if len(self.views) == 1 and not camera and isinstance(self.episodes, int):
             return folder / f"step_{step:09d}.mp4"
-        what = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
-        return folder / "views" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.mp4"
+        key = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
+        return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
     def file(self) -> Path:
-        """What was filmed before is not filmed again; else with a progress bar."""
+        """Return the video file; record it first, with a progress bar, if it does not exist."""
         if self.path.exists():
             return self.path
-        with progress_bar(desc="filming", unit="frame", leave=False) as bar:
+        with progress_bar(desc="recording", unit="frame", leave=False) as bar:
 
-            def tell(done: int, at_most: int) -> None:
+            def on_frame(done: int, at_most: int) -> None:
                 bar.total = at_most
                 bar.update(done - bar.n)
 
-            made = render_video(self.views, self.path, self.episodes, self.size, tell)
+            path = render_video(self.views, self.path, self.episodes, self.size, on_frame)
             bar.total = bar.n  # an episode may end early
-            return made
+            return path
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
-        """Film a single view in a process of its own. Raises `UserError` if no process can make the env."""
+        """Record a single view in a separate process. Raises `UserError` if another process cannot create the env."""
         run = self.views[0].run
-        what = [str(run.path), "--step", str(self.views[0].step), "--episodes", str(self.episodes)]
+        arguments = [str(run.path), "--step", str(self.views[0].step), "--episodes", str(self.episodes)]
         return subprocess.Popen(
-            ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *what],
+            ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
             env=worker_environment(1) | child_environ(run.config),
         )  # fmt: skip
 
 
-def wanted(run: Run) -> Film | None:
-    """Of the best policy, or of the latest if none was evaluated; None if there is none or it is filmed already."""
+def missing_video(run: Run) -> PolicyVideo | None:
+    """Return the video of the best policy (or of the latest, if none was evaluated) that is not recorded yet.
+
+    None if there is no policy, if its video exists, or if the packages for videos are missing.
+    """
     policies = [best] if (best := run.best()) else run.checkpoints()
     if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
         return None
-    best_or_latest = Film((View(run, policies[-1].step),))
+    best_or_latest = PolicyVideo((View(run, policies[-1].step),))
     return None if best_or_latest.path.exists() else best_or_latest
 
 
-def finish(run: Run) -> str:
-    """Film the final policy, at full speed now that training is over, and wait for it. What went wrong, if anything."""
-    if (missing := wanted(run)) is None:
+def record_last(run: Run) -> str:
+    """Record the final policy at full speed and wait for it. Returns an error message, or an empty text."""
+    if (missing := missing_video(run)) is None:
         return ""
     try:
         process = missing.start(0, subprocess.PIPE)
     except UserError as error:
         return f"No video: {error}"
     _, err = process.communicate()
-    said = err.strip().splitlines() or ["the filming process failed"]
-    return f"No video: {said[-1]}" if process.returncode else ""
+    lines = err.strip().splitlines() or ["the recording process failed"]
+    return f"No video: {lines[-1]}" if process.returncode else ""
 
 
-class Filming:
-    """Films a run's best policy now and then while it trains. Ask `poll` often; it never blocks."""
+class Recorder:
+    """Records a run's best policy from time to time while it trains. Call `poll` often; it never blocks."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -109,11 +113,11 @@ class Filming:
         self._next = time.monotonic() + EVERY_S / 2
 
     def poll(self, now: dict[str, Any]) -> None:
-        """Start filming if it is time. What fails is tried again: a policy may be replaced while it is read."""
+        """Start recording if it is due. A failure is retried later: a policy may be replaced while it is read."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
-        if due and (missing := wanted(self._run)):
+        if due and (missing := missing_video(self._run)):
             self._next = time.monotonic() + EVERY_S
             with contextlib.suppress(UserError):
                 self._process = missing.start(NICE, subprocess.DEVNULL)
@@ -126,42 +130,45 @@ class Filming:
 
 
 def video(path: Path, width: int = 480) -> style.Page:
-    """A player for display in a notebook."""
+    """Return a player of the video file at `path`, for display in a notebook."""
     return players([(caption(path), path)], width)
 
 
-def players(films: Iterable[tuple[str, Path]], width: int) -> style.Page:
-    """Players beside each other, (caption, path) each. The files travel in the output, so that they play wherever the
-    notebook is opened."""
-    films = list(films)
-    body = style.flex(tag(path, text, width) for text, path in films)
-    return style.Page(", ".join(text for text, _ in films), body, beside([poster(path) for _, path in films]))
+def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
+    """Return video players side by side, from (caption, path) pairs.
+
+    The output contains the files, so the videos play wherever the notebook is opened.
+    """
+    videos = list(videos)
+    body = style.flex(tag(path, text, width) for text, path in videos)
+    posters = side_by_side([poster(path) for _, path in videos])
+    return style.Page(", ".join(text for text, _ in videos), body, posters)
 
 
 def tag(path: Path, caption: str, width: int) -> str:
-    """An HTML5 player of the mp4 at `path`, looping and silent, `width` pixels wide, and a link that saves it."""
-    film, still = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
-    shown = f'poster="data:image/png;base64,{still}" src="data:video/mp4;base64,{film}"'
+    """Return an HTML5 player of the mp4 at `path`, looping and muted, `width` pixels wide, with a link to save it."""
+    mp4, png = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
+    sources = f'poster="data:image/png;base64,{png}" src="data:video/mp4;base64,{mp4}"'
     save = f"<a download='{path.name}' onclick='this.href=this.closest(&quot;figure&quot;).firstChild.src'>save</a>"
     return (
-        f'<figure><video width="{width}" autoplay loop muted playsinline controls {shown}></video>'
+        f'<figure><video width="{width}" autoplay loop muted playsinline controls {sources}></video>'
         f"<figcaption>{html.escape(caption)}{save}</figcaption></figure>"
     )
 
 
 @cache
 def poster(path: Path) -> bytes | None:
-    """The last picture of a film, as PNG: how it ended. None if it cannot be had."""
+    """Return the last frame of a video as PNG; None if it cannot be extracted."""
     if not find_spec("imageio_ffmpeg"):
         return None
     import imageio_ffmpeg
 
     last = ["-sseof", "-0.2", "-i", str(path), "-frames:v", "1", "-c:v", "png", "-f", "image2pipe", "-"]
-    made = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-v", "quiet", *last], capture_output=True, check=False)
-    return made.stdout or None
+    result = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-v", "quiet", *last], capture_output=True, check=False)
+    return result.stdout or None
 
 
 def caption(path: Path) -> str:
-    """Such as "the policy of step 40,000", from a film's file name."""
-    found = re.search(r"step_(\d+)", path.stem)
-    return f"the policy of step {int(found[1]):,}" if found else path.stem
+    """Make a caption such as "the policy of step 40,000" from a video's file name."""
+    match = re.search(r"step_(\d+)", path.stem)
+    return f"the policy of step {int(match[1]):,}" if match else path.stem

@@ -1,4 +1,4 @@
-"""A policy live in the browser: MuJoCo's scene to look at from anywhere, with its checkpoints and a joystick."""
+"""Live 3-D viewer in the browser: a policy plays in MuJoCo's scene, with a choice of checkpoints and a joystick."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from kit.runs.run import Run, opened
 from kit.tasks.joystick.task import Joystick
 
 HEIGHT = 640
-"""Of the view in a notebook, pixels."""
+"""Height of the view in a notebook, in pixels."""
 WALKER = 2.2
-"""Metres of distance for a metre of a robot's height."""
-NOBODY_S = 0.2
-"""Between looks whether somebody has come to see."""
+"""Distance of the camera from a walking robot, in metres per metre of the robot's height."""
+IDLE_S = 0.2
+"""Seconds between checks for a connected browser."""
 
 
 class Viewer:
-    """Plays `run`'s policy of `step` (default: the best; 0: as training began) in real time, over and over, while
-    somebody looks.
+    """Plays the policy of `step` (default: the best; 0: the initial policy) in real time while a browser is connected.
 
-    `url` is where; in a notebook it shows itself. `close` ends it. Raises `UserError` for a task without MuJoCo.
+    Episodes follow each other without end. `url` is the address; in a notebook the viewer displays itself. `close` ends
+    it. Raises `UserError` for a task without MuJoCo.
     """
 
     def __init__(self, run: Run, step: int | str | None = None, port: int = 8080, host: str = "127.0.0.1") -> None:
@@ -43,34 +43,34 @@ class Viewer:
         self._env = make_env(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
-            raise UserError(f"env={run.config.env!r} has no MuJoCo scene to walk about in; `kit video` films it.")
+            raise UserError(f"env={run.config.env!r} has no MuJoCo scene to view; `kit video` records a video of it.")
         self._task = self._env.task
         self._policies = {
             "before training" if run.is_untrained(run.find_or_new(number)) else f"step {number:,}": number
             for number in run.steps()
         }
-        found = run.find_or_new(step)
-        first = found.step if found else 0
+        checkpoint = run.find_or_new(step)
+        first = checkpoint.step if checkpoint else 0
         chosen = next(name for name, number in self._policies.items() if number == first)
         self._server = viser.ViserServer(host=host, port=port, verbose=False)
         self.port = self._server.get_port()
         self.url = f"http://{host}:{self.port}"
-        model = copy.copy(self._task.model)  # to whose looks changes are made
-        model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1  # rgba says it
+        model = copy.copy(self._task.model)  # a copy, because materials are removed from it
+        model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1  # rgba is used
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
         self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
-        self._look()
+        self._place_camera()
         self._build(self._server.gui, chosen)
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._play, name=f"view-{run.name}", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is closed."""
+        """Block until the viewer is closed."""
         self._thread.join()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join()
         self._server.stop()
         self._env.close()
@@ -89,8 +89,8 @@ class Viewer:
             display(IFrame(self.url, "100%", HEIGHT))
         print(self)
 
-    def _look(self) -> None:
-        """As the task's first camera does, if it has one; a robot that walks, from where it is."""
+    def _place_camera(self) -> None:
+        """Place the viewpoint at the task's first camera, if it has one; for a walking robot, near the robot."""
         self._env.reset(seed=0)
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:
@@ -102,64 +102,67 @@ class Viewer:
             at = eye + (sim.xpos[0, 1:].mean(0) - eye).norm() * ahead
             camera.position, camera.look_at = eye.tolist(), at.tolist()
 
-    # -- what can be set -------------------------------------------------------------------------------------------
+    # -- controls --------------------------------------------------------------------------------------------------
 
     def _build(self, gui: Any, chosen: str) -> None:
-        self._said = gui.add_markdown("")
+        self._caption = gui.add_markdown("")
         self._policy = gui.add_dropdown("policy", list(self._policies), initial_value=chosen)
-        self._noise = gui.add_checkbox("with its noise", initial_value=False)
+        self._noise = gui.add_checkbox("random actions (exploration noise)", initial_value=False)
         self._speed = gui.add_slider("speed", 0.1, 3.0, 0.1, initial_value=1.0)
-        self._still = gui.add_checkbox("stand still", initial_value=False)
-        self._anew = False
+        self._paused = gui.add_checkbox("pause", initial_value=False)
+        self._new_episode = False
         button = gui.add_button("new episode")
-        button.on_click(lambda _: setattr(self, "_anew", True))
+        button.on_click(lambda _: setattr(self, "_new_episode", True))
         self._joystick: list[Any] = []
         if isinstance(self._task, Joystick):
             with gui.add_folder("joystick"):
-                self._own = gui.add_checkbox("I steer", initial_value=False)
-                names = ("ahead, m/s", "to the left, m/s", "turning, rad/s")
+                self._steer = gui.add_checkbox("steer with these sliders", initial_value=False)
+                names = ("forward, m/s", "left, m/s", "turn, rad/s")
                 limits = zip(names, self._task.most_speed, strict=True)
                 self._joystick = [gui.add_slider(name, -most, most, 0.05, initial_value=0.0) for name, most in limits]
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- playing ---------------------------------------------------------------------------------------------------
 
     def _play(self) -> None:
         torch.set_num_threads(1)
-        begin, loaded, episode = True, None, 0
-        while not self._over.is_set():
+        restart, loaded, episode = True, None, 0
+        while not self._closed.is_set():
             if not self._server.get_clients():
-                self._over.wait(NOBODY_S)
+                self._closed.wait(IDLE_S)
                 continue
-            asked = self._policies[self._policy.value], self._noise.value
-            if asked != loaded:
-                policy = load_policy(self.run.config, self.run.find_or_new(asked[0]))
-                actor, begin, loaded = policy.as_actor(not asked[1]), True, asked
-            if begin or self._anew:
-                episode, self._anew, step, returned = episode + 1, False, 0, 0.0
+            requested = self._policies[self._policy.value], self._noise.value
+            if requested != loaded:
+                policy = load_policy(self.run.config, self.run.find_or_new(requested[0]))
+                actor, restart, loaded = policy.as_actor(not requested[1]), True, requested
+            if restart or self._new_episode:
+                episode, self._new_episode, step, episode_return = episode + 1, False, 0, 0.0
                 obs = self._env.reset(seed=self.run.config.seed + EVAL_SEED + episode)
-                steps, begin = play(self._env, actor, obs, episodes=1), False
-                self._said.content = f"episode {episode}, step 0"
-                self._show()
+                transitions, restart = play(self._env, actor, obs, episodes=1), False
+                self._caption.content = f"episode {episode}, step 0"
+                self._update_scene()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
-            if isinstance(self._task, Joystick) and self._own.value:
+            if isinstance(self._task, Joystick) and self._steer.value:
                 self._task.steer(torch.tensor([slider.value for slider in self._joystick]))
-            if not self._still.value:
-                played = next(steps)
-                step, returned, begin = step + 1, returned + float(played.reward[0]), bool(played.ended[0])
-                said = played.info.get("success") if begin else None
-                success = "" if said is None else "**success**" if said[0] else "no success"
-                self._said.content = f"episode {episode}, step {step}, return {returned:.2f} {success}"
-                if not begin:
-                    self._show()
-            self._over.wait(max(0.0, due - time.monotonic()))
+            if not self._paused.value:
+                transition = next(transitions)
+                step, restart = step + 1, bool(transition.ended[0])
+                episode_return += float(transition.reward[0])
+                flags = transition.info.get("success") if restart else None
+                success = "" if flags is None else "**success**" if flags[0] else "no success"
+                self._caption.content = f"episode {episode}, step {step}, return {episode_return:.2f} {success}"
+                if not restart:
+                    self._update_scene()
+            self._closed.wait(max(0.0, due - time.monotonic()))
 
-    def _show(self) -> None:
+    def _update_scene(self) -> None:
         sim = self._task.sim
         arrays = [sim.field(name).numpy() for name in ("xpos", "xmat", "mocap_pos", "mocap_quat")]
         self._scene.update_from_arrays(*arrays)
 
 
 def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080, trust: bool = False) -> Viewer:
-    """The policy of `step` (default: the best) of `run` live in this notebook; on a machine far away, in Colab's own
-    window for ports, or with `ssh -L`. Needs the extra `view`. `trust` as in `kit.resume`."""
+    """Show the policy of `step` (default: the best) of `run` live in this notebook.
+
+    On a remote machine it works in Colab, or through `ssh -L`. Needs the extra `view`. `trust` as in `kit.resume`.
+    """
     return Viewer(opened(run, trust), step, port)

@@ -67,7 +67,7 @@ def test_step_0_of_a_run_from_another_is_the_others_policy(
     assert len({path.read_bytes() for path in films}) == 1, "the same episode, acted without noise"
 
     page = gallery.checkpoints_side_by_side(run, cameras=["front"], episodes=1)._repr_html_()
-    assert "before training" not in page and "step 0, 0 % of the way · step 64, 100 % of the way" in page
+    assert "before training" not in page and "step 0, 0 % of training · step 64, 100 % of training" in page
     assert older or recorded(run) is False
 
 

@@ -20,7 +20,7 @@ from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import work
-from kit.scale.batch import check, do_all, of_file, planned, slots
+from kit.scale.batch import check, plan_jobs, read_jobs, run_batch, slots
 from kit.scale.files import standing
 from kit.scale.sweep import plan
 from kit.scale.work import Results
@@ -51,13 +51,13 @@ class Breaks(Corridor):
 
 def test_every_job_has_a_name_that_it_keeps() -> None:
     jobs = [{"algo": "PPO"}, {"algo": "PPO", "overrides": {"gamma": 0.9}}, {"algo": "A2C", "run_name": "mine"}]
-    names = [job.config.run_name for job in planned(jobs, 2, "night")]
+    names = [job.config.run_name for job in plan_jobs(jobs, 2, "night")]
     assert names == [
         *("night-reach-ppo-s0", "night-reach-ppo-s1", "night-reach-ppo-s0-2", "night-reach-ppo-s1-2"),
         *("mine-s0", "mine-s1"),
     ]
-    assert [job.config.seed for job in planned([{}], [3, 5], "b")] == [3, 5]
-    assert [job.config.run_name for job in planned([{"run_name": "mine"}], None, "b")] == ["mine"]
+    assert [job.config.seed for job in plan_jobs([{}], [3, 5], "b")] == [3, 5]
+    assert [job.config.run_name for job in plan_jobs([{"run_name": "mine"}], None, "b")] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     fields = {"env": "Reach", "n_envs": 2, "device": "cpu", "total_steps": 6400, "overrides": SMALL["PPO"]}
     Path("jobs.yaml").write_text(json.dumps({**fields, "jobs": [held, lost, {"run_name": "a"}, {"run_name": "b"}]}))
     lease.acquire(open_store(tmp_path / "held", write=True), "held", "another", ttl_s=1000)
-    jobs, engine = of_file("jobs.yaml", at_once=1)
+    jobs, engine = read_jobs("jobs.yaml", at_once=1)
     status = [sys.executable, "-m", "kit", "batch", "status", "jobs.yaml", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     told: list[list[str]] = []
@@ -119,7 +119,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        do_all(jobs, [job.config for job in jobs], engine, "jobs", look)
+        run_batch(jobs, [job.config for job in jobs], engine, "jobs", look)
     when = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     assert re.fullmatch(rf"another machine has it \(until {when[6:]} unless it renews\), {when}", told[0][0])
     assert re.fullmatch(rf"its store does not answer \(store='.*lost' cannot be reach.*\), {when}", told[0][1])
@@ -133,7 +133,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
-    jobs = planned([{"device": "cpu"}], 8, "b")
+    jobs = plan_jobs([{"device": "cpu"}], 8, "b")
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
     assert slots([job.config for job in jobs], 8, None) == 3 and slots([], 8, 2) == 2
@@ -146,7 +146,7 @@ def test_how_many_go_side_by_side_follows_the_device_that_auto_becomes(monkeypat
     """Preset fast is made for a GPU, so auto is cuda for it where there is one; Reach's own row is not."""
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 4)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 100_000_000_000)
-    big, small = (planned([{"preset": preset}], 4, "b") for preset in ("fast", "auto"))
+    big, small = (plan_jobs([{"preset": preset}], 4, "b") for preset in ("fast", "auto"))
     search = {"sweep": {"space": {"preset": ["auto", "fast"]}}}
     for works, room in ((False, 4), (True, 1)):
         monkeypatch.setattr("kit.machine.settings.gpu_works", lambda works=works: works)

@@ -21,8 +21,8 @@ import kit
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
-from kit.scale.notebooks import planned, retry
-from kit.scale.shelf import Shelf
+from kit.scale.notebooks import plan_jobs, retry
+from kit.scale.store_folder import StoreFolder
 from kit.stores import LeaseHeld, lease, open_store
 from tests.runs.crash import create, kill_everything_in
 from tests.stores.conftest import hub  # noqa: F401 - a fixture
@@ -60,7 +60,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("changes", "words"),
     [
         ({"parameters": {"sed": 3}}, r"sed=3 is not a parameter of train.ipynb; it has seed, run_name, runs_dir"),
-        ({"grid": {"seed": 3}}, r"of a grid each value is a list"),
+        ({"grid": {"seed": 3}}, r"each value of `grid` a list"),
         ({"notebook": "gone.ipynb"}, r"notebook='gone.ipynb' does not exist"),
         ({"grids": {}}, r"grids=\{\} is unknown; valid are notebook"),
     ],
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: d
     jobs.write_text(yaml.safe_dump({**content, "store": None, **changes}))
     with pytest.raises(UserError, match=words):
         kit.notebooks(jobs)
-    with pytest.raises(UserError, match=r"holds a notebook; `kit batch bulk\.yaml` and kit\.notebooks"):
+    with pytest.raises(UserError, match=r"holds a notebook; run it with `kit batch bulk\.yaml` or kit\.notebooks"):
         kit.batch(jobs)
     assert not Path("runs").exists()
 
@@ -103,7 +103,7 @@ def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, 
 
     assert [row["state"] for row in kit.notebooks(jobs)] == ["finished", "failed"], "nothing is begun again"
     assert retry(jobs) == ["bulk-s1"]
-    assert planned(jobs)[0][1].result is None
+    assert plan_jobs(jobs)[0][1].result is None
 
 
 @pytest.mark.storm
@@ -161,7 +161,7 @@ def test_who_was_cut_off_writes_nothing_over_its_successor(tmp_path: Path, monke
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notebook.ipynb").write_text(name)
-        shelves[name] = Shelf(str(tmp_path / "store"), tmp_path / name, "bulk/job", name)
+        shelves[name] = StoreFolder(str(tmp_path / "store"), tmp_path / name, "bulk/job", name)
     shelves["first"].put("notebook.ipynb")
     with pytest.raises(LeaseHeld):
         shelves["second"].put("notebook.ipynb")

@@ -18,7 +18,7 @@ from kit.cli import main
 from kit.errors import UserError
 from kit.measure.speed import Speed
 from kit.scale.cloud import asked, plan, task
-from kit.scale.notebooks import planned
+from kit.scale.notebooks import plan_jobs
 from tests.runs.crash import create
 
 VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
@@ -88,13 +88,13 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
 @pytest.mark.parametrize(
     ("fields", "where", "words"),
     [
-        ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 goes with the machine; write one such as hf://"),
-        ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 goes with the machine"),
+        ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 is lost with the machine; use one such as hf://"),
+        ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 is lost with the machine"),
         ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
-        ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; say --on-demand"),
-        ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' can be had on runpod alone"),
-        ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach goes with the machine"),
+        ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; add --on-demand"),
+        ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' works only on runpod"),
+        ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach is lost with the machine"),
     ],
 )
 def test_what_a_provider_cannot_do_is_said_before_anything_is_rented(
@@ -125,7 +125,7 @@ def test_searches_and_notebooks_are_rented_for_too(home: Path) -> None:
     subprocess.run(["bash", "-ec", found["run"].replace("kit batch", "true")], cwd="machine", check=True)
     assert nbformat.read("machine/own.ipynb", 4) == nbformat.read("lab/own.ipynb", 4)
     os.chdir("machine")
-    assert [job.parameters for job in planned(Path("reach.yaml"))[0]] == [{"seed": 0}, {"seed": 1}]
+    assert [job.parameters for job in plan_jobs(Path("reach.yaml"))[0]] == [{"seed": 0}, {"seed": 1}]
 
 
 def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_chosen_values_go_where_they_belong() -> None:
     config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
     assert (config.n_envs, config.run_name, engine.at_once) == (4, "t", 2)
     assert config.overrides == SMALL | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
-    with pytest.raises(UserError, match=r"holds a sweep; `kit batch search\.yaml` and kit\.sweep"):
+    with pytest.raises(UserError, match=r"holds a sweep; run it with `kit batch search\.yaml` or kit\.sweep"):
         kit.batch("search.yaml")
 
 
@@ -157,7 +157,7 @@ def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
 
     before = tree()
     assert kit.ui.sweep(path).text.startswith("search: no trials yet.") and tree() == before
-    with pytest.raises(UserError, match="no trial was begun yet"):
+    with pytest.raises(UserError, match="no trial has started yet"):
         files.standing(path)
     assert tree() == before and not Path("runs").exists()
 
@@ -249,6 +249,6 @@ def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
         assert kit.Run(f"runs/{row['run']}").status()["state"] == "interrupted", "it can be resumed"
     assert found.best is not None and found.best.env_options["pay"] == max(done)
     page = kit.ui.sweep(path)
-    assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.picture is not None
-    assert "The best, for kit train FILE" in page.body
+    assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.image is not None
+    assert "The best config, for kit train FILE" in page.body
     assert Sweep(plan(path)[0]).rows() == found.rows()

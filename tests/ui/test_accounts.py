@@ -34,5 +34,5 @@ def test_policies_stand_beside_the_scripted_wiper(tmp_path: Path) -> None:
 
 
 def test_other_tasks_keep_no_account(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no evaluation with an account of shifts; train Dishwashing"):
+    with pytest.raises(UserError, match="no shift metrics in its evaluations; train Dishwashing"):
         accounts.economy(make_run(tmp_path))

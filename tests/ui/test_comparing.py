@@ -136,14 +136,14 @@ def test_the_verdict_is_said(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path, f"q{i}", [0.0, 0.9, 1.0], seed=i) for i in range(3)]
     runs += [evaluated(tmp_path, f"s{i}", [0.0, 0.1, 0.2 + i / 10], seed=i, algo="A2C") for i in range(3)]
     page = comparing.compare(runs)
-    said = "Reach: PPO is the best, with 100 %; A2C stays behind. PPO is the first at 90 %, after 200 steps, 2 s."
-    said += " With so few seeds that is a hint, no proof."
+    said = "Reach: PPO is the best, with 100 %; A2C is worse. PPO is the first to reach 90 %, after 200 steps, 2 s."
+    said += " With so few seeds this is a hint, not a proof."
     assert repr(page).startswith(said + "\n") and said in page._repr_html_()
     assert "100 % (94 % to 100 %)" in page.text and "data:image/png;base64,iVBOR" in page.body
     alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
-    assert "PPO and SAC cannot be told apart (100 % at best)." in alike.text
-    assert "One or two seeds say nothing about others; train three or more." in alike.text
-    assert " to " not in alike.text.split("train three or more.")[1], "nor has one an interval"
+    assert "PPO and SAC are not measurably different (best: 100 %)." in alike.text
+    assert "One or two seeds do not show what other seeds would reach; train three or more." in alike.text
+    assert "% to " not in alike.text.split("train three or more.")[1], "nor has one an interval"
 
 
 def test_four_equal_configs_are_not_told_apart(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_four_equal_configs_are_not_told_apart(tmp_path: Path) -> None:
             for column, letter in enumerate(letters)
             for seed, score in enumerate(drawn[column])
         ]
-        wrong += "behind" in comparing.verdict(comparing.standings(runs).droplevel(0), percent=True)
+        wrong += "worse" in comparing.verdict(comparing.standings(runs).droplevel(0), percent=True)
     assert wrong <= 1
     assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
 

@@ -81,7 +81,7 @@ def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
     wait_for(lambda: not board.pause_button.disabled)
 
 
-def test_the_session_clock_and_an_idle_card(tmp_path: Path) -> None:
+def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     run = make_run(tmp_path, config={"session_limit": "1h"}, started=time.time() - 1800, phase="training")
     now = run.status()
     left = dashboard_module.session_left_s(run, now)
@@ -127,26 +127,26 @@ def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
     assert charts([], 1000).count("no data yet") == 2
 
 
-def test_a_film_is_wanted_of_what_no_video_shows(tmp_path: Path) -> None:
+def test_the_missing_video_is_of_a_policy_without_one(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    assert videos.wanted(run) is None, "there is no policy yet"
+    assert videos.missing_video(run) is None, "there is no policy yet"
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    film = videos.wanted(run)
-    assert film is not None and film.path == run.path / "videos" / "step_000000600.mp4"
-    film.path.write_bytes(b"")
-    with temporary(film.path.parent) as half:
-        (half / "film.mp4").write_bytes(b"half of a film")
-        assert videos.wanted(run) is None
-        assert run.videos == [film.path]
+    video = videos.missing_video(run)
+    assert video is not None and video.path == run.path / "videos" / "step_000000600.mp4"
+    video.path.write_bytes(b"")
+    with temporary(video.path.parent) as half:
+        (half / "video.mp4").write_bytes(b"half of a video")
+        assert videos.missing_video(run) is None
+        assert run.videos == [video.path]
 
 
-def test_a_filming_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_recording_that_fails_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
-    assert videos.finish(run).startswith("No video: ")
+    assert videos.record_last(run).startswith("No video: ")
 
 
-def test_films_are_made_by_a_process_that_finds_the_users_own_env(
+def test_videos_are_recorded_by_a_process_that_finds_the_users_own_env(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_worlds.py").write_text("import gymnasium\n\nclass Mine(gymnasium.Env):\n    pass\n")
@@ -155,6 +155,6 @@ def test_films_are_made_by_a_process_that_finds_the_users_own_env(
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(options))
     run = make_run(tmp_path, config={"env": "my_worlds:Mine"})
     permit(run.config, trust=True)  # as who trained it here has
-    videos.Film((View(run, 600),)).start(0, subprocess.DEVNULL)
+    videos.PolicyVideo((View(run, 600),)).start(0, subprocess.DEVNULL)
     assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
     assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")

@@ -104,7 +104,7 @@ def test_a_reloaded_page_and_a_restarted_kernel_find_their_run(train: Notebook) 
     train.idle()
     assert run.is_working(), "training is a process of its own"
     train.run_all()
-    train.see(".kit-label", "kept is at work already", 120)
+    train.see(".kit-label", "kept is already training", 120)
     train.see(".kit-head", "training")
     press(train, "stop")
     train.see(".kit-head", "interrupted")

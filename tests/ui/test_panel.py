@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 import yaml
+from gymnasium.spaces import Box
 
 from kit import cli
-from kit.config import RunConfig
+from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
 from kit.measure import speed
 from kit.measure.speed import Speed
+from kit.trainers import algorithm
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
 from kit.ui.headless import RunFailed
+from kit.ui.hyper import Hyperparameters, stock_value
 from kit.ui.panel import TrainPanel
 from tests.ui.fabricate import at_work, make_run, wait_for
 
-pytest.importorskip("ipywidgets")
+ipywidgets = pytest.importorskip("ipywidgets")
 
 
 @pytest.fixture(autouse=True)
@@ -244,7 +247,7 @@ def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
         panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
         assert panel.run is not None and panel.run.name == "busy"
         assert panel.form.read() == run.config, "the form shows what is at work"
-        assert "busy is at work already" in panel.label.value
+        assert "busy is already training" in panel.label.value
         wait_for(lambda: "training" in panel._head.value)
         assert panel.train_button.disabled
     wait_for(lambda: not panel.train_button.disabled)
@@ -280,3 +283,23 @@ def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch:
         TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
         assert bool(ended) == safe
         ended.clear()
+
+
+@pytest.mark.parametrize(
+    ("typed", "layers"), [("64,64", [64, 64]), ("128, 64", [128, 64]), ("[32]", [32]), ("256,256", [256, 256])]
+)
+def test_layers_may_be_typed_without_brackets(typed: str, layers: list[int]) -> None:
+    overrides: list[dict[str, Any]] = []
+    form = Hyperparameters(ipywidgets, overrides.append)
+    form._edited("net_arch", typed)
+    assert overrides == [{"policy_kwargs": {"net_arch": layers}}]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_grey_defaults_are_those_of_stable_baselines3(algo: str) -> None:
+    record, space = algorithm.find(algo), Box(-1.0, 1.0, (3,))
+    policy = record.policy(space, space, lambda _: 1e-3)
+    layers = policy.net_arch["pi"] if isinstance(policy.net_arch, dict) else policy.net_arch
+    assert stock_value(record, "net_arch") == layers
+    assert stock_value(record, "activation_fn") == policy.activation_fn.__name__.lower()
+    assert stock_value(record, "target_kl") is None

@@ -83,5 +83,5 @@ def test_the_policy_counts_the_steps_of_its_episode(
 
 def test_where_a_recurrent_policy_looks_is_not_shown(run: Run) -> None:
     pytest.importorskip("mediapy")
-    with pytest.raises(UserError, match="remembers, so that its action hangs on more than what it sees now"):
+    with pytest.raises(UserError, match="is recurrent: its actions depend on more than the current image"):
         what_it_sees(run, 0)

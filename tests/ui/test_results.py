@@ -66,7 +66,8 @@ def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> N
     row = {"step": 600, "test/step": 400, "test/episodes": 20, "test/success_rate": 0.97, "test/mean_return": 4.25}
     with (run.path / "metrics.jsonl").open("a") as rows:
         rows.write(json.dumps(row) + "\n")
-    said = "Tested in 20 episodes that chose nothing: the policy of step 400, best in the evaluations before."
+    said = "Tested in 20 new episodes, which were not used to choose the policy: "
+    said += "the policy of step 400, the best in the evaluations."
     shown = result.result(run)
     assert said in repr(shown) and said in shown._repr_html_()
     assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
@@ -74,8 +75,9 @@ def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("gain", "words", "good"),
-    [(3.0, "It learnt: a return of 3.50, where it began with 0.50.", True),
-     (2.0, "It learnt nothing that shows: a return of 2.50", False), (-3.0, "It got worse: a return of -2.50", False)],
+    [(3.0, "It learnt: a mean return of 3.50, from 0.50 at the start.", True),
+     (2.0, "No measurable improvement: a mean return of 2.50", False),
+     (-3.0, "It got worse: a mean return of -2.50", False)],
 )  # fmt: skip
 def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float, words: str, good: bool) -> None:
     """Chance: 3 / √9 and 4 / √16, together √2; twice that is 2.83."""
@@ -92,7 +94,7 @@ def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float
 
 @pytest.mark.parametrize(
     ("rate", "words"),
-    [(0.7, "It learnt: 70 % success, where it began with 0 %."), (0.2, "It learnt nothing that shows: a return of 21")],
+    [(0.7, "It learnt: 70 % success, from 0 % at the start."), (0.2, "No measurable improvement: a mean return of 21")],
 )
 def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str) -> None:
     """By Wilson, none of 20 leaves up to 16.1 % open, 4 of 20 down to 8.1 %: √(16.1² + 11.9²) is just above 20 %."""
@@ -162,13 +164,13 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
     for _ in range(2):
         page = gallery.checkpoints_side_by_side(run, cameras=["front"])._repr_html_()
     assert filmed == [([(0, "front"), (600, "front")], 400)]
-    assert "before training · step 600, 60 % of the way" in page
+    assert "before training · step 600, 60 % of training" in page
     assert run.videos == [], "views are no films of the run's"
 
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
-    (entry,) = resume.entries(tmp_path)
+    (entry,) = resume.list_entries(tmp_path)
     assert resume.line(entry) == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children

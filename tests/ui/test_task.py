@@ -1,4 +1,4 @@
-"""The card of a task, made from what the task declares."""
+"""The description page of a task, made from the task's declarations."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ from kit.ui import task
 
 
 def lines(page) -> list[str]:
-    """The card's lines, without markup."""
+    """The page's lines, without markup."""
     return [html.unescape(re.sub("<[^>]+>", "", line)) for line in re.split("<br>|</?div[^>]*>", page._repr_html_())]
 
 
 def test_reach_says_what_it_sees_does_and_is_paid_for():
     said = lines(task("Reach"))
-    assert "7 joint angles of the arm rad" in said and "3 vector from the hand to the goal in units of 0.25 m" in said
-    assert "7 joint velocities of the arm rad/s" in said
-    assert "+5 per metre that the hand moves closer to the goal" in said
-    assert "-0.002 per step, times the sum of squared actions" in said
+    assert "7 angles of the arm's joints rad" in said and "3 from the hand to the goal in units of 0.25 m" in said
+    assert "7 velocities of the arm's joints rad/s" in said
+    assert "+5 a metre nearer to the goal" in said and "-0.002 a step at full speed of one joint" in said
     assert "ends after 100 steps, 5 s, or earlier: the gripper has closed" in said
     assert "the hand has come within 15 cm of the goal" in said and "100,000 steps" in said
 
 
 def test_what_wants_lessons_says_which():
-    lesson = '16,000,000 steps a lesson: first as it is, then a branch with env_options {"presence": 0}'
+    lesson = '16,000,000 steps per lesson: one as it is, then a branch with env_options {"presence": 0}'
     assert any(line.startswith(lesson) for line in lines(task("Mission")))
 
 
 def test_options_change_the_card():
     seen = lines(task("ReachVision", {"cameras": ["top"], "size": 32, "frames": 2, "joints": False}))
-    assert " top: pictures of 32 × 32 pixels, the latest 2" in seen and not any("angles" in line for line in seen)
-    assert "at least 2 attackers have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
+    assert " top: images of 32 × 32 pixels, the latest 2" in seen and not any("angles" in line for line in seen)
+    assert "2 attackers together have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_task_of_the_library_says_all(name):
     page = task(name)
     said = page._repr_html_()
-    assert all(f"<b>{what}</b>" in said for what in ("It sees", "It does", "It is paid", "An episode", "To train"))
+    assert all(f"<b>{what}</b>" in said for what in ("Observation", "Action", "Reward", "Episode", "Training"))
     assert "data:image/png;base64" in said and len(page.text) > 30
 
 
@@ -50,7 +49,7 @@ def test_of_others_what_can_be_known():
     said = lines(task("CartPole-v1"))
     assert "4 numbers" in said and "1 one of 2 choices" in said and "ends after 500 steps, 10 s" in said
     said = lines(task("tests.envs.corridor:Corridor"))
-    assert " picture: pictures of 36 × 36 pixels" in said and "ends after 12 steps, 1 s" in said
+    assert " picture: images of 36 × 36 pixels" in said and "ends after 12 steps, 1 s" in said
 
 
 def test_an_unknown_task_is_a_sentence():

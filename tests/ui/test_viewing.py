@@ -21,17 +21,17 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def episode(shown: Viewer) -> int:
-    return int(shown._said.content.split()[1].rstrip(","))
+    return int(shown._caption.content.split()[1].rstrip(","))
 
 
-def test_a_policy_plays_while_somebody_looks(tmp_path: Path, page: Any) -> None:
+def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) -> None:
     pytest.importorskip("mjviser")
     threads = torch.get_num_threads()
     shown = kit.ui.view(create(tmp_path, "arm"), 0, port=8890)
     try:
-        assert shown._said.content == "", "nobody looks yet"
+        assert shown._caption.content == "", "no browser is connected yet"
         page.goto(shown.url)
-        wait_for(lambda: "episode 1, step" in shown._said.content, 60)
+        wait_for(lambda: "episode 1, step" in shown._caption.content, 60)
         shown._speed.value = 0.1  # by itself an episode would take 50 s
         before = episode(shown)
         page.get_by_text("new episode").click(timeout=60_000)
@@ -60,5 +60,5 @@ def test_a_joystick_steers_until_the_episode_is_over() -> None:
 
 def test_what_cannot_be_viewed_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("mjviser")
-    with pytest.raises(UserError, match="has no MuJoCo scene to walk about in; `kit video` films it"):
+    with pytest.raises(UserError, match="has no MuJoCo scene to view; `kit video` records a video of it"):
         kit.ui.view(create(tmp_path, "walk", env="tests.envs.corridor:Corridor"), 0)

@@ -151,10 +151,10 @@ def paint(v: View):
         colour = over(colour, RED, 0.55 * trail[2])
 
         for k in range(7):
-            kind = 2
+            kind = int(2)
             own = RED
             there = wp.vec4()
-            faint = False
+            faint = bool(False)
             if k < 4:
                 there = v.attackers[w, wp.min(k, 3)]
                 kind = wp.where(k < 2, 0, 1)

@@ -114,8 +114,8 @@ def constants(rules: Rules, guarded: bool) -> Any:
 def compass(k: int) -> wp.vec2:
     """Return the direction of command `k`: 0 stands; 1 to 8 go round from east (1) by north (3) to south-east (8)."""
     diagonal = 0.7071067811865476
-    x = 0.0
-    y = 0.0
+    x = float(0.0)
+    y = float(0.0)
     if k == 1:
         x = 1.0
     elif k == 2:
@@ -159,7 +159,7 @@ def inside(p: wp.vec2) -> wp.vec2:
 def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
     """Return the obstacle whose border is nearest to `p`."""
     best = wp.vec4(0.0, 0.0, 0.0, 0.0)
-    least = 1.0e9
+    least = float(1.0e9)
     for k in range(OBSTACLES):
         gap = wp.length(p - place(discs[k])) - discs[k, 2]
         closer = gap < least
@@ -196,7 +196,7 @@ def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
     """Return whether an obstacle lies between `p` and `q`."""
     way = q - p
     share = 1.0 / wp.max(wp.dot(way, way), 1.0e-6)
-    found = False
+    found = bool(False)
     for k in range(OBSTACLES):
         to = place(discs[k]) - p
         off = to - way * wp.clamp(wp.dot(to, way) * share, 0.0, 1.0)
@@ -213,7 +213,7 @@ def base(field: wp.vec4, i: int) -> wp.vec2:
 @wp.func
 def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
     """Return whether the defender `d` sees the attacker `a`."""
-    seen = False
+    seen = bool(False)
     to = place(a) - place(d)
     square = wp.dot(to, to)
     if a[2] == 0.0 and square <= c.sight * c.sight:
@@ -226,7 +226,7 @@ def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_grou
 @wp.func
 def seen_by_attacker(c: Constants, discs: Discs, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
     """Return whether the attacker `a` sees the defender `d`."""
-    seen = False
+    seen = bool(False)
     to = place(d) - place(a)
     square = wp.dot(to, to)
     if a[2] == 0.0:

@@ -1,4 +1,4 @@
-"""A folder in a store that one process at a time may write, by the store's lease: a notebook's, a search's."""
+"""A folder in a store for a notebook's or a search's files; the store's lease lets one process at a time write it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kit.stores import LeaseHeld, Store, StoreError, lease, open_store
 from kit.stores.redact import redact_bytes
 
 
-class Shelf:
-    """Where the files of `folder` lie in the store at `url`: below `at`. `message` says of each write what it was."""
+class StoreFolder:
+    """Copy of `folder` in the store at `url`, below the path `at`; `message` is the commit message of every write."""
 
     def __init__(self, url: str, folder: Path, at: str, message: str) -> None:
         self._url, self._folder, self._at, self._message = url, folder, at, message
@@ -22,15 +22,20 @@ class Shelf:
 
     @property
     def _store(self) -> Store:
-        """Opened when it is needed: it may be out of reach for a while. Whoever asked for the work has made it: a
-        folder that was made in the place of a lost mount would take what belongs there."""
+        """The store, opened on first use, because it may not answer for a while.
+
+        It is never created here: a new folder in the place of a lost mount would take the files meant for the mount.
+        """
         if self._opened is None:
             self._opened = open_store(self._url)
         return self._opened
 
     def put(self, name: str, now: bool = False) -> None:
-        """The file as it is, if it has changed and, unless it has to be `now`, was not put a moment ago; and the lease,
-        before it ends. What fails is tried again later. Raises `LeaseHeld` if another has taken over."""
+        """Copy the file if it has changed, and renew the lease before it ends.
+
+        Copies are at least `AGAIN_S` apart, unless `now`. Failures are retried by later calls. Raises `LeaseHeld` if
+        another process has taken over.
+        """
         path, moment = self._folder / name, time.monotonic()
         changed = path.stat().st_mtime_ns if path.exists() else None
         if (changed == self._seen and moment < self._renew) or (moment < self._next and not now):
@@ -46,14 +51,14 @@ class Shelf:
             print(f"{name} was not copied: {error}", flush=True)
 
     def finish(self, files: dict[str, bytes]) -> str:
-        """`files`, in their order, then let go. What went wrong, if it did for `PATIENCE_S`."""
+        """Write `files` in their order and release the lease; return an error message after `PATIENCE_S` of retries."""
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._write({f"{self._at}/{name}": content for name, content in files.items()})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except LeaseHeld as error:  # another has taken over: what that writes counts
+            except LeaseHeld as error:  # another process has taken over, and its files count
                 return str(error)
             except (StoreError, UserError, OSError) as error:
                 if time.monotonic() > end:
@@ -62,8 +67,8 @@ class Shelf:
 
     def _write(self, files: dict[str, bytes]) -> None:
         if time.monotonic() > self._renew:
-            take = lease.renew if self._renew else lease.acquire  # what was taken over meanwhile stays the other's
-            take(self._store, self._at, lease.owner_of(self._folder))
+            take_lease = lease.renew if self._renew else lease.acquire  # `renew` fails if another has taken over
+            take_lease(self._store, self._at, lease.owner_of(self._folder))
             self._store.sweep(self._at)
             self._renew = time.monotonic() + lease.TTL_S / 2
         if files:
