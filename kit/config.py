@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import time
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
@@ -146,7 +145,7 @@ class RunConfig:
         names = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in names:
-                raise UserError(f"{name}={values[name]!r} is not a field of RunConfig; {_suggest(str(name), names)}.")
+                raise UserError(f"{name}={values[name]!r} is not a field of RunConfig; {suggest(str(name), names)}.")
         return cls(**values)
 
     @classmethod
@@ -255,7 +254,7 @@ def _choice(name: str, value: str, valid: Sequence[str]) -> str:
     """Return `value` as spelled in `valid`, ignoring case; a user's own algorithm or encoder is module:NAME."""
     known = {word.lower(): word for word in valid}
     if value.lower() not in known and not (name in ("algo", "encoder") and re.fullmatch(r"[\w.]+:\w+", value)):
-        raise UserError(f"{name}={value!r} is unknown; {_suggest(value, valid)}.")
+        raise UserError(f"{name}={value!r} is unknown; {suggest(value, valid)}.")
     return known.get(value.lower(), value)
 
 
@@ -289,12 +288,6 @@ def spelled(value: Any) -> str:
 def folder_name(text: str) -> str:
     """Replace characters that are not safe in a folder name by hyphens."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
-
-
-def _suggest(value: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(value.lower(), [v.lower() for v in valid], n=1)
-    hint = next((f"did you mean {v}? " for v in valid if close and v.lower() == close[0]), "")
-    return f"{hint}{'V' if hint else 'v'}alid are {', '.join(valid)}"
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -20,6 +22,17 @@ class Interrupted(Exception):
 
 class Overflow(RuntimeError):
     """An env needed more contacts or constraint rows than were allocated. A smaller `n_envs` does not help."""
+
+
+def suggest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
+    """End of an error about an unknown `name`: "did you mean gamma? valid are ...".
+
+    `cutoff`: the least similarity of a suggestion, in [0, 1] (difflib.get_close_matches).
+    """
+    spelled = {word.lower(): word for word in valid}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
+    hint = f"did you mean {spelled[close[0]]}? " if close else ""
+    return f"{hint}valid are {', '.join(spelled.values())}"
 
 
 def need(module: str, extra: str) -> ModuleType:

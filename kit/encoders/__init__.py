@@ -6,7 +6,6 @@ kit.RunConfig(env="ReachVision", encoder="simple2dcnn",
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -251,10 +250,8 @@ def _check_options(encoder: str, extractor: type, options: Mapping[str, Any]) ->
     known = [name for name in inspect.signature(extractor).parameters if name != "observation_space"]
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"{OPTIONS} {name}={options[name]!r} is not one of {encoder}'s; {hint}valid are "
-                            f"{', '.join(known)}.")  # fmt: skip
+            hint = suggest(str(name), known)
+            raise UserError(f"{OPTIONS} {name}={options[name]!r} is not one of {encoder}'s; {hint}.")
 
 
 def _check_nature_size(encoder: str, image: spaces.Box) -> None:

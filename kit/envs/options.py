@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 
 
 def number(default: float, low: float, high: float) -> Any:
@@ -41,8 +40,6 @@ class Options:
         names = [f.name for f in fields(cls)]
         for name in options:
             if name not in names:
-                close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]}? " if close else ""
-                valid = f"is not one of {cls.task}'s; {hint}valid are {', '.join(names)}."
-                raise UserError(f"env_options {name}={options[name]!r} {valid}")
+                hint = suggest(name, names, cutoff=0.5)
+                raise UserError(f"env_options {name}={options[name]!r} is not one of {cls.task}'s; {hint}.")
         return cls(**options)

@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -233,9 +233,7 @@ def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
     known = [*(parameter.name for parameter in parameters), OPTION]
     for name, value in options.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"env_options {name}={value!r} is not one of {env}'s; {hint}valid are {', '.join(known)}.")
+            raise UserError(f"env_options {name}={value!r} is not one of {env}'s; {suggest(name, known)}.")
 
 
 def _import(env: str, module: str) -> Any:

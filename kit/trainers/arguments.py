@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import types
@@ -13,7 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
@@ -83,10 +82,8 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
         elif name == "policy_kwargs":
             result[name] = _policy_kwargs(algorithm, value)
         elif name not in known:
-            close = difflib.get_close_matches(name, valid, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            names = ", ".join(sorted(valid))
-            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}valid are {names}.")
+            hint = suggest(name, sorted(valid))
+            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result
