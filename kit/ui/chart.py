@@ -1,6 +1,7 @@
 """A live line chart as SVG text.
 
-Drawing takes about a millisecond, so watching a run does not slow it down. Its text has the page's colour, readable on light and dark themes. `kit.ui.plots` makes figures to keep.
+Drawing takes about a millisecond, so watching a run does not slow it down. Its text has the page's colour, readable on
+light and dark themes. `kit.ui.plots` makes figures to keep.
 """
 
 from __future__ import annotations
