@@ -65,7 +65,7 @@ class Job:
 
     @property
     def exists(self) -> bool:
-        """Whether the run directory exists."""
+        """True if the run directory exists."""
         return (self.path / "config.yaml").is_file()
 
     def changes(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def batch(
     trust: bool = False,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train all `jobs`: a YAML file (see above), a list of configs or of their fields, or one config with `seeds`.
+    """Train all `jobs`: a YAML file (see above), a list of configs or mappings, or one config with `seeds`.
 
     Run names consist of the batch's `name` (default: the file's), env, algo and seed. A job that fails does not stop
     the others. Ctrl-C stops all with a checkpoint; call it again to continue. `on="ray"` or "ray://HOST:PORT" trains on
@@ -310,7 +310,7 @@ def check_stores(stores: Iterable[str | None]) -> None:
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """Return how many of `count` runs to train side by side: `at_once`, or one on a GPU, or as many as fit.
+    """Return how many of `count` runs train side by side: `at_once`, one on a GPU, or as many as fit.
 
     `configs` are resolved. Raises `UserError` if `at_once` is more than the cores or the memory allow.
     """

@@ -43,7 +43,7 @@ EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebo
 
 @dataclass(frozen=True)
 class Provider:
-    """What SkyPilot can do on a cloud, from its sources: `sky/clouds/*.py` of 0.14.1."""
+    """SkyPilot's features on a cloud, from its sources: `sky/clouds/*.py` of 0.14.1."""
 
     recovers: bool
     """Managed jobs: a job whose machine is taken away starts again on another."""

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: each is a Ray task that starts or resumes its job on a free node and watches it.
+"""Jobs on a Ray cluster: each Ray task starts or resumes one job on a free node and watches it.
 
     kit batch jobs.yaml --on ray                      # this machine, or the cluster that RAY_ADDRESS names
     kit batch jobs.yaml --on ray://head:10001         # a cluster, from outside
@@ -106,7 +106,7 @@ class _Board:
 
 
 def _attempt(job: Work, board: Any, threads: int, gpu_share: int, version: str) -> dict[str, Any]:
-    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` to be retried by Ray."""
+    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` for a retry."""
     import ray
 
     executor = ThreadPoolExecutor(1)  # waiting in the task's own thread would release its cores to other tasks

@@ -1,4 +1,4 @@
-"""A folder in a store for a notebook's or a search's files; the store's lease lets one process at a time write it."""
+"""A folder in a store for a notebook or a search; the store's lease admits one writer at a time."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class StoredWork(Work, Protocol):
 
 @dataclass
 class Starter:
-    """Starts a job as soon as no other machine holds it and its store answers; until then the job's note says why."""
+    """Starts a job once no other machine holds it and its store answers; until then its note says why."""
 
     _next: float = 0.0
     """Monotonic time of the next attempt."""

@@ -1,6 +1,7 @@
-"""A live line chart as SVG text. Drawing takes about a millisecond, so watching a run does not slow it down.
+"""A live line chart as SVG text.
 
-Its text has the page's colour, readable on light and dark themes. `kit.ui.plots` makes figures to keep.
+Drawing takes about a millisecond, so watching a run does not slow it down. Its text has the page's colour, readable on
+light and dark themes. `kit.ui.plots` makes figures to keep.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_POINTS = 300
 
 
 def chart(curve: Curve, total_steps: int) -> str:
-    """Draw `curve` as SVG over the steps from 0 to its last point, or to `total_steps` while it has no points."""
+    """Draw `curve` as SVG from step 0 to its last point, or to `total_steps` while it has no points."""
     training, evaluation = thinned(curve.training), thinned(curve.evaluation)
     lines = [("train", 188, style.BLUE, training), ("eval", 240, style.ORANGE, evaluation)]
     steps, values = np.concatenate([training, evaluation]).T

@@ -1,4 +1,4 @@
-"""Comparison of several runs, task by task, with the seeds of one config grouped: a figure, a table, and a verdict."""
+"""Comparison of several runs by task, with the seeds of one config grouped: figure, table and verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The dashboard: a live view of one run with its buttons. It holds no state; create it again for a run at any time."""
+"""The dashboard: a live view of one run with its buttons.
+
+It holds no state of its own, so it can be created again for the same run at any time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A form for RunConfig: one entry per field, in three groups; the help text shows when pointing at a field's name."""
+"""A form for RunConfig: one entry per field, in groups; pointing at a field's name shows its help."""
 
 from __future__ import annotations
 

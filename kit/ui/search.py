@@ -22,7 +22,7 @@ SIZES = (7.2, 3.4), (4.2, 3.4)
 
 
 def sweep(search: Sweep | str | Path) -> style.Page:
-    """Report a search in its current state, here or in its store; `search` may be the path of its YAML file.
+    """Report the current state of a search, here or in its store; `search` may be its YAML file.
 
     Shows parallel coordinates (a line per trial), the importance of each hyperparameter, the trials, the best config.
     """

@@ -146,7 +146,7 @@ def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
 
 
 def tag(path: Path, caption: str, width: int) -> str:
-    """Return an HTML5 player of the mp4 at `path`, looping and muted, `width` pixels wide, with a link to save it."""
+    """Return an HTML5 player of the mp4 at `path`, looping, muted, `width` pixels wide, with a save link."""
     mp4, png = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
     sources = f'poster="data:image/png;base64,{png}" src="data:video/mp4;base64,{mp4}"'
     save = f"<a download='{path.name}' onclick='this.href=this.closest(&quot;figure&quot;).firstChild.src'>save</a>"
