@@ -297,3 +297,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tenso
     loss.backward()
     optimizer.step()
     return loss.detach()
+
+
+@torch.no_grad()
+def polyak_update(network: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
+    """Move the target's parameters, θ' ← θ' + τ (θ - θ'), and copy its buffers (batch-norm statistics)."""
+    torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), tau)
+    for copy, source in zip(target.buffers(), network.buffers(), strict=True):
+        copy.copy_(source)

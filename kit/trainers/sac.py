@@ -15,7 +15,7 @@ from kit.encoders.asymmetric import AsymmetricSAC
 from kit.envs.obs import Obs
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q
+from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q, polyak_update
 from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
@@ -83,15 +83,8 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         critic_loss = descend(self.critic.optimizer, self.critic_loss(batch, ent_coef))
         actor_loss = descend(self.actor.optimizer, self.actor_loss(batch, actions, log_prob, ent_coef))
         if polyak:
-            self._update_targets()
+            polyak_update(self.critic, self.critic_target, self.tau)
         return torch.stack([ent_coef, actor_loss, critic_loss, *ent_coef_loss])
-
-    def _update_targets(self) -> None:
-        """Polyak-average the target networks, θ' ← θ' + τ (θ - θ'), and copy batch-norm statistics."""
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
-            for target, source in zip(self.batch_norm_stats_target, self.batch_norm_stats, strict=True):
-                target.copy_(source)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from kit.encoders.asymmetric import AsymmetricTD3
 from kit.envs.obs import Obs
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q
+from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q, polyak_update
 from kit.trainers.replay import Transitions
 
 
@@ -62,17 +62,9 @@ class TD3(OffPolicyTrainer, sb3.TD3):
         if (self._n_updates + step + 1) % self.policy_delay == 0:
             # weighted by the steps since the last actor update, so that the logged mean over steps is the mean loss
             actor_loss = self.policy_delay * descend(self.actor.optimizer, self.actor_loss(batch))
-            self._update_targets()
+            polyak_update(self.critic, self.critic_target, self.tau)
+            polyak_update(self.actor, self.actor_target, self.tau)
         return torch.stack([actor_loss, critic_loss])
-
-    def _update_targets(self) -> None:
-        """Polyak-average the target networks, θ' ← θ' + τ (θ - θ'), and copy batch-norm statistics."""
-        pairs = ((self.critic, self.critic_target), (self.actor, self.actor_target))
-        with torch.no_grad():
-            for network, target in pairs:
-                torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.tau)
-                for copy, source in zip(target.buffers(), network.buffers(), strict=True):
-                    copy.copy_(source)
 
 
 ALGORITHM = Algorithm(
