@@ -30,7 +30,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 SLOW = {
-    *("test_notebooks", "test_lab", "test_viewing", "test_play", "test_results", "test_dashboard"),
+    *("test_viewing", "test_play", "test_results", "test_dashboard"),
     *("test_cluster", "test_bulk", "test_batch", "test_sweep", "test_cloud"),
     *("test_nights", "test_distributed", "test_resume", "test_faults", "test_control", "test_memory", "test_branch"),
     *("test_trust", "test_copier", "test_copier_killed", "test_copier_hub", "test_resume_elsewhere", "test_publish"),
@@ -38,14 +38,17 @@ SLOW = {
 }
 """Files whose tests train runs, render videos, kill processes or open a browser; all others are `-m fast`."""
 BY_HAND = ("storm", "bench", "live")
-LONGEST = ("test_notebooks", "test_lab")
-"""Run first, so that no process is left alone with one of them in the end."""
+LONGEST = (
+    "test_vision_notebook", "test_first_notebooks", "test_lab", "test_walk_and_mission_notebooks",
+    "test_dishes_and_own_task_notebooks", "test_many_runs_notebooks",
+)  # fmt: skip
+"""Run first, so that no process is left alone with one of them in the end; slow too."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem not in SLOW and not any(map(item.get_closest_marker, BY_HAND)):
+        if item.path.stem not in {*SLOW, *LONGEST} and not any(map(item.get_closest_marker, BY_HAND)):
             item.add_marker("fast")
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 

@@ -1,0 +1,41 @@
+"""06_video_policy and 10_your_own_task."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from executed import CELL_LIMIT_S, execute
+
+from kit.runs.finding import local_runs
+from kit.runs.run import Run
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
+    short = {"total_steps": 256, "n_envs": 2, "eval_every": 256, "checkpoint_every": 256}
+    clips = {"env": "DishwashingVideo", "algo": "PPO", "encoder": "simple2dcnn", "total_steps": 128}
+    clips |= {"eval_every": 0, "overrides": {"n_steps": 64, "batch_size": 64, "n_epochs": 1}}
+    shown = execute(
+        "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
+        overrides={"n_steps": 64, "batch_size": 64},
+    )  # fmt: skip
+    assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
+    for text in ("scripted wiper", "policy, step 256", "Clean plates per hour", "simple2dcnn", "clips/s learning"):
+        assert text in shown
+    assert re.search(r"DishwashingVideo with PPO: a mean return of -?[\d.]+ after 128 steps", shown)
+    assert "RunPod 4090" in shown
+    assert shown.count("data:video/mp4;base64") == 2
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_task_of_ones_own_from_an_empty_file(tmp_path: Path) -> None:
+    shown = execute("10_your_own_task", tmp_path, total_steps=512, device="cpu", film_episodes=1, seeds=1)
+    assert {run.config.env for run in local_runs(tmp_path / "runs")} == {
+        "pendulum:SwingUp", "chase:Chase", "CartPole-v1",
+    }  # fmt: skip
+    for text in ("torque of the motor", "pendulum:SwingUp with PPO: 0 % success", "before training", "gamma 0.98"):
+        assert text in shown
+    assert re.search(r"stopped after [\d,]+ steps", shown)
+    assert shown.count("data:video/mp4;base64") == 3

@@ -1,0 +1,68 @@
+"""00 to 03, as a person gets them and as papermill runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from executed import CELL_LIMIT_S, TINY, TINY_PPO, execute, papermill
+
+from kit.config import RunConfig
+from kit.runs.run import Run
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Path) -> tuple[Run, str]:
+    """The run that 01_train leaves, and what its notebook shows."""
+    shown = execute("01_train", workplace, **TINY, run_name="tiny", overrides=TINY_PPO)
+    return Run(workplace / "runs" / "tiny"), shown
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_setup_says_what_this_machine_can_do(workplace: Path) -> None:
+    shown = execute("00_setup", workplace)
+    for text in ("Ready to train.", "training, end to end", "100,000 steps of Reach with PPO take about"):
+        assert text in shown
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_train_ends_with_success_rate_curve_and_video(trained: tuple[Run, str]) -> None:
+    run, shown = trained
+    assert run.status()["state"] == "finished"
+    assert run.config.overrides["n_steps"] == 64
+    assert re.search(r"Reach with PPO: \d+ % success after 1,024 steps", shown)
+    assert "data:image/png;base64" in shown
+    assert "data:video/mp4;base64" in shown
+    assert run.checkpoints() and run.videos
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, str], workplace: Path) -> None:
+    shown = execute("03_visualize", workplace, episodes=4, film_episodes=1, cameras=["front"], steps=[0])
+    assert "success rate" in shown
+    assert "before training" in shown
+    assert shown.count("data:video/mp4;base64") == 3
+    assert shown.count('"image/png": ') == 6, "two figures, a comparison, and the last picture of each film"
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
+    config = {**TINY, "runs_dir": str(workplace / "cut"), "total_steps": 10**6, "checkpoint_every": 256}
+    from kit import launch
+
+    run = launch(RunConfig(run_name="cut", overrides=TINY_PPO, **config))  # type: ignore[arg-type]
+    run.wait(120, until=lambda now: now["checkpoint"] is not None)
+    run.stop()
+    stopped_at = run.wait(60)["step"]
+    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 512)
+    assert "interrupted" in shown, "the list comes first"
+    assert Run(run.path).status()["state"] == "finished"
+    assert Run(run.path).status()["step"] >= stopped_at + 512
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_wrong_parameter_ends_the_notebook_with_one_sentence(workplace: Path) -> None:
+    with pytest.raises(papermill.PapermillExecutionError, match=r"algo='PPPO' is unknown"):
+        execute("01_train", workplace, algo="PPPO", runs_dir="none")
+    assert not (workplace / "none").exists()

@@ -1,0 +1,34 @@
+"""08_many_runs and 09_compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from executed import CELL_LIMIT_S, TINY_PPO, execute
+
+from kit.runs.finding import local_runs
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_algorithms_are_compared(workplace: Path) -> None:
+    jobs = [{"algo": "PPO", "overrides": TINY_PPO}, {"algo": "A2C", "overrides": {"n_steps": 16}}]
+    shown = execute("09_compare", workplace, total_steps=512, eval_every=256, runs_dir="races", jobs=jobs, seeds=1)
+    assert sorted(run.name for run in local_runs(workplace / "races")) == [
+        "compare-reach-a2c-s0",
+        "compare-reach-ppo-s0",
+    ]
+    assert "Reach: " in shown and "final score" in shown and "after_s" in shown
+    assert shown.count("data:video/mp4;base64") == 1
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_many_runs(workplace: Path) -> None:
+    pytest.importorskip("optuna")
+    shown = execute(
+        "08_many_runs", workplace, total_steps=512, eval_every=256, n_envs=4, runs_dir="many", overrides=TINY_PPO,
+        seeds=1, trials=2, space={"gamma": [0.9, 0.99]},
+    )  # fmt: skip
+    made = {"many-reach-ppo-s0", "many-search-t000", "many-search-t001", "many-best-reach-ppo-s0"}
+    assert {run.name for run in local_runs(workplace / "many")} == made
+    assert "many-search: 2 complete" in shown and "for kit train FILE" in shown

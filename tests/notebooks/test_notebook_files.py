@@ -1,0 +1,91 @@
+"""Notebooks as files: form, parameters, links, the install cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from executed import NOTEBOOKS, papermill, read, sources
+
+import kit
+from kit.config import RunConfig
+
+REPOSITORY = kit.HOME.removeprefix("https://github.com/")
+NOT_OF_CONFIG = {
+    "run", "episodes", "film_episodes", "cameras", "steps", "together", "joystick", "branch_steps",
+    "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
+}  # fmt: skip
+"""Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
+
+
+def test_there_are_the_first_notebooks() -> None:
+    first = ["00_setup", "01_train", "02_resume", "03_visualize", "04_walk"]
+    assert [path.stem for path in NOTEBOOKS][:5] == first
+
+
+def test_a_fresh_machine_installs_the_checkout_that_a_notebook_lies_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    first = sources(NOTEBOOKS[0], "code")[0]
+    assert all(sources(path, "code")[0] == first for path in NOTEBOOKS)
+    shell, asked = InteractiveShell(), list[str]()
+    shell.register_magic_function(asked.append, magic_name="pip")
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    cell = first.replace('find_spec("kit")', "None")
+    assert shell.run_cell(cell).success
+    (tmp_path / "pyproject.toml").touch()
+    assert shell.run_cell(cell).success
+    extras = "kit[notebook,video,stores]"
+    assert asked == [f'install -q "{extras} @ git+{kit.HOME}"', f'install -q "{extras} @ file://{tmp_path}"']
+
+
+def test_the_repository_has_one_address() -> None:
+    root = Path(__file__).parents[2]
+    texts = [path.read_text() for path in (*NOTEBOOKS, root / "README.md", root / "environment.yml")]
+    named = {name for text in texts for name in re.findall(r"github(?:\.com)?/([\w.-]+/kit)\b", text)}
+    assert named == {REPOSITORY}, "kit.HOME says where it is"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_form(path: Path) -> None:
+    notebook = read(path)
+    cells = notebook["cells"]
+    title = "".join(cells[0]["source"])
+    assert cells[0]["cell_type"] == "markdown"
+    assert title.startswith("# ")
+    assert f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{path.name})" in title
+    assert len({cell["id"] for cell in cells}) == len(cells), "ids are unique"
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "nothing is saved"
+    assert 'find_spec("kit")' in "".join(code[0]["source"]), "the first cell installs when needed"
+    tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(tagged) == 1
+    for cell in code:
+        if cell is not tagged[0] and not cell["source"][0].startswith("%%writefile"):
+            assert len(cell["source"]) <= 7, f"{cell['id']} is longer than a glance"
+    assert path.read_text() == json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "plain JSON, stable in git"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_parameters_are_plain_and_named_as_in_a_config(path: Path) -> None:
+    parameters = papermill.inspect_notebook(path)
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    assert parameters
+    assert set(parameters) - NOT_OF_CONFIG <= fields
+    said = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+    assert all(found["help"] == said.get(name, found["help"] or "nothing") for name, found in parameters.items())
+    if path.stem == "01_train":
+        assert set(parameters) - NOT_OF_CONFIG == fields - {"threads"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(sources(path, "markdown"))):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target

@@ -1,0 +1,74 @@
+"""04_walk and 07_mission."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from executed import CELL_LIMIT_S, execute, papermill
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.runs.finding import local_runs
+from kit.runs.run import Run
+
+PUPPY = """
+from kit.tasks.joystick.robots import Go1Joystick
+
+class Puppy(Go1Joystick):
+    episode_steps = 20  # so that films are short
+"""
+SMALL_WALK = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
+    menagerie = pytest.importorskip("mujoco_menagerie")
+    try:
+        menagerie.load("unitree_go1", "go1")
+    except menagerie._errors.MenagerieError as error:
+        pytest.skip(f"no model of the Go1: {error}")
+    (workplace / "puppies.py").write_text(PUPPY)
+    little = {"total_steps": 512, "branch_steps": 256, "n_envs": 4, "eval_every": 256}
+    little |= {"episodes": 2, "film_episodes": 1}
+    little |= {"env": "puppies:Puppy", "runs_dir": "walks", "run_name": "walk"}
+    shown = execute("04_walk", workplace, overrides=SMALL_WALK, **little)
+    assert "No GPU here" not in shown
+    run = Run(workplace / "walks" / "walk")
+    second = next(Run(path) for path in run.path.parent.iterdir() if path.name != "walk")
+    assert (run.status()["state"], run.status()["step"]) == ("finished", 512)
+    assert (second.status()["state"], second.status()["step"]) == ("finished", 256)
+    assert [each.config.env_options["always_moving"] for each in (run, second)] == [True, False]
+    assert second.parent == ("walk", 512)
+    assert re.search(r"puppies:Puppy with PPO: \d+ % success after 512 steps", shown)
+    assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
+    assert shown.count("data:video/mp4;base64") == 2, "the report's, and one from three cameras"
+
+
+def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from kit.measure import within_reach
+
+    try:
+        small = within_reach(RunConfig(env="G1Joystick", total_steps=10**8, n_envs=512, device="cpu"))
+    except UserError as error:
+        pytest.skip(f"no model of the G1: {error}")
+    assert (small.total_steps, small.n_envs, small.eval_every) == (8192, 32, 8192)
+    assert "The run takes 8,192 steps instead of 100,000,000" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(CELL_LIMIT_S)
+def test_a_robot_without_its_model_is_a_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENAGERIE_ROOT", str(workplace))
+    with pytest.raises(papermill.PapermillExecutionError, match=r"the model of unitree_go1 could not be fetched"):
+        execute("04_walk", workplace, runs_dir="none")
+    assert not (workplace / "none").exists()
+
+
+def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
+    small = {"n_envs": 64, "total_steps": 2048, "branch_steps": 1024, "eval_every": 1024, "checkpoint_every": 1024}
+    shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16})
+    games = {run.name: run for run in local_runs(workplace / "games")}
+    assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
+    assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
+    assert "video/mp4" in shown and "reward/capture" in shown
