@@ -42,7 +42,7 @@ def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after
     obs = env.reset(seed=run.config.seed)
     for transition in islice(play(env, actor, obs), after):
         obs = transition.next_obs
-    policy_obs = actor.see(obs)
+    policy_obs = actor.preprocess(obs)
     maps = saliency(actor.policy, policy_obs)
     env.close()
     images, titles = [], []

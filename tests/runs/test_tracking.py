@@ -49,7 +49,7 @@ def test_a_tracker_that_fails_is_left_alone(
 @pytest.mark.parametrize(
     ("tracker", "sentence"),
     [
-        ("mlflow:robots", r"tracker='mlflow:robots' is none; write wandb:PROJECT or trackio:PROJECT"),
+        ("mlflow:robots", r"tracker='mlflow:robots' is not a tracker; write wandb:PROJECT or trackio:PROJECT"),
         ("wandb:robots", r"wandb is not installed; it comes with `pip install 'kit\[track\]'`"),
     ],
 )

@@ -150,6 +150,6 @@ def checkpoints(store: Store) -> None:
 
 def test_verify_says_what_the_bin_may_hold(mount: Path) -> None:
     (said,) = checks.check_drive(machine())
-    assert said.state == "ok" and "its bin may hold what other programs deleted" in said.message
+    assert said.state == "ok" and "files that other programs deleted" in said.message
     mount.rmdir()
     assert list(checks.check_drive(machine())) == []

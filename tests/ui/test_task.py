@@ -18,23 +18,24 @@ def lines(page) -> list[str]:
 
 
 def test_reach_says_what_it_sees_does_and_is_paid_for():
-    said = lines(task("Reach"))
-    assert "7 angles of the arm's joints rad" in said and "3 from the hand to the goal in units of 0.25 m" in said
-    assert "7 velocities of the arm's joints rad/s" in said
-    assert "+5 a metre nearer to the goal" in said and "-0.002 a step at full speed of one joint" in said
-    assert "ends after 100 steps, 5 s, or earlier: the gripper has closed" in said
-    assert "the hand has come within 15 cm of the goal" in said and "100,000 steps" in said
+    page = lines(task("Reach"))
+    assert "7 joint angles of the arm rad" in page and "3 vector from the hand to the goal in units of 0.25 m" in page
+    assert "7 joint velocities of the arm rad/s" in page
+    assert "+5 per metre that the hand moves closer to the goal" in page
+    assert "-0.002 per step, times the sum of squared actions" in page
+    assert "ends after 100 steps, 5 s, or earlier: the gripper has closed" in page
+    assert "the hand has come within 15 cm of the goal" in page and "100,000 steps" in page
 
 
-def test_what_wants_lessons_says_which():
-    lesson = '16,000,000 steps per lesson: one as it is, then a branch with env_options {"presence": 0}'
-    assert any(line.startswith(lesson) for line in lines(task("Mission")))
+def test_a_task_with_a_curriculum_names_its_stages():
+    stages = '16,000,000 steps per lesson: first as it is, then a branch with env_options {"presence": 0}'
+    assert any(line.startswith(stages) for line in lines(task("Mission")))
 
 
-def test_options_change_the_card():
-    seen = lines(task("ReachVision", {"cameras": ["top"], "size": 32, "frames": 2, "joints": False}))
-    assert " top: images of 32 × 32 pixels, the latest 2" in seen and not any("angles" in line for line in seen)
-    assert "2 attackers together have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
+def test_options_change_the_page():
+    page = lines(task("ReachVision", {"cameras": ["top"], "size": 32, "frames": 2, "joints": False}))
+    assert " top: images of 32 × 32 pixels, the latest 2" in page and not any("angles" in line for line in page)
+    assert "at least 2 attackers have held the zone for 9 s" in lines(task("Mission", {"hold_s": 9.0}))
 
 
 @pytest.mark.parametrize("name", names())
