@@ -59,6 +59,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         self._metric_sums = torch.zeros(len(self.metric_names), device=self.device)
         self._metric_steps = 0
         super()._setup_model()
+        self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Take `gradient_steps` gradient steps, each on a new batch of `batch_size` transitions."""
         self.policy.set_training_mode(True)
-        self._update_learning_rate([optimizer for optimizer, _ in self._optimizers().values()])
+        self._update_learning_rate(self._scheduled)
         for step in range(gradient_steps):
             self._poll()
             self._metric_sums += self.gradient_step(self._sample_batch(batch_size), step)
@@ -249,7 +250,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         }
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_metric_sums", "_metric_steps"]
+        return [*super()._excluded_save_params(), "_metric_sums", "_metric_steps", "_scheduled"]
 
 
 class ReplayCounters(Counters):
