@@ -280,7 +280,7 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def spelled(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Format a value as a user would type it: text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
