@@ -1,4 +1,4 @@
-"""A folder in a store for a notebook or a search; the store's lease admits one writer at a time."""
+"""A folder in a store that one notebook or hyperparameter search writes; a lease admits one writer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoreFolder:
     def _store(self) -> Store:
         """The store, opened on first use, because it may not answer for a while.
 
-        It is never created here: a new folder in the place of a lost mount would take the files meant for the mount.
+        Never create the store: if a mount is gone, files would land in a plain local folder instead.
         """
         if self._opened is None:
             self._opened = open_store(self._url)
@@ -51,14 +51,17 @@ class StoreFolder:
             print(f"{name} was not copied: {error}", flush=True)
 
     def finish(self, files: dict[str, bytes]) -> str:
-        """Write `files` in their order and release the lease; return an error message after `PATIENCE_S` of retries."""
+        """Write `files` in their order and release the lease.
+
+        Return "" on success, else an error message: at once if the lease was taken over, otherwise after `PATIENCE_S`.
+        """
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._write({f"{self._at}/{name}": content for name, content in files.items()})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except LeaseHeld as error:  # another process has taken over, and its files count
+            except LeaseHeld as error:  # another process has taken over; keep its files
                 return str(error)
             except (StoreError, UserError, OSError) as error:
                 if time.monotonic() > end:

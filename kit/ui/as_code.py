@@ -6,9 +6,7 @@ import html
 import json
 import shlex
 
-import yaml
-
-from kit.config import RunConfig, to_text
+from kit.config import RunConfig, dump_yaml, to_text
 from kit.measure.auto import resolve
 from kit.ui import style
 
@@ -21,7 +19,7 @@ def as_code(config: RunConfig) -> dict[str, str]:
     flags = [f"--{name.replace('_', '-')} {shlex.quote(to_text(value))}" for name, value in changed.items()]
     parameters = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in changed.items()]
     return {
-        "YAML, for kit train FILE": yaml.safe_dump(changed, sort_keys=False).strip(),
+        "YAML, for kit train FILE": dump_yaml(changed).strip(),
         "Shell": " ".join(["kit train", *flags]),
         "Python": f"kit.launch({', '.join(f'{name}={value!r}' for name, value in changed.items())})",
         "Papermill (executes a notebook from the command line)": " ".join(
