@@ -301,6 +301,7 @@ def _choice(name: str, value: str, valid: Sequence[str]) -> str:
 
 
 def _mapping(name: str, text: str) -> dict[str, Any]:
+    """Parse `text`, the value of the field `name`, as a JSON mapping; empty text is an empty mapping."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -323,7 +324,7 @@ def number(text: str) -> int | float | str:
 
 
 def to_text(value: Any) -> str:
-    """Format a value as a user would type it: text unchanged, anything else as JSON."""
+    """Format a value as a user would type it: text unchanged, anything else as JSON. `RunConfig.from_text` reads it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

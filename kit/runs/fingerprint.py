@@ -42,6 +42,7 @@ def _without_clock(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> bytes:
+    """Encode a tensor or JSON value as bytes to hash; equal values give equal bytes."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -18,7 +18,9 @@ class StoreFolder:
         self._url, self._folder, self._at, self._message = url, folder, at, message
         self._opened: Store | None = None
         self._next = self._renew = 0.0
+        """Earliest time of the next copy, and time to renew the lease, by `time.monotonic`; 0: not held yet."""
         self._seen: int | None = None
+        """Modification time, ns, of the file that was copied last."""
 
     @property
     def _store(self) -> Store:
@@ -31,7 +33,7 @@ class StoreFolder:
         return self._opened
 
     def put(self, name: str, now: bool = False) -> None:
-        """Copy the file if it has changed, and renew the lease before it ends.
+        """Copy the file `name` of the folder if it has changed, and renew the lease before it ends.
 
         Copies are at least `AGAIN_S` apart, unless `now`. Failures are retried by later calls. Raises `LeaseHeld` if
         another process has taken over.

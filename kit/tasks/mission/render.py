@@ -46,7 +46,7 @@ class MapRenderer:
         n, device, rules = task.n, task.device, task.rules
         self._pixels = torch.zeros(n, height, width, 3, dtype=torch.uint8, device=device)
         self._trails = torch.zeros(n, height, width, 3, device=device)
-        self._before = torch.full((n, 7, 2), 1e6, device=device)
+        self._before = torch.full((n, 7, 2), 1e6, device=device)  # positions at the last drawing; 1e6: none
         self._fade, self._last_command = torch.zeros(n, device=device), torch.full((n,), -1.0, device=device)
         self._unit = min(height, width) / 320
         bar = round(BAR * height) if self._unit >= 0.75 else 0

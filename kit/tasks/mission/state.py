@@ -77,7 +77,7 @@ class Constants:
 
 
 @wp.struct
-class Worlds:
+class Games:
     """Arrays of all games, shared with torch tensors."""
 
     attackers: wp.array2d(dtype=wp.vec4)
@@ -144,11 +144,13 @@ def compass(k: int) -> wp.vec2:
 
 @wp.func
 def place(v: wp.vec4) -> wp.vec2:
+    """Return the position x, y of a row."""
     return wp.vec2(v[0], v[1])
 
 
 @wp.func
 def turned(v: wp.vec2, cos_: float, sin_: float) -> wp.vec2:
+    """Rotate `v` counterclockwise by the angle with this cosine and sine."""
     return wp.vec2(v[0] * cos_ - v[1] * sin_, v[0] * sin_ + v[1] * cos_)
 
 
@@ -209,7 +211,7 @@ def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
 
 @wp.func
 def base(field: wp.vec4, i: int) -> wp.vec2:
-    """Return the start position of attacker `i`: side by side, 6 m apart."""
+    """Return the start position of attacker `i`; attackers start side by side, 6 m apart."""
     return wp.vec2(field[2] + 6.0 * (float(i) - 1.5), field[3])
 
 
