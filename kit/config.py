@@ -174,8 +174,9 @@ class RunConfig:
     @classmethod
     def _from_yaml(cls, values: Any, source: str | Path) -> RunConfig:
         if not isinstance(values, dict):
-            content = "empty" if values is None else f"{_type_name(values)}, not a mapping of fields"
-            raise UserError(f"{source} is {content}; write lines such as `env: Reach`.")
+            raise UserError(
+                f"{source} is {_type_name(values)}, not a mapping of fields; write lines such as `env: Reach`."
+            )
         return cls.from_dict(values)
 
     def replace(self, **changes: Any) -> RunConfig:
@@ -346,7 +347,9 @@ def _alternatives(kind: Any) -> tuple[type, ...]:
 
 
 def _type_name(value: Any) -> str:
-    """Return the type of `value` with its article, such as "an int"."""
+    """Return the type of `value` with its article, such as "an int"; "empty" for None."""
+    if value is None:
+        return "empty"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
