@@ -82,7 +82,7 @@ SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
         ({"space": {"gamma": 0.9}}, r"sweep gamma=0.9 is no choice; write a list, or \{min: 1.0e-4"),
         ({"space": {"gamma": {"min": 0.9, "max": 0.5}}}, r"sweep gamma=.* is no choice"),
         ({"space": {"gama": [0.9]}}, r"overrides gama=0.9 is not one of PPO's; did you mean gamma"),
-        ({"space": {"gamma": [0.9, 1.9]}}, r"gamma=1.9 cannot be"),
+        ({"space": {"gamma": [0.9, 1.9]}}, r"gamma=1.9 is out of range"),
         ({"space": {"algo": ["PPO", "DQN"]}}, r"algo='DQN' is unknown"),
     ],
 )
