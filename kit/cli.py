@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import kit
-from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
+from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, dump_yaml
 from kit.errors import UserError
 
 if TYPE_CHECKING:
@@ -207,9 +207,7 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
     from kit.scale.work import Results
 
     if not isinstance(results, Results):
-        import yaml
-
-        best = "" if results.best is None else yaml.safe_dump(results.best.non_defaults(), sort_keys=False)
+        best = "" if results.best is None else dump_yaml(results.best.non_defaults())
         text = results.table().to_string(index=False, na_rep="")
         _print(options, results.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
         return FAILED if results.best is None else DONE

@@ -1,4 +1,7 @@
-"""RunConfig: the settings of a run, validated; the panel, YAML files, the command line and papermill share it."""
+"""RunConfig: the validated settings of a run.
+
+Shared by the notebook's settings panel, YAML files, the command line and papermill.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from kit.errors import UserError, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
-"""The largest seed that numpy takes, less the offset that evaluations add to a run's seed."""
+"""Largest seed: numpy's largest, minus the offset that evaluations add to a run's seed."""
 VERSION = 1
 """Format version of config.yaml. A config written by a newer version is refused."""
 
@@ -28,7 +32,7 @@ ALGOS = {
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
 }
-"""kit's own algorithms -> the module that holds the algorithm's record."""
+"""Algorithm name -> the module that defines it, as its constant `ALGORITHM`."""
 ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 MAY_CHANGE_ON_RESUME = (
@@ -55,7 +59,10 @@ class RunConfig:
         metadata={"help": "how observations become features: auto, one that `kit encoders` lists, or module:Class"},
     )
     preset: str = field(
-        default="auto", metadata={"help": "auto fits task and machine; sb3: stock defaults; fast, heavy, beast: GPU"}
+        default="auto",
+        metadata={
+            "help": "auto: chosen for task and machine; sb3: SB3's defaults; fast, heavy, beast: for GPUs, by size"
+        },
     )
     total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, summed over all envs"})
     n_envs: int | str = field(default="auto", metadata={"help": "number of envs simulated in parallel"})
@@ -101,10 +108,10 @@ class RunConfig:
         for name, kind in typing.get_type_hints(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, float) and value.is_integer() and int in _alternatives(kind):
-                value = int(value)  # 1e6 in YAML, the command line or a notebook is a whole number of steps
+                value = int(value)  # a float such as 1e6 is accepted where a field takes a whole number
                 object.__setattr__(self, name, value)
             if isinstance(value, bool) or not isinstance(value, _alternatives(kind)):
-                raise UserError(f"{name}={value!r} is a {type(value).__name__}, not {_spell(kind)}.")
+                raise UserError(f"{name}={value!r} is {_type_name(value)}; give {_expected(kind)}.")
         for name in ("overrides", "env_options"):
             object.__setattr__(self, name, _plain(name, getattr(self, name)))
         for name, valid in (("algo", ALGOS), ("encoder", ENCODERS), ("preset", PRESETS)):
@@ -140,8 +147,10 @@ class RunConfig:
         """Build a config from a mapping of field names to values. Raises `UserError` for an unknown name."""
         values = dict(values)
         version = values.pop("version", VERSION)
-        if not isinstance(version, int) or version > VERSION:
-            raise UserError(f"version={version!r} of this config is newer than {VERSION}; update kit to open it.")
+        if not isinstance(version, int):
+            raise UserError(f"version={version!r} of this config is not a whole number; write version: {VERSION}.")
+        if version > VERSION:
+            raise UserError(f"version={version} of this config is newer than {VERSION}; update kit to open it.")
         names = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in names:
@@ -150,11 +159,11 @@ class RunConfig:
 
     @classmethod
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
-        """Load a YAML file: a run's config (`of_run`) or one that the user names.
+        """Load a YAML file. `of_run`: it is a run's own config.yaml, not a file that the user wrote.
 
-        Names of modules in it are marked as read from this file; see `kit.trust.mark_source`.
+        Module names in it are marked as read from this file; see `kit.trust.mark_source`.
         """
-        config = cls._from_yaml(read_yaml(path), path)
+        config = cls._from_yaml(read_yaml(path, exponents=not of_run), path)
         return config.replace(**mark_source(config.to_dict(), path, of_run))
 
     @classmethod
@@ -165,7 +174,9 @@ class RunConfig:
     @classmethod
     def _from_yaml(cls, values: Any, source: str | Path) -> RunConfig:
         if not isinstance(values, dict):
-            raise UserError(f"{source} holds {type(values).__name__}, not fields; write lines such as `env: Reach`.")
+            raise UserError(
+                f"{source} is {_type_name(values)}, not a mapping of fields; write lines such as `env: Reach`."
+            )
         return cls.from_dict(values)
 
     def replace(self, **changes: Any) -> RunConfig:
@@ -181,9 +192,7 @@ class RunConfig:
         return {name: value for name, value in self.to_dict().items() if value != default[name] or name == "env"}
 
     def to_yaml(self) -> str:
-        import yaml
-
-        return yaml.safe_dump({"version": VERSION, **self.to_dict()}, sort_keys=False)
+        return dump_yaml({"version": VERSION, **self.to_dict()})
 
     @staticmethod
     def from_text(name: str, text: str) -> Any:
@@ -199,26 +208,57 @@ class RunConfig:
         return number(text) if int in kinds else text
 
 
-def read_yaml(path: str | Path) -> Any:
-    """Load a YAML file. Raises `UserError` if it is missing or cannot be read safely."""
+def read_yaml(path: str | Path, exponents: bool = True) -> Any:
+    """Load a YAML file. Raises `UserError` if it is missing or cannot be read safely.
+
+    `exponents` as in `parse_yaml`.
+    """
     try:
-        return parse_yaml(Path(path).read_text(), path)
+        return parse_yaml(Path(path).read_text(), path, exponents)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the path of a YAML file with RunConfig's fields.") from None
     except (UnicodeDecodeError, OSError) as error:
         raise _not_yaml(path, error) from None
 
 
-def parse_yaml(text: str, source: str | Path) -> Any:
-    """Parse the YAML `text`; errors name its `source`. Raises `UserError` if it cannot be read safely."""
+def parse_yaml(text: str, source: str | Path, exponents: bool = True) -> Any:
+    """Parse the YAML `text`; errors name its `source`. Raises `UserError` if it cannot be read safely.
+
+    1e6 and 3e-4 are numbers, as in YAML 1.2. With `exponents=False` they are texts, as in YAML 1.1 and in files that
+    kit wrote before: a run may be named 1e6.
+    """
     import yaml
 
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise UserError(f"{source} uses YAML aliases (*name), which can grow without bound; write values out.")
-        return yaml.safe_load(text)
+        return yaml.load(text, _yaml_classes()[0] if exponents else yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise _not_yaml(source, error) from None
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Write `values` as YAML that `parse_yaml` reads back unchanged: a text such as 1e6 is quoted."""
+    import yaml
+
+    return yaml.dump(values, Dumper=_yaml_classes()[1], sort_keys=False)
+
+
+@cache
+def _yaml_classes() -> tuple[Any, Any]:
+    """Return PyYAML's SafeLoader and SafeDumper, extended by numbers such as 1e6, which PyYAML reads as text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    pattern = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+    for each in (Loader, Dumper):
+        each.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+.0123456789"))
+    return Loader, Dumper
 
 
 def _not_yaml(source: str | Path, error: Exception) -> UserError:
@@ -251,7 +291,10 @@ def default_name(config: RunConfig) -> str:
 
 
 def _choice(name: str, value: str, valid: Sequence[str]) -> str:
-    """Return `value` as spelled in `valid`, ignoring case; a user's own algorithm or encoder is module:NAME."""
+    """Return the entry of `valid` that equals `value` except for case. Raises `UserError` if there is none.
+
+    A user's own algorithm or encoder, module:NAME, is returned as it is.
+    """
     known = {word.lower(): word for word in valid}
     if value.lower() not in known and not (name in ("algo", "encoder") and re.fullmatch(r"[\w.]+:\w+", value)):
         raise UserError(f"{name}={value!r} is unknown; {suggest(value, valid)}.")
@@ -259,6 +302,7 @@ def _choice(name: str, value: str, valid: Sequence[str]) -> str:
 
 
 def _mapping(name: str, text: str) -> dict[str, Any]:
+    """Parse `text`, the value of the field `name`, as a JSON mapping; empty text is an empty mapping."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -280,8 +324,8 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def spelled(value: Any) -> str:
-    """Format a value as a user would type it: text unchanged, anything else as JSON."""
+def to_text(value: Any) -> str:
+    """Format a value as a user would type it: text unchanged, anything else as JSON. `RunConfig.from_text` reads it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -291,20 +335,31 @@ def folder_name(text: str) -> str:
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
+    """Raise `UserError` unless `value` is a whole number of at least `least`."""
     if not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
 
 
 def _alternatives(kind: Any) -> tuple[type, ...]:
+    """Return the classes that a type hint allows: (int, str) for `int | str`, (dict,) for `dict[str, Any]`."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return tuple(typing.get_origin(k) or k for k in kinds)
 
 
-def _spell(kind: Any) -> str:
+def _type_name(value: Any) -> str:
+    """Return the type of `value` with its article, such as "an int"; "empty" for None."""
+    if value is None:
+        return "empty"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def _expected(kind: Any) -> str:
+    """Return what a type hint allows in the user's words, such as "a text or None"."""
     if kind is int:
         return "a whole number such as 1000 or 1e3"
     words = {int: "a whole number", str: "a text", dict: "a mapping"}
-    return " or ".join(words.get(k, "nothing") for k in _alternatives(kind))
+    return " or ".join(words.get(k, "None") for k in _alternatives(kind))
 
 
 def _plain(name: str, mapping: dict[str, Any]) -> dict[str, Any]:

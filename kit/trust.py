@@ -41,9 +41,9 @@ class Config(Protocol):
 
 
 class FromFile(str):
-    """A name read from the file `source`: a run's config (`of_run`) or a file that the user named.
+    """A module name read from the file `source`. `of_run`: the file is a run's own config.
 
-    Pickled, it becomes a plain string: the process that sends it has checked it.
+    Pickling drops the mark, because the sending process has already checked the name.
     """
 
     source: Path
@@ -57,7 +57,7 @@ class FromFile(str):
 
 
 def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
-    """Return a copy of RunConfig `fields` with names of modules marked (`FromFile`) as read from the file `source`."""
+    """Return a copy of RunConfig `fields` with module names marked (`FromFile`) as read from the file `source`."""
     import yaml
 
     yaml.SafeDumper.add_representer(FromFile, yaml.SafeDumper.represent_str)
@@ -81,18 +81,21 @@ def permit(config: Config, trust: bool = False) -> None:
 
 
 def check(name: str, module: str) -> None:
-    """Raise `UserError` unless `module`, the module part of `name`, may be imported. Nothing is imported here."""
-    if str(Path.cwd()) not in sys.path:  # notebooks and the modules beside them
+    """Raise `UserError` unless `module`, the module part of `name`, may be imported.
+
+    Runs no code of the module. Records trust that is granted, for this process and on disk.
+    """
+    if str(Path.cwd()) not in sys.path:  # so that modules beside the notebook can be found, as in an ordinary notebook
         sys.path.append(str(Path.cwd()))
     if module in _trusted or module.partition(".")[0] in OWN:
         return
     file = _file(module)
     if isinstance(name, FromFile) and name not in _trusted and module not in sys.modules:
-        needs_trust = name.of_run or _came_with(file, name.source.parent)
+        needs_trust = name.of_run or _downloaded_with(file, name.source.parent)
         if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
-                f"{name.source} names the module {module!r} ({str(name)!r}), and to import it runs its code; "
-                "if you trust that, say trust=True (--trust), or import it first."
+                f"{name.source} names the module {module!r} ({str(name)!r}), and importing it runs its code; "
+                "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)
     _remember(f"{module}\t{file}")
@@ -103,10 +106,11 @@ def trusted_environment() -> dict[str, str]:
     return {TRUSTED_VARIABLE: "\n".join(sorted(_trusted))}
 
 
-def _came_with(file: str | None, folder: Path) -> bool:
-    """Return whether `file` came with the contents of `folder`, or with a run.
+def _downloaded_with(file: str | None, folder: Path) -> bool:
+    """Return whether `file` was probably downloaded together with `folder`, or lies in a run's folder.
 
-    Only files in a subfolder of the working directory can have: dotted module names reach any of these subfolders.
+    Only subfolders of the working directory are considered, since a dotted module name can reach a downloaded file
+    there.
     """
     cwd = Path.cwd()
     subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]

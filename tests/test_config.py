@@ -40,6 +40,22 @@ def test_whole_floats_count_as_whole_numbers():
     assert RunConfig(total_steps=1e6).total_steps == 1_000_000
 
 
+def test_yaml_files_accept_1e6_and_3e_4(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("total_steps: 1e6\nn_envs: 1.6e1\noverrides: {learning_rate: 3e-4, gamma: .9E0}\n")
+    config = RunConfig.load(path)
+    assert (config.total_steps, config.n_envs) == (1_000_000, 16)
+    assert config.overrides == {"learning_rate": 3e-4, "gamma": 0.9}
+
+
+def test_a_text_that_looks_like_1e6_stays_a_text(tmp_path):
+    config = RunConfig(run_name="1e6", overrides={"name": "3e-4", "small": 3e-5})
+    assert RunConfig.from_yaml(config.to_yaml()) == config
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_dict()))  # as earlier versions wrote it
+    assert RunConfig.load(path, of_run=True) == config
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("90s", 90), ("5m", 300), ("11h30m", 41_400), ("1d", 86_400), ("1m30s", 90)]
 )
@@ -71,6 +87,11 @@ BAD = {
 }
 
 
+def test_a_message_names_the_type_and_the_remedy():
+    with pytest.raises(UserError, match=r"^run_name=3 is an int; give a text or None\.$"):
+        RunConfig(run_name=3)
+
+
 @pytest.mark.parametrize("field", BAD)
 def test_bad_values_name_field_value_and_remedy_in_one_sentence(field):
     value, remedy = BAD[field]
@@ -84,7 +105,7 @@ def test_bad_values_name_field_value_and_remedy_in_one_sentence(field):
 
 @pytest.mark.parametrize("value", [True, 1.5, "many"])
 def test_lossy_types_are_refused(value):
-    with pytest.raises(UserError, match=r"total_steps=.* not a whole number such as 1000 or 1e3"):
+    with pytest.raises(UserError, match=r"total_steps=.*; give a whole number such as 1000 or 1e3"):
         RunConfig(total_steps=value)
 
 
@@ -94,8 +115,13 @@ def test_unknown_field_suggests_the_known_one():
 
 
 def test_newer_version_is_refused():
-    with pytest.raises(UserError, match="version=99"):
+    with pytest.raises(UserError, match="version=99 of this config is newer"):
         RunConfig.from_dict({"version": 99})
+
+
+def test_a_version_that_is_no_number_is_refused():
+    with pytest.raises(UserError, match="version='one' of this config is not a whole number"):
+        RunConfig.from_dict({"version": "one"})
 
 
 @pytest.mark.parametrize("text", ["- a\n- b", "{", "\x00", ""])

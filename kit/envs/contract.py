@@ -70,7 +70,7 @@ class BatchEnv(ABC):
         """Start a new episode in every env. The same `seed` gives the same episodes."""
 
     def stagger(self) -> None:
-        """Desynchronise the first episodes before training by random time limits, if the env's task asks for it."""
+        """Shorten the first episodes by random time limits, so that envs do not all end together; some tasks only."""
         return None
 
     @abstractmethod

@@ -30,27 +30,27 @@ class Transition(NamedTuple):
     """One step of all envs."""
 
     obs: Obs
-    """(n, ...); the player's input, with `hidden_state`."""
+    """(n, ...): the observation given to the player, together with `hidden_state`."""
     hidden_state: HiddenState
-    """The player's input; the initial state in the envs of `episode_starts`."""
+    """The hidden state given to the player; the initial state where `episode_starts` is True."""
     episode_starts: torch.Tensor
-    """(n,) bool: the first step of an episode."""
+    """(n,) bool: this step is the first of its episode."""
     action: torch.Tensor
     next_obs: Obs
-    """(n, ...); in finished envs the first observation of the next episode."""
+    """(n, ...): the observation after the step; where an episode ended, the first of the next one."""
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
     info: Info
     ended: torch.Tensor
-    """(n,) bool: the last step of an episode that counts."""
+    """(n,) bool: this step ends one of the env's first `episodes` episodes."""
 
 
 def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) -> Iterator[Transition]:
     """Step `env` with the actions of `player`, starting from `obs`, the result of `env.reset`.
 
-    Ends when every env has finished `episodes` episodes. The first `episodes` of each env count: the same number per
-    env, so that short episodes are not overrepresented.
+    Ends when every env has finished `episodes` episodes. Only the first `episodes` of each env count, so that short
+    episodes are not overrepresented; `Transition.ended` marks where they end.
     """
     n = env.num_envs
     hidden_state, episode_starts = player.initial_state(n), torch.ones(n, dtype=torch.bool, device=env.device)
@@ -69,6 +69,6 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
 
 
 def restart(player: Player, hidden_state: HiddenState, episode_starts: torch.Tensor) -> HiddenState:
-    """Reset `hidden_state` to the initial state in the envs of `episode_starts` (n,) bool."""
+    """Replace `hidden_state` by the initial state where `episode_starts` (n,) is True."""
     states = zip(player.initial_state(len(episode_starts)), hidden_state, strict=True)
     return tuple(cast(torch.Tensor, select(episode_starts.to(now.device), new, now)) for new, now in states)

@@ -19,7 +19,10 @@ from kit.sim import Simulator, make_sim
 
 
 def maybe_any(mask: torch.Tensor) -> bool:
-    """Return `mask.any()` on the CPU and True on a GPU, where the synchronisation costs more than needless work."""
+    """Return whether `mask` may contain a True: exactly `mask.any()` on the CPU, always True on a GPU.
+
+    On a GPU, `any` waits for the device, which costs more than needless work.
+    """
     return mask.device.type != "cpu" or bool(mask.any())
 
 

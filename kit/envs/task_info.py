@@ -11,12 +11,12 @@ from gymnasium import spaces
 
 
 class Field(NamedTuple):
-    """Consecutive numbers of an observation or action, with their meaning and unit."""
+    """Description of `width` consecutive numbers of an observation or action: `what` they are, and their unit."""
 
     what: str
     width: int
     unit: str = ""
-    """Physical size of the value 1, such as "rad" or "0.4 m/s"; empty for fractions and flags."""
+    """What a value of 1 means: a unit ("rad") or a quantity ("0.4 m/s"); empty if dimensionless."""
 
 
 class TaskInfo(NamedTuple):
@@ -33,9 +33,9 @@ class TaskInfo(NamedTuple):
     succeeds: str = ""
     """Condition that makes an episode a success."""
     lessons: str = ""
-    """Curriculum: stages to train in, where training with the default options from the start would fail."""
+    """Curriculum: the stages to train in, for tasks that cannot be learned directly with the default options."""
 
 
 def numbers(fields: Sequence[Field]) -> spaces.Box:
-    """Box space, unbounded and float32, of a vector with these fields."""
+    """Return the space of a vector with these `fields`: an unbounded Box (total width,), float32."""
     return spaces.Box(-np.inf, np.inf, (sum(field.width for field in fields),), np.float32)

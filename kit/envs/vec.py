@@ -28,7 +28,8 @@ class TensorEnv(BatchEnv):
         dtype: torch.dtype = torch.float32,
         autoreset: bool = True,
     ) -> None:
-        """`dtype` is that of real observations and of rewards. Without `autoreset`, finished envs are not reset."""
+        """`dtype` is the type of floating-point observations and of rewards. Without `autoreset`, finished envs are not
+        reset."""
         delivered = delivered_obs(task)
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
@@ -46,7 +47,9 @@ class TensorEnv(BatchEnv):
         self._all_envs = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._limit: torch.Tensor | None = None  # (n,) random time limits of the first episodes, after `stagger`
+        self._limit: torch.Tensor | None = None
+        """(n,) random shorter time limits of the first episodes, so that envs do not all end together; set by
+        `stagger`."""
         self._generator = torch.Generator(self.device)
         self._randomizer: Randomizer | None = None
         if task.randomized:
@@ -56,8 +59,10 @@ class TensorEnv(BatchEnv):
 
     @property
     def task_info(self) -> TaskInfo:
-        """The task's info, with the entry names of this env's observation. `card` is its former name, kept for one
-        release."""
+        """The task's info; if the observation is a single vector, its fields are under the key "".
+
+        Tasks that still define `card`, the former name, are read too, for one release.
+        """
         info, entries = getattr(self.task, "card", self.task.task_info), self._entries or ()
         bare = len(entries) == 1 and not isinstance(self.observation_space, spaces.Dict)
         return info._replace(sees={"": info.sees.get(entries[0], ())}) if bare else info
@@ -76,6 +81,7 @@ class TensorEnv(BatchEnv):
         return self._stacks.reset(self._deliver(self.task.observe()))
 
     def stagger(self) -> None:
+        """Draw random time limits for the first episodes if the task is `staggered`; else do nothing."""
         if self.task.staggered:
             high, device = self.episode_steps + 1, self.device
             self._limit = torch.randint(1, high, (self.num_envs,), generator=self._generator, device=device)
@@ -106,7 +112,7 @@ class TensorEnv(BatchEnv):
         self._return = self._return + reward
         self._length = self._length + 1
         out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
-        truncated = out_of_time > terminated  # and not terminated
+        truncated = out_of_time & ~terminated
         done = out_of_time | terminated
         info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **task.info()}
         if success is not None:
@@ -128,7 +134,7 @@ class TensorEnv(BatchEnv):
         self.task.measure()
 
     def _first_obs(self, done: torch.Tensor, obs: Obs) -> Obs:
-        """Replace the rows of `obs` in the envs of `done` (n,) bool, which were just reset, by first observations."""
+        """Where `done` (n,) is True, the env was just reset: put its first observation into `obs`."""
         if not self.frames:
             return select(done, self._deliver(self.task.observe()), obs)
         env_ids = done.nonzero().flatten()  # synchronises with the GPU, which costs less than rendering all envs
@@ -137,13 +143,14 @@ class TensorEnv(BatchEnv):
         return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids)))
 
     def _deliver(self, obs: Obs) -> Obs:
-        """Return the delivered entries of the task's `obs`: noise on the policy's entries, reals as `dtype`."""
+        """Keep the entries this env returns, add noise to the policy's, and cast floating-point entries to `dtype`."""
         obs = pick(obs, self._entries, self.task.bare)
         if self._randomizer is not None:
             obs = self._randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def scripted(self) -> torch.Tensor | None:
+        """Return actions (n, ...) of the task's scripted policy, or None if it has none."""
         return self.task.scripted()
 
     def snapshot(self) -> dict[str, torch.Tensor]:

@@ -51,7 +51,10 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return the checkpoint of a store in `folder`, such as "best/step_…", from its manifest. Raises `Refused`."""
+        """Return a checkpoint that lies in a store, from its `folder` and the bytes `raw` of its manifest.
+
+        `folder` is relative to the run, such as "best/step_…". Raises `Refused`.
+        """
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
@@ -64,7 +67,10 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """Return a copy with the checked manifest in memory, readable after the files are deleted. Raises `Damaged`."""
+        """Return a copy that keeps the checked manifest in memory. Raises `Damaged`.
+
+        So `manifest()` works after the files are deleted.
+        """
         loaded = replace(self, raw=self._manifest_bytes())
         loaded.manifest()
         return loaded
@@ -77,21 +83,21 @@ class Checkpoint:
             raise Damaged(str(refusal)) from None
 
     def files(self) -> dict[str, dict[str, Any]]:
-        """Map every file it needs (path in the run) to {"size", "sha256"}; the manifest is last. Raises `Damaged`."""
+        """Return path in the run -> {"size", "sha256"} of all needed files, manifest last. Raises `Damaged`."""
         raw = self._manifest_bytes()
         manifest = replace(self, raw=raw).manifest()
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
         return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
 
     def sizes(self) -> dict[str, int]:
-        """Map every file it needs to its size in bytes; empty if the manifest is damaged."""
+        """Return path in the run -> size in bytes of all needed files; empty if the manifest is damaged."""
         try:
             return {path: entry["size"] for path, entry in self.files().items()}
         except Damaged:
             return {}
 
     def missing_from(self, held: Mapping[str, int]) -> list[str]:
-        """Return the files it needs that are not in `held` (path -> size), or have another size; size -1 is unknown."""
+        """Return the needed files that `held` (path -> size) lacks or lists with another size; -1 matches any size."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self, replay: bool = True) -> None:
@@ -105,7 +111,7 @@ class Checkpoint:
                 raise Damaged(f"{name} has {path.stat().st_size} bytes, not {entry['size']}")
         for name, entry in files.items():
             if sha256(self.run_path / name) != entry["sha256"]:
-                raise Damaged(f"{name} does not have the SHA-256 of its manifest")
+                raise Damaged(f"the SHA-256 of {name} differs from the one in the manifest")
         extra = {path.name for path in self.path.iterdir() if f"{self.folder}/{path.name}" not in files}
         if extra:
             raise Damaged(f"{self.path.name} holds {min(extra)}, which its manifest does not name")
@@ -144,7 +150,10 @@ class Checkpoint:
 
 
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
-    """Write `state` as `folder`/step_<step>. `shared` holds manifest entries of files that are in the run already."""
+    """Write `state` as the checkpoint `folder`/step_<step>.
+
+    `shared` holds the manifest entries of shared files that are in the run already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with leftovers.temporary(folder) as building:
         contents, shared = _encode(state), dict(shared or {})
@@ -154,7 +163,8 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        # the same step may exist: after a resume from an older one, or rewritten with one more evaluation
+        # The step may exist: the run resumed from an earlier checkpoint, or this one is rewritten to include an
+        # evaluation.
         old = leftovers.old(final)
         if final.exists():
             leftovers.remove(old)
@@ -196,7 +206,10 @@ def sweep(run_path: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint of the run needs (those with a damaged manifest do not count)."""
+    """Delete shared files that no checkpoint of the run needs.
+
+    Checkpoints with a damaged manifest are treated as needing nothing.
+    """
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
     for checkpoint in [each for kind in KINDS if shared for each in committed(run_path / kind)]:
@@ -230,7 +243,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _encode(state: State) -> dict[str, bytes]:
-    """Map the file names of a checkpoint, except the manifest, to their bytes."""
+    """Return file name -> bytes of a checkpoint's files, without the manifest."""
     import torch
 
     files, numbers = {}, {}

@@ -5,8 +5,9 @@
   checkpoints/step_000100352/…  manifest.json                  the last few, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
-  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. In a
-                 store with history also {"put_bytes"}: bytes written since the history was last squashed
+  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. In
+                 stores that keep old versions (Hub commits) also "put_bytes": bytes written since those were last
+                 merged
   lease.json     see kit.stores.lease
 """
 
@@ -22,17 +23,21 @@ TEXTS = {"config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 
 """Text files of a run -> largest accepted size in bytes."""
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"
+"""File of a fetched run; see `passed_over`."""
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
 _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 
 def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int]:
-    """Map the checkpoint folders whose manifest is among `paths` (relative to the run) to their steps, newest first."""
+    """Return folder -> step, newest first, of the checkpoints whose manifest is in `paths` (relative to the run)."""
     matches = [match for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
     return {match[1]: int(match[2]) for match in sorted(matches, key=lambda match: -int(match[2]))}
 
 
 def passed_over(run_dir: Path) -> set[int]:
-    """Return the steps whose checkpoints in the store were damaged when this run was fetched; ignore them there."""
+    """Return the steps whose stored checkpoints were damaged when this run was fetched.
+
+    Callers skip those checkpoints in the store.
+    """
     return set(read_json(run_dir / PASSED_OVER, []))

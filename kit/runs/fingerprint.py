@@ -17,8 +17,8 @@ def fingerprint(run: Run, step: int | None = None) -> str:
     """Return the hex SHA-256 of the checkpoint at `step` (default: the latest).
 
     Covers every tensor's name, dtype, shape and bytes, every number, the replay data row by row, and the metric rows up
-    to `step` without their wall-clock columns. How and when the data was divided into files does not matter. Raises
-    `Damaged` or `UserError`.
+    to `step` without their wall-clock columns. The division of the data into files does not matter. Raises `Damaged` or
+    `UserError`.
     """
     saved = run.find("latest" if step is None else step)
     state = saved.read()
@@ -42,6 +42,7 @@ def _without_clock(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> bytes:
+    """Encode a tensor or JSON value as bytes to hash; equal values give equal bytes."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -51,7 +52,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _replay(saved: Checkpoint, state: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return (name, tensor) of the replay data that the buffer holds, over all segments."""
+    """Join all segments and return (name, tensor) of the rows that are still in the replay buffer."""
     import torch
     from safetensors.torch import load_file
 

@@ -1,4 +1,7 @@
-"""Check and plan a new run before anything is created: config, warm start, opponents, tracker, store."""
+"""Check and plan a new run before anything is created: config, warm start, opponents, tracker, store.
+
+Opponents are policies of other runs that a game plays against.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ def prepare_run(
     start_from: str | Path | None = None,
     trust: bool = False,
     other_process: bool = False,
-    gpu_share: int = 1,
+    runs_per_gpu: int = 1,
 ) -> PreparedRun:
     """Check `config` with `changes` and plan the run; `start_from` and `trust` as in `kit.train`.
 
-    `other_process`: whether another process will train it. `gpu_share`: how many runs share the GPU, where its memory
-    decides the number of envs. Raises `UserError` if the run cannot be made.
+    `other_process`: whether another process will train it. `runs_per_gpu`: number of runs sharing the GPU; its memory
+    is divided among them when `n_envs` is chosen. Raises `UserError` if the run cannot be made.
     """
     from kit import envs
     from kit.measure.fit import room
@@ -52,7 +55,7 @@ def prepare_run(
     opponents.check(config)
     if config.tracker is not None:
         need(config.tracker.partition(":")[0], "track")
-    planned = plan(config, partial(room, share=gpu_share))
+    planned = plan(config, partial(room, share=runs_per_gpu))
     if planned.config.store:
         from kit.stores import open_store
 

@@ -16,7 +16,7 @@ from kit.runs.status import Status
 def start(run: Run) -> int:
     """Start a training process for `run` and return its process id at once. Its output goes to worker.log.
 
-    The process has its own session, so that neither an interrupt nor the end of the caller reaches it. It inherits the
+    The process runs in its own Unix session (setsid), so Ctrl-C and the caller's end do not stop it. It inherits the
     run's lock, so that the run counts as working from now on, however long the imports take.
     """
     from kit import envs
@@ -25,7 +25,8 @@ def start(run: Run) -> int:
     environment = settings.worker_environment(int(run.config.threads)) | envs.child_environ(run.config)
     try:
         with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
-            control.take(run.path)  # drop commands left over from an earlier session; later ones count
+            # discard commands sent to an earlier process of this run; those sent from now on are obeyed
+            control.take(run.path)
             Status.create(run.path, run.config.total_steps)
             worker = subprocess.Popen(
                 [sys.executable, "-u", "-m", "kit.runs.worker", str(run.path), str(lock.fileno())],

@@ -85,14 +85,14 @@ class Job:
                 changes[name] = value
         return changes
 
-    def start(self, threads: int, gpu_share: int) -> None:
+    def start(self, threads: int, runs_per_gpu: int) -> None:
         """Start or resume the run, unless it is training or finished."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
             requested = self.requested.get("threads", "auto")
             fields = {**self.requested, "threads": threads if requested == "auto" else requested}
-            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, gpu_share))
+            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, runs_per_gpu))
             worker.start(self.run)
             return
         changes = self.changes()

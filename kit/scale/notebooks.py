@@ -81,7 +81,7 @@ class NotebookJob:
         result = read_json(self.path / RESULT)
         return result if isinstance(result, dict) else None
 
-    def start(self, threads: int, gpu_share: int) -> None:
+    def start(self, threads: int, runs_per_gpu: int) -> None:
         """Start the worker process, unless the job is running or has a result here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":

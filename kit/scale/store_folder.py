@@ -1,4 +1,4 @@
-"""A folder in a store for a notebook or a search; the store's lease admits one writer at a time."""
+"""A folder in a store that one notebook or hyperparameter search writes; a lease admits one writer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ class StoreFolder:
         self._url, self._folder, self._at, self._message = url, folder, at, message
         self._opened: Store | None = None
         self._next = self._renew = 0.0
+        """Earliest time of the next copy, and time to renew the lease, by `time.monotonic`; 0: not held yet."""
         self._seen: int | None = None
+        """Modification time, ns, of the file that was copied last."""
 
     @property
     def _store(self) -> Store:
         """The store, opened on first use, because it may not answer for a while.
 
-        It is never created here: a new folder in the place of a lost mount would take the files meant for the mount.
+        Never create the store: if a mount is gone, files would land in a plain local folder instead.
         """
         if self._opened is None:
             self._opened = open_store(self._url)
         return self._opened
 
     def put(self, name: str, now: bool = False) -> None:
-        """Copy the file if it has changed, and renew the lease before it ends.
+        """Copy the file `name` of the folder if it has changed, and renew the lease before it ends.
 
         Copies are at least `AGAIN_S` apart, unless `now`. Failures are retried by later calls. Raises `LeaseHeld` if
         another process has taken over.
@@ -51,14 +53,17 @@ class StoreFolder:
             print(f"{name} was not copied: {error}", flush=True)
 
     def finish(self, files: dict[str, bytes]) -> str:
-        """Write `files` in their order and release the lease; return an error message after `PATIENCE_S` of retries."""
+        """Write `files` in their order and release the lease.
+
+        Return "" on success, else an error message: at once if the lease was taken over, otherwise after `PATIENCE_S`.
+        """
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._write({f"{self._at}/{name}": content for name, content in files.items()})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except LeaseHeld as error:  # another process has taken over, and its files count
+            except LeaseHeld as error:  # another process has taken over; keep its files
                 return str(error)
             except (StoreError, UserError, OSError) as error:
                 if time.monotonic() > end:

@@ -73,7 +73,7 @@ class Work(Protocol):
 
     @property
     def run(self) -> Run | None: ...
-    def start(self, threads: int, gpu_share: int) -> None: ...
+    def start(self, threads: int, runs_per_gpu: int) -> None: ...
     def is_working(self) -> bool: ...
     def should_restart(self) -> bool: ...
     def held_for(self) -> float: ...
@@ -109,7 +109,7 @@ class Starter:
             self._reason, self._since = reason, time.time()
         job.note = since(f"{reason} ({details})", self._since)
 
-    def begin(self, job: Work, threads: int, gpu_share: int) -> bool:
+    def begin(self, job: Work, threads: int, runs_per_gpu: int) -> bool:
         """Try to start the job; return whether it was started. Call again soon if not.
 
         Raises the errors of `job.start`, and the store's error after `PATIENCE_S`.
@@ -121,7 +121,7 @@ class Starter:
             held_s = job.held_for()
             pause_s = min(held_s, HELD_S)
             if pause_s <= 0:
-                job.start(threads, gpu_share)
+                job.start(threads, runs_per_gpu)
                 job.note = ""
             else:
                 self.wait(job, "another machine has it", f"until {utc(time.time() + held_s)} unless it renews")

@@ -157,7 +157,7 @@ class _Pull:
             local = building / path
             local.parent.mkdir(parents=True, exist_ok=True)
             if self.store.get(self.prefix + path, local, entry["size"]) != entry["sha256"]:
-                raise Refused(f"{path} does not have the SHA-256 of its manifest")
+                raise Refused(f"the SHA-256 of {path} differs from the one in the manifest")
             check_tensors(local) if path.endswith(".safetensors") else parse_json(local.read_bytes(), path)
             self.fetched[path] = entry["sha256"]
         return checkpoint

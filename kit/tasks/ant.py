@@ -40,6 +40,8 @@ class Ant(MujocoTask):
 
     This includes two peculiarities. Body positions lag one substep behind after `mj_step`, and the forward velocity is
     computed from them. Contact forces are clipped to ±1 and are zero at the start of an episode.
+
+    In the code, the suffix _w marks coordinates in the world frame.
     """
 
     name = "Ant"

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from kit.trainers.base import TensorTrainer
 
 Rule = Callable[[Row, int, Row, Mapping[str, Any]], Row]
-"""(hyperparameters, n_envs, preset row, the user's overrides) -> consistent hyperparameters."""
+"""Function (hyper, n_envs, row, requested) -> consistent hyperparameters.
+
+`hyper`: the hyperparameters to be used; `row`: those of the preset; `requested`: the user's overrides.
+"""
 
 
 def _unchanged(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
@@ -48,21 +51,23 @@ class Algorithm:
     actions: tuple[type[Space], ...]
     """Supported types of action space."""
     row: Row
-    """Default hyperparameters for tasks without a tuned row: SB3's, with enough envs to keep the cores busy."""
+    """`n_envs` and hyperparameters for tasks without tuned ones, with enough envs to keep the cores busy. The rest are
+    SB3's defaults."""
     stock_row: Row
-    """Stable-Baselines3's own defaults, for comparisons (preset sb3)."""
+    """The same with Stable-Baselines3's own defaults, for comparisons (preset sb3)."""
     columns: tuple[str, ...] = ("net_arch",)
-    """Hyperparameters that the presets fast, heavy and beast set for it."""
+    """Names of the hyperparameters that the presets fast, heavy and beast set (columns of their table)."""
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks in a `net_arch` dict."""
     rule: Rule = field(default=_unchanged)
-    """Makes hyperparameters consistent. Raises `UserError` if the user's overrides contradict each other."""
+    """Makes hyperparameters consistent, such as a `batch_size` that divides the rollout. Raises `UserError` if the
+    user's overrides contradict each other."""
     more_envs: bool = False
     """Whether `auto` may take more envs than the row, with rollouts that grow with them."""
     distributed: bool = False
     """Whether several processes can train it (`kit.trainers.distributed`)."""
     imported: tuple[str, ...] = ()
-    """Hyperparameters that a run imports from an SB3 zip."""
+    """Names of the hyperparameters that a run started from an SB3 zip takes from it."""
     fewer_envs: bool = True
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
@@ -91,6 +96,6 @@ def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 
 
-def largest_batch(rollout: int, at_most: int) -> int:
-    """The largest divisor of `rollout` (n_steps × n_envs) that is no more than `at_most`."""
-    return next(size for size in range(min(rollout, at_most), 0, -1) if rollout % size == 0)
+def largest_batch(rollout_size: int, at_most: int) -> int:
+    """Return the largest divisor of `rollout_size` (n_steps × n_envs) that is no more than `at_most`."""
+    return next(size for size in range(min(rollout_size, at_most), 0, -1) if rollout_size % size == 0)

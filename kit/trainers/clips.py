@@ -46,7 +46,10 @@ def materialize(obs: LazyObs) -> Any:
 
 
 def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
-    """The image entries among an env's `frames`; stacks of vectors are small and stored whole."""
+    """Return only the image entries of `frames` (entry -> stack depth).
+
+    Vector stacks are small and stored in full.
+    """
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {name: count for name, count in frames.items() if name in entries and is_image(entries[name])}
 
@@ -54,7 +57,7 @@ def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
 def split_newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], Any]:
     """Split `obs` into the newest image of each frame stack and the rest.
 
-    `frames` names the stacks, (n, T, C, H, W); the images are (n, H, W, C).
+    `frames`: entry -> stack depth T. A stack is (n, T, C, H, W), its newest image (n, H, W, C).
     """
     if "" in frames:
         return {"": channels_last(obs[:, -1])}, {}
@@ -65,19 +68,19 @@ def split_newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.T
 
 
 def with_stacks(rest: Any, stacks: Mapping[str, Any]) -> Any:
-    """Put `stacks` back into the rest of an observation: the inverse of `split_newest`."""
+    """Combine the frame `stacks` with the `rest` of the observation that `split_newest` returned."""
     return stacks.get("", {**rest, **stacks} if stacks else rest)
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """(..., C, H, W) as (..., H, W, C)"""
+    """Return a view of `images` (..., C, H, W) as (..., H, W, C)."""
     return images.movedim(-3, -1)
 
 
 def frame_steps(newest: torch.Tensor, first: torch.Tensor, frames: int) -> torch.Tensor:
-    """Step numbers (..., T) of the frames in the stack at step `newest` (...), oldest first.
+    """Return the steps (..., T) at which a stack's frames were taken, oldest first; `newest` (...) is the last one.
 
-    None is earlier than `first` (...), the episode's first step, which is repeated to fill the stack.
+    Steps before the episode's first step, `first` (...), are replaced by it.
     """
     ages = torch.arange(frames - 1, -1, -1, device=newest.device)
     return torch.maximum(newest.unsqueeze(-1) - ages, first.unsqueeze(-1))

@@ -14,7 +14,8 @@ FRAMES = "frames."
 class ImageRing:
     """Ring buffer of one camera's images, uint8 (H, W, C).
 
-    The ring holds the newest image of each row. A pool that grows on demand holds the final image of each episode.
+    The ring holds, per step and env, the newest image of the frame stack. A row is one step of all envs. A pool that
+    grows on demand holds the final image of each episode.
     """
 
     def __init__(self, name: str, frames: int, capacity: int, n_envs: int, device: torch.device) -> None:
@@ -22,7 +23,7 @@ class ImageRing:
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): the images after the last row."""
+        """(n, H, W, C): the next images of the row added last."""
         self._pool_index = torch.full((capacity, n_envs), -1, device=device)
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
@@ -37,10 +38,10 @@ class ImageRing:
     def stacks(
         self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor, written: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
+        """Return the frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
 
-        `row` and `env` (N,) name the transitions, `episode_start` (N,) the first rows of their episodes, `written` the
-        number of rows ever added.
+        `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each one's episode. `written`:
+        rows added so far.
         """
         assert self.ring is not None and self.latest is not None
         flat = self.ring.flatten(0, 1)
@@ -92,7 +93,7 @@ class ImageRing:
         self._pool_index.index_copy_(0, slots, new)
 
     def _grown_pool(self, final: torch.Tensor) -> torch.Tensor:
-        """The pool, grown if needed to have `len(final)` free places."""
+        """Return the pool, grown if needed to have `len(final)` free places."""
         size = 0 if self._pool is None else len(self._pool)
         lacking = len(final) - len(self._free)
         if self._pool is None or lacking > 0:
@@ -103,7 +104,7 @@ class ImageRing:
         return self._pool
 
     def _allocated(self, images: torch.Tensor) -> torch.Tensor:
-        """The ring, allocated at the first call for images like `images` (n, H, W, C)."""
+        """Return the ring, allocated at the first call for images like `images` (n, H, W, C)."""
         if self.ring is None:  # torch.empty: the system commits memory as it is first written
             shape = (self.capacity, *images.shape)
             self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)

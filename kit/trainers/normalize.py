@@ -55,7 +55,10 @@ class Normalizer:
         scaled = {name: space for name, space in leaves("obs", observation_space) if _is_scaled(space)}
         if norm_obs and not scaled:
             kind = type(observation_space).__name__
-            raise UserError(f'overrides normalize=true cannot scale {kind} observations; write {{"norm_obs": false}}.')
+            raise UserError(
+                f"overrides normalize=true cannot scale {kind} observations; "
+                'write normalize={"norm_obs": false}.'
+            )
         self.norm_obs, self.norm_reward = norm_obs, norm_reward
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
@@ -65,7 +68,10 @@ class Normalizer:
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def begin(self, obs: Obs) -> None:
-        """Start new episodes in all envs with the first observations `obs` (n, ...)."""
+        """All envs were reset: zero the running returns and add the first observations to the statistics.
+
+        `obs` (n, ...): the first observations.
+        """
         self.returns.zero_()
         self.update(obs)
 
@@ -112,7 +118,7 @@ class Normalizer:
         return values
 
     def load_state(self, state: dict[str, Any], statistics_only: bool = False) -> None:
-        """Restore a `state()`; with `statistics_only` for another number of envs, as in an evaluation."""
+        """Restore a `state()`. `statistics_only`: without the running returns, as for another number of envs."""
         for name, moments in self.moments().items():
             moments.mean = state[f"{name}.mean"].to(moments.mean.device, copy=True)
             moments.var = state[f"{name}.var"].to(moments.var.device, copy=True)
@@ -127,11 +133,11 @@ class Normalizer:
             moments.mean, moments.var = moments.mean.to(device), moments.var.to(device)
 
     def moments(self) -> dict[str, RunningMoments]:
-        """All running statistics by name."""
+        """Return name -> statistics of every observation entry and of the returns."""
         return {**self.obs_moments, "return": self.return_moments}
 
     def to_sb3(self, venv: VecEnv) -> VecNormalize:
-        """`venv` wrapped in SB3's `VecNormalize` with these statistics, frozen: for evaluation with plain SB3."""
+        """Wrap `venv` in SB3's `VecNormalize` with these statistics, frozen, for evaluation with plain SB3."""
         from stable_baselines3.common.vec_env import VecNormalize
 
         keys = None if "obs" in self.obs_moments else [name[4:] for name in self.obs_moments]

@@ -163,16 +163,17 @@ def clip_values(values: torch.Tensor, old: torch.Tensor, clip_range_vf: Any = No
 
 
 def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
-    """Make `batch_size` divide the rollout.
+    """Return `hyper` with a `batch_size` that divides the rollout, n_envs × n_steps.
 
-    A preset's batch size is lowered to the largest divisor; a `requested` one that does not divide is a `UserError`.
+    `hyper`: the hyperparameters; `row`: those of the preset, unused here; `requested`: the user's overrides. A preset's
+    batch size is lowered to the largest divisor; a `requested` one that does not divide is a `UserError`.
     """
     n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
-    rollout = n_envs * n_steps
-    divisor = largest_batch(rollout, batch_size)
+    rollout_size = n_envs * n_steps
+    divisor = largest_batch(rollout_size, batch_size)
     if "batch_size" in requested and divisor != batch_size:
         raise UserError(
-            f"batch_size={batch_size} does not divide n_envs × n_steps = {n_envs} × {n_steps} = {rollout}; "
+            f"batch_size={batch_size} does not divide n_envs × n_steps = {n_envs} × {n_steps} = {rollout_size}; "
             f"the largest divisor below it is {divisor}."
         )
     return {**hyper, "batch_size": divisor}

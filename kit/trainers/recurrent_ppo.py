@@ -34,12 +34,12 @@ from kit.trainers.saving import State, Values
 
 
 def zero_state(lstm: torch.nn.LSTM, n: int) -> torch.Tensor:
-    """Hidden state (n, 2, layers, hidden) at the start of an episode: zeros."""
+    """Return the hidden state (n, 2, layers, hidden) at the start of an episode: zeros."""
     return torch.zeros(n, 2, lstm.num_layers, lstm.hidden_size, device=next(lstm.parameters()).device)
 
 
 def reset_where(hidden_state: torch.Tensor, episode_starts: torch.Tensor) -> torch.Tensor:
-    """Zero `hidden_state` (n, ...) in the envs of `episode_starts` (n,) bool."""
+    """Zero `hidden_state` (n, ...) where `episode_starts` (n,) is True."""
     return hidden_state.masked_fill(episode_starts.view(-1, 1, 1, 1), 0.0)
 
 
@@ -121,6 +121,7 @@ class RecurrentNetworks(Networks):
         return actions
 
     def finish(self, rollout: Rollout) -> None:
+        """Zero the hidden state where the last step of `rollout` ended an episode."""
         self._reset_where(rollout.done[-1])
 
     def with_hidden_state(self, obs: Obs) -> Obs:
@@ -136,7 +137,7 @@ class RecurrentNetworks(Networks):
     def _step(
         self, obs: Obs, hidden_state: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Latents of actor and critic (n, ...), and the next hidden state."""
+        """Return the latents of actor and critic (n, ...), and the next hidden state."""
         next_state: dict[str, torch.Tensor] = {}
 
         def apply_lstm(name: str, features: torch.Tensor) -> torch.Tensor:
@@ -163,7 +164,10 @@ class RecurrentNetworks(Networks):
     def _latents(
         self, obs: Obs, apply_lstm: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs (N, ...) of the last layers of actor and critic; `apply_lstm` maps (name, features) to outputs."""
+        """Return the inputs (N, ...) of the last layers of actor and critic.
+
+        `apply_lstm` (name, features) runs the LSTM `name`, "actor" or "critic".
+        """
         policy = self.policy
         features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
         actor_features, critic_features = (features, features) if policy.share_features_extractor else features
@@ -231,14 +235,14 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
         return same_envs
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """Env by env in time order, rotated by a random offset: sb3-contrib's order."""
+        """Return the row order of an epoch: env by env in time order, rotated by a random offset, as in sb3-contrib."""
         start = torch.randint(n, (1,), device=self.device)
         env_major = (torch.arange(n, device=self.device) + start) % n
         return env_major % self.n_steps * self.n_envs + env_major // self.n_steps
 
 
 def check_hyperparameters(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
-    """Apply PPO's rule and check the LSTM settings. Raises `UserError`."""
+    """Check the LSTM settings, then fit `batch_size` as PPO does. Raises `UserError`."""
     policy = hyper.get("policy_kwargs", {})
     for name in ("lstm_hidden_size", "n_lstm_layers"):
         if policy.get(name, 1) < 1:

@@ -6,9 +6,7 @@ import html
 import json
 import shlex
 
-import yaml
-
-from kit.config import RunConfig, spelled
+from kit.config import RunConfig, dump_yaml, to_text
 from kit.measure.auto import resolve
 from kit.ui import style
 
@@ -18,10 +16,10 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 def as_code(config: RunConfig) -> dict[str, str]:
     """Return title -> text: the non-default fields in four forms, and every resolved value for this machine."""
     changed = config.non_defaults()
-    flags = [f"--{name.replace('_', '-')} {shlex.quote(spelled(value))}" for name, value in changed.items()]
+    flags = [f"--{name.replace('_', '-')} {shlex.quote(to_text(value))}" for name, value in changed.items()]
     parameters = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in changed.items()]
     return {
-        "YAML, for kit train FILE": yaml.safe_dump(changed, sort_keys=False).strip(),
+        "YAML, for kit train FILE": dump_yaml(changed).strip(),
         "Shell": " ".join(["kit train", *flags]),
         "Python": f"kit.launch({', '.join(f'{name}={value!r}' for name, value in changed.items())})",
         "Papermill (executes a notebook from the command line)": " ".join(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kit.config import spelled
+from kit.config import to_text
 from kit.measure.speed import duration
 from kit.measure.uncertainty import FEW_SEEDS, LEAST_SEEDS, LEVEL, Estimate, p_values
 from kit.runs.run import Run
@@ -180,7 +180,7 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
         return [config_of(run), *history(parent, (*younger, run.name))]
 
     first, steps = dict[str, tuple[str, int | None]](), defaultdict[tuple[str, str], set[int | None]](set)
-    lineages = [(run.parent, spelled(history(run)), spelled(history(run)[1:])) for run in runs]
+    lineages = [(run.parent, to_text(history(run)), to_text(history(run)[1:])) for run in runs]
     for parent, lineage, ancestry in lineages:
         if parent is not None:
             first.setdefault(ancestry, parent)
@@ -206,9 +206,9 @@ def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
 def _short(value: Any, values: Sequence[Any]) -> str:
     """Format a value with three digits if that tells it from the other `values`; searches choose long floats."""
     if not isinstance(value, float):
-        return spelled(value)
+        return to_text(value)
     equal = {other for other in values if isinstance(other, float) and f"{other:.3g}" == f"{value:.3g}"}
-    return f"{value:.3g}" if equal == {value} else spelled(value)
+    return f"{value:.3g}" if equal == {value} else to_text(value)
 
 
 def threshold_of(groups: Sequence[Group]) -> float:

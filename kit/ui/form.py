@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kit import envs
-from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, spelled
+from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, to_text
 from kit.errors import UserError, need
 from kit.ui.hyper import Hyperparameters, text_entry
 from kit.ui.task import sensible_steps
@@ -32,7 +32,7 @@ class Form:
         self._w = w = need("ipywidgets", "notebook")
         self.entries: dict[str, Any] = {}
         for field in dataclasses.fields(RunConfig):
-            entry = self._entry(field, _spelled(getattr(config, field.name)))
+            entry = self._entry(field, _field_text(getattr(config, field.name)))
             entry.add_class(f"kit-field-{field.name}")
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
@@ -77,12 +77,12 @@ class Form:
             (entry.add_class if name == wrong else entry.remove_class)("kit-wrong")
 
     def _override(self, overrides: dict[str, Any]) -> None:
-        self.entries["overrides"].value = spelled(overrides)
+        self.entries["overrides"].value = to_text(overrides)
 
     def fill(self, config: RunConfig) -> None:
         """Write the values of `config` into the entries."""
         for name, entry in self.entries.items():
-            text = _spelled(getattr(config, name))
+            text = _field_text(getattr(config, name))
             if name in CHOICES and text not in entry.options:
                 entry.options = (*entry.options, text)
             entry.value = text
@@ -90,8 +90,8 @@ class Form:
     def _suggest(self, change: Any) -> None:
         """Set the new task's number of steps if the entry still holds the previous task's number."""
         before, after = sensible_steps(change["old"]), sensible_steps(change["new"])
-        if after and self.entries["total_steps"].value == spelled(before):
-            self.entries["total_steps"].value = spelled(after)
+        if after and self.entries["total_steps"].value == to_text(before):
+            self.entries["total_steps"].value = to_text(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w, name, explanation = self._w, field.name, field.metadata["help"]
@@ -102,6 +102,6 @@ class Form:
         return text_entry(w, name, explanation, value=text, placeholder=PLACEHOLDERS.get(name, ""), **kind)
 
 
-def _spelled(value: Any) -> str:
+def _field_text(value: Any) -> str:
     """Return a field's value as text; None is an empty text."""
-    return "" if value is None else spelled(value)
+    return "" if value is None else to_text(value)

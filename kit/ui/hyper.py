@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kit.config import RunConfig, number, spelled
+from kit.config import RunConfig, number, to_text
 from kit.measure.auto import resolve
 from kit.presets import POLICY_KEYS
 from kit.trainers import algorithm
@@ -50,8 +50,8 @@ class Hyperparameters:
             usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
             for name, entry in self.entries.items():
                 default = usual[name] if name in own else used[name]
-                entry.placeholder = "none" if default is None else spelled(default)
-                entry.value = spelled(own[name]) if name in own else ""
+                entry.placeholder = "none" if default is None else to_text(default)
+                entry.value = to_text(own[name]) if name in own else ""
                 changed = name in own and own[name] != usual[name]
                 (entry.add_class if changed else entry.remove_class)("kit-changed")
         finally:

@@ -10,8 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from kit.config import dump_yaml
 from kit.errors import need
 from kit.scale.sweep import Sweep, plan
 from kit.ui import style
@@ -40,7 +39,7 @@ def sweep(search: Sweep | str | Path) -> style.Page:
     cells = table.to_html(index=False, border=0, classes="kit-table", na_rep="", float_format="{:.4g}".format)
     parts.append(f"<div style='overflow-x:auto'>{cells}</div>")
     if search.best is not None:
-        best = yaml.safe_dump(search.best.non_defaults(), sort_keys=False).strip()
+        best = dump_yaml(search.best.non_defaults()).strip()
         heading = style.note("The best config, for kit train FILE or kit.RunConfig.from_yaml:")
         parts.append(f"{heading}<pre class='kit-code'>{html.escape(best)}</pre>")
     return style.Page(f"{title}\n{table.to_string(index=False)}", "".join(parts), image)

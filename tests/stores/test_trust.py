@@ -120,7 +120,7 @@ def test_a_command(here: Path, command: str, capsys: pytest.CaptureFixture[str])
         cli.main(command.split())
     err = capsys.readouterr().err
     assert ended.value.code == 2, err
-    assert err.startswith("kit: ") and err.count("\n") == 1 and "say trust=True (--trust)" in err, err
+    assert err.startswith("kit: ") and err.count("\n") == 1 and "pass trust=True (--trust)" in err, err
     assert not (here / "imported").exists()
 
 

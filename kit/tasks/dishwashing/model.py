@@ -1,8 +1,9 @@
 """MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints, built from simple shapes.
 
-World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The plate lies in a mat that
-is level with its top, so that nothing hits it from the side; the sponge touches one flat disc below both. Dirt is a
-grid of thin boxes on the plate, without contacts. The task keeps their thickness and sets their colours in each env.
+World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
+with `base`, an invisible flat disc whose top is at z = 0, so it never hits the plate's edge. Dirt is a grid of thin
+boxes on the plate, without contacts. The task tracks how thick the dirt of each cell is, and colours the boxes
+accordingly.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REACH_M = 0.12
 HOVER_M = 0.06
 """Greatest height of the sponge above the plate."""
 MAT_M = 0.3
-"""Radius of the mat, beyond the sponge's reach."""
+"""Radius of the hidden disc `base`, beyond the sponge's reach. The drawn mat is smaller: `PLATE_M` + 0.03."""
 MOST_SPEED_MPS = 0.4
 """Greatest commanded speed of the sponge along x and along y."""
 LIFT_N, MOST_PRESS_N = 10.0, 50.0

@@ -13,8 +13,8 @@ from kit.tasks.mission.state import (
     Constants,
     Discs,
     Four,
+    Games,
     Three,
-    Worlds,
     base,
     compass,
     inside,
@@ -34,7 +34,7 @@ PCG_FACTOR, PCG_STEP, PCG_MIX = (wp.constant(wp.uint32(x)) for x in (747796405, 
 
 @wp.func
 def look(
-    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
+    w: int, c: Constants, s: Games, attackers: Four, defenders: Three, minds: Three, discs: Discs,
     f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
     """Write the attackers' observation, 42 numbers in the order of `kit.tasks.mission.task.SEES`."""
@@ -75,7 +75,7 @@ def look(
 
 @wp.func
 def look_out(
-    w: int, c: Constants, s: Worlds, attackers: Four, defenders: Three, minds: Three, discs: Discs,
+    w: int, c: Constants, s: Games, attackers: Four, defenders: Three, minds: Three, discs: Discs,
     f: wp.vec4, g: wp.vec4,
 ):  # fmt: skip
     """Write the defenders' observation, 40 numbers in the order of `kit.tasks.mission.task.SEES`."""
@@ -120,7 +120,7 @@ def post(round_: wp.vec2, j: int) -> wp.vec2:
 
 
 @wp.kernel
-def step(c: Constants, s: Worlds, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
+def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
     """Step all games: one command per unit, then five ticks of motion.
 
     `attack` (n, 4) and `defend` (n, 3) are the commands; `defend` is -1 for stock defenders.
@@ -269,7 +269,7 @@ def uniform(seed: wp.uint32, k: int) -> float:
 
 
 @wp.kernel
-def reset(c: Constants, s: Worlds, mask: wp.array(dtype=bool), seeds: wp.array(dtype=wp.int64)):
+def reset(c: Constants, s: Games, mask: wp.array(dtype=bool), seeds: wp.array(dtype=wp.int64)):
     """Start a new game, with a new map, in each env of `mask` (n,).
 
     The arena has 4 × 4 cells of 50 m. Attackers start in the southern row. The zone lies in one of the two northern

@@ -46,7 +46,7 @@ class MapRenderer:
         n, device, rules = task.n, task.device, task.rules
         self._pixels = torch.zeros(n, height, width, 3, dtype=torch.uint8, device=device)
         self._trails = torch.zeros(n, height, width, 3, device=device)
-        self._before = torch.full((n, 7, 2), 1e6, device=device)
+        self._before = torch.full((n, 7, 2), 1e6, device=device)  # positions at the last drawing; 1e6: none
         self._fade, self._last_command = torch.zeros(n, device=device), torch.full((n,), -1.0, device=device)
         self._unit = min(height, width) / 320
         bar = round(BAR * height) if self._unit >= 0.75 else 0
@@ -67,7 +67,8 @@ class MapRenderer:
         command = task.field[:, 1, 1]
         passed = command - self._last_command
         self._fade.copy_(torch.where(passed >= 0, FADE**passed, 0.0))  # a new episode clears the trails
-        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)  # videos may skip a few commands
+        # forget the previous positions after a reset or a gap of over 4 commands; videos may skip fewer
+        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)
         with beside_torch(task.device), compiling("the game's images"):
             wp.launch(paint, (task.n, self._height, self._width), [self._view])
         self._before.copy_(torch.cat([task.attackers[:, :, :2], task.defenders[:, :, :2]], 1))
@@ -97,7 +98,10 @@ class MapRenderer:
         return text
 
     def _write(self, text: torch.Tensor, x: float) -> None:
-        """Write `text` (n, length), indices into `GLYPHS`, into the legend, from `x` in an image 320 pixels wide."""
+        """Draw `text` (n, length), `GLYPHS` indices, in the legend.
+
+        `x`: left edge, in pixels of a 320-pixel image, scaled to this one.
+        """
         mask = text_mask(text).unsqueeze(1)
         if self._unit != 1:
             mask = torch.nn.functional.interpolate(mask, scale_factor=self._unit, mode="bilinear")
@@ -110,7 +114,7 @@ class MapRenderer:
 
 
 def _set_ranges(view: Any, rules: Rules) -> None:
-    """Copy the rules that the map shows (radius of the zone, ranges and cones of defenders) to `view`."""
+    """Copy to `view` the rules that the map shows: zone radius, hold time, endurance, defenders' ranges and cones."""
     view.zone, view.hold, view.endurance = rules.zone_m, rules.hold_s * MOTION_HZ, rules.endurance_s * MOTION_HZ
     view.sight, view.tag = rules.defender_sight_m, rules.tag_m
     view.sight_cos, view.tag_cos = (math.cos(math.radians(a)) for a in (rules.defender_cone_deg, rules.tag_cone_deg))

@@ -5,10 +5,11 @@ The state of n games consists of these tensors, all float32, with rows of four n
 
     attackers  (n, 4, 4)  x, y (m), ticks of waiting time left (0: in the game), endurance left (ticks)
     defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
-    minds      (n, 3, 4)  ticks of pause left after a tag, ticks on alert, x, y (m) of the stock defender's goal
+    minds      (n, 3, 4)  ticks of pause left after a tag, ticks on alert, goal x, y (m) of the built-in defender policy
     field      (n, 2, 4)  zone x, y, base x, y (m); ticks held, commands given, patrol direction (unit vector)
     discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
-    near       (n, 5, 4)  the obstacle that each ground unit and each defender can reach within one command
+    near       (n, 5, 4)  obstacles that a unit could hit within one command: for the 2 ground attackers the nearest
+                          one, for the 3 defenders the one within reach, or `NOWHERE`
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
-"""Scale of observed positions, 1/m. It is large because a few metres near the zone matter: a tag reaches 5 m."""
+"""Scale of observed positions, 1/m. Not 1 / arena size, because differences of a few metres matter: a defender tags
+attackers within 5 m."""
 REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
-"""A unit's radius plus the longest way on the ground within one command; half of the least gap between obstacles."""
+"""Unit radius plus the farthest a ground unit or defender moves per command, at 8 m/s. Obstacles are at least twice
+this apart, so at most one is within reach."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -74,7 +77,7 @@ class Constants:
 
 
 @wp.struct
-class Worlds:
+class Games:
     """Arrays of all games, shared with torch tensors."""
 
     attackers: wp.array2d(dtype=wp.vec4)
@@ -141,11 +144,13 @@ def compass(k: int) -> wp.vec2:
 
 @wp.func
 def place(v: wp.vec4) -> wp.vec2:
+    """Return the position x, y of a row."""
     return wp.vec2(v[0], v[1])
 
 
 @wp.func
 def turned(v: wp.vec2, cos_: float, sin_: float) -> wp.vec2:
+    """Rotate `v` counterclockwise by the angle with this cosine and sine."""
     return wp.vec2(v[0] * cos_ - v[1] * sin_, v[0] * sin_ + v[1] * cos_)
 
 
@@ -170,7 +175,7 @@ def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
-    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`. Needs no square roots."""
+    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`. Uses no square roots."""
     found = NOWHERE
     for k in range(OBSTACLES):
         to = place(discs[k]) - p
@@ -206,7 +211,7 @@ def hidden(discs: Discs, p: wp.vec2, q: wp.vec2) -> bool:
 
 @wp.func
 def base(field: wp.vec4, i: int) -> wp.vec2:
-    """Return the start position of attacker `i`: side by side, 6 m apart."""
+    """Return the start position of attacker `i`; attackers start side by side, 6 m apart."""
     return wp.vec2(field[2] + 6.0 * (float(i) - 1.5), field[3])
 
 

@@ -139,7 +139,7 @@ class Mission(Task):
         self._beside_torch = beside_torch
         self._renderers: dict[tuple[int, int], Any] = {}
         with beside_torch(self.device), compiling("the game"):
-            arrays, constants = state.Worlds(), state.constants(self.rules, guarded)
+            arrays, constants = state.Games(), state.constants(self.rules, guarded)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(arrays, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
             arrays.obs, arrays.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)

@@ -48,8 +48,8 @@ class Reach(MujocoTask):
     The episode is a success once the hand is within 15 cm of the goal. The gripper then closes automatically, which
     takes about half a second; the hand can still move closer in this time. The episode ends when the gripper is closed.
 
-    The task has no state besides the physics. The goal is the position of a marker without contacts, and the gripper's
-    close command records that the goal was reached.
+    The task has no state besides the physics. The goal is the mocap marker's position. Once the goal is reached, finger
+    control stays at 0; this serves as the flag. The suffix _w marks positions in the world frame.
     """
 
     name = "Reach"
@@ -71,7 +71,11 @@ class Reach(MujocoTask):
         pays=(
             (PROGRESS_PER_M, "per metre that the hand moves closer to the goal"),
             (SUCCESS_BONUS, f"once, when the hand comes within {100 * SUCCESS_M:.0f} cm of the goal"),
-            (PRECISION_BONUS, f"at the end for a hand at the goal, falling to 0 at {100 * SUCCESS_M:.0f} cm from it"),
+            (
+                PRECISION_BONUS,
+                "when the gripper has closed: 1 if the hand is exactly at the goal, falling linearly to 0 at "
+                f"{100 * SUCCESS_M:.0f} cm",
+            ),
             (-EFFORT_COST, "per step, times the sum of squared actions"),
         ),
         ends="the gripper has closed",
@@ -140,7 +144,7 @@ class Reach(MujocoTask):
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         progress = self._distance_before - self._distance
-        entered = self._near > self._closing  # near now, and not before
+        entered = self._near & ~self._closing  # the close command is sent one step after entering
         precision = (1 - self._distance / SUCCESS_M).clamp(min=0.0) * self._closed
         effort = vecdot(action, action)
         return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort

@@ -1,8 +1,8 @@
 """Distributed PPO: the same program in one process per GPU, each with its share of the envs.
 
 Each rank has its share of the envs and of every minibatch. The gradient is the mean over ranks, advantages are
-normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So every
-rank has the weights that one process would have with all envs and the same minibatches. Logged metrics of updates and
+normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So all ranks
+have equal weights, the same as one process with all envs and the same minibatches. Logged metrics of updates and
 episodes are rank 0's.
 
 Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands: send their state for a
@@ -29,6 +29,7 @@ from kit.trainers.saving import State
 PER_RANK = "env", "normalizer", "rng", "trainer"
 """State components that differ between ranks."""
 STATE, LOAD, GO, END = "state", "load", "go", "end"
+"""Commands that rank 0 broadcasts to the others."""
 
 
 class DistributedPPO(PPO):
@@ -40,7 +41,7 @@ class DistributedPPO(PPO):
         for weights in self.policy.state_dict().values():
             group.broadcast_(weights)
         if self.normalizer is not None:
-            self._merged = {
+            self._merged = {  # name -> the sums (3, ...) of `_sums` that all ranks had after the last merge
                 name: _sums(RunningMoments(tuple(moments.mean.shape), self.device))
                 for name, moments in self.normalizer.moments().items()
             }
@@ -88,7 +89,10 @@ class DistributedPPO(PPO):
         return {**super().state(), **{f"process{rank}": own for rank, own in enumerate(others, 1)}}
 
     def load_state(self, state: State) -> bool:
-        """Load `state` in all ranks; called by rank 0. A state of another number of processes resets the envs."""
+        """Load `state` in all ranks; called by rank 0.
+
+        If `state` was saved with a different number of processes, the envs are reset.
+        """
         self.group.broadcast(LOAD, state)
         return self._load(state)
 
@@ -129,8 +133,10 @@ class DistributedPPO(PPO):
             total = self._merged[name] + self.group.sum_(_sums(moments) - self._merged[name])
             count, sums, squares = total
             moments.count, moments.mean = float(count.flatten()[0]), sums / count
-            moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)  # rounding of a constant entry
-            self._merged[name] = _sums(moments)  # from the moments, so that a resume is bit-identical
+            # Rounding can make the variance of a constant entry slightly negative.
+            moments.var = (squares / count - moments.mean.square()).clamp_(min=0.0)
+            # Recompute from the moments, as `_load` does, so that a resumed run has exactly the same sums.
+            self._merged[name] = _sums(moments)
 
     def _gradient(self, *args: Any) -> Evaluated:
         evaluated = super()._gradient(*args)

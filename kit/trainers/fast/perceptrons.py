@@ -59,9 +59,10 @@ def widths(sequential: nn.Module) -> list[int]:
 
 
 def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
-    """Parameter order that lets `Perceptrons` view them as stacked tensors.
+    """Order the parameters so that `Perceptrons` can view them as stacked tensors.
 
-    Nets may differ in the last layer's output size. Narrower ones are padded; the padding's gradients are always zero.
+    An int is a number of padding elements. Nets may differ in the last layer's output size. Narrower ones are padded;
+    the padding's gradients are always zero.
     """
     order: list[torch.Tensor | int] = []
     for layer in zip(*nets, strict=True):
@@ -76,6 +77,7 @@ def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
 
 
 def _outputs(maps: Sequence[nn.Linear]) -> int:
+    """Return the width of the concatenated outputs of `maps`."""
     return sum(m.weight.shape[0] for m in maps)
 
 
@@ -125,8 +127,8 @@ class Perceptrons:
             if layer:
                 grad = self._activation.backward(torch.bmm(grad, self._weights[layer]), inputs[layer])
 
-    def input_grads(self, grad: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
-        """The loss's gradients w.r.t. some `columns` of each net's input (k, B, columns).
+    def input_grad_all(self, grad: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
+        """Return the loss's gradients w.r.t. some `columns` of each net's input, (k, B, columns), for all rows.
 
         `grad` (k, B, out) is the gradient w.r.t. the outputs.
         """
@@ -134,10 +136,10 @@ class Perceptrons:
             grad = self._activation.backward(torch.bmm(grad, self._weights[layer]), inputs[layer])
         return torch.bmm(grad, self._weights[0][..., columns])
 
-    def input_grad(
+    def input_grad_rows(
         self, net: int, grad: torch.Tensor, inputs: list[torch.Tensor], rows: torch.Tensor, columns: slice
     ) -> torch.Tensor:
-        """The loss's gradient w.r.t. some `columns` of the input of net number `net`, for `rows` (R,) only.
+        """Return the loss's gradient w.r.t. some `columns` of the input of net number `net`, for `rows` (R,) only.
 
         `grad` (R, out) is the gradient w.r.t. that net's outputs in those rows.
         """

@@ -147,12 +147,12 @@ class StackedSAC:
         rows = len(argmin_q)
         if not self._on_cpu:  # selecting each critic's rows, as below, would synchronise with a GPU
             output_grad = (argmin_q == self._critic_ids).unsqueeze(2) / -rows
-            return self._critics.input_grads(output_grad, inputs, columns).sum(0)
+            return self._critics.input_grad_all(output_grad, inputs, columns).sum(0)
         grad = inputs[0].new_empty(rows, columns.stop - columns.start)
         for net in range(self._critics.k):
             net_rows = (argmin_q == net).nonzero()[:, 0]
             output_grad = grad.new_full((len(net_rows), 1), -1 / rows)
-            grad.index_copy_(0, net_rows, self._critics.input_grad(net, output_grad, inputs, net_rows, columns))
+            grad.index_copy_(0, net_rows, self._critics.input_grad_rows(net, output_grad, inputs, net_rows, columns))
         return grad
 
     def _update_temperature(self, log_prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
