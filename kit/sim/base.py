@@ -134,8 +134,9 @@ class Simulator(ABC):
     ) -> torch.Tensor:  # fmt: skip
         """Render RGB images, uint8 (n, len(cameras), height, width, 3).
 
-        `worlds` (k,): numbers of the worlds to render, so that the images have k rows; None: all. `shadows` make images easier to understand for people. `poses` are used instead of the simulator's fields of
-        the same name, such as "geom_xpos" (n, geoms, 3), and of the model's colours, "geom_rgba" (n, geoms, 4).
+        `worlds` (k,) are the numbers of the worlds to render, in k rows; None means all. `shadows` make images easier
+        to understand for people. `poses` are used instead of the simulator's fields of the same name, such as
+        "geom_xpos" (n, geoms, 3), and of the model's colours, "geom_rgba" (n, geoms, 4).
         """
         from kit.sim.render import POSES, Renderer
 
