@@ -28,7 +28,7 @@ HEADLINE = ("episodes", "mean_return", "std_return", "success_rate", "mean_lengt
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit."""
+    """Run the command in `arguments`, by default the process's, and exit."""
     options = _parser().parse_args(arguments)
     try:
         code = options.command(options)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = WRONG_REQUEST
     except BrokenPipeError:
         code = 0
-    except KeyboardInterrupt:  # during training, the session handles it itself
+    except KeyboardInterrupt:  # not during training: `kit.train` and `kit.resume` handle it
         print("kit: interrupted", file=sys.stderr)
         code = 1
     sys.exit(code)
@@ -250,7 +250,7 @@ CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda now: False),
     "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda now: True),
 }
-"""Commands to a running session -> (help text, whether a status shows that the command was carried out)."""
+"""Command to a running training -> (help text, function of a status: whether the command was carried out)."""
 
 
 def _control(options: argparse.Namespace) -> int:
@@ -288,7 +288,7 @@ def _rm(options: argparse.Namespace) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Print one line and exit with code 2, like every other wrong request."""
+        """Print one line and exit with code 2, as for a `UserError`."""
         self.exit(WRONG_REQUEST, f"kit: {message}; see {self.prog} --help.\n")
 
 
@@ -401,7 +401,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_fields(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
-    """Add a flag for each field of RunConfig in `defaults`, spelled with hyphens or underscores."""
+    """Add a flag for each field of RunConfig in `defaults`; the flag may have hyphens or underscores."""
     for field in dataclasses.fields(RunConfig):
         if field.name in defaults:
             flags = dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}"))
@@ -410,7 +410,7 @@ def _add_fields(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) ->
 
 
 def _config_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of RunConfig among `options`, parsed."""
+    """Return the fields of RunConfig that flags have set: name -> parsed value."""
     texts = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
     return {name: RunConfig.from_text(name, text) for name, text in texts.items()}
 

@@ -1,4 +1,4 @@
-"""Errors a user can cause: one sentence that names what, the value and the remedy."""
+"""Errors that a user can cause. Their message is one sentence: what is wrong, its value, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class UserError(ValueError):
 
 
 class Interrupted(Exception):
-    """Raised to leave a trainer's `learn()` at once, because `should_stop` returned True.
+    """Raised by a trainer's `learn()` to stop at once, because `should_stop` returned True or a process is gone.
 
-    In the middle of an iteration the trainer's own state is incomplete; the copy that `state()` returned at the last
-    boundary between iterations is valid.
+    The trainer's state is then incomplete, in the middle of an iteration. The last `state()` from the end of an
+    iteration stays valid.
     """
 
 
@@ -25,9 +25,9 @@ class Overflow(RuntimeError):
 
 
 def suggest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
-    """End of an error about an unknown `name`: "did you mean gamma? valid are ...".
+    """Return the end of an error message about an unknown `name`: "did you mean gamma? valid are ...".
 
-    `cutoff`: the least similarity of a suggestion, in [0, 1] (difflib.get_close_matches).
+    `cutoff` in [0, 1]: how similar a suggestion must be (difflib.get_close_matches).
     """
     spelled = {word.lower(): word for word in valid}
     close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)

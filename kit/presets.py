@@ -1,7 +1,7 @@
-"""Presets: hyperparameters by name (fast, heavy, beast) and by task, under SB3's names.
+"""Presets: hyperparameters for the presets fast, heavy and beast, and hyperparameters tuned for a task.
 
-`kit.trainers.planning` reads them. Defaults of an algorithm that do not depend on the task are in the algorithm's
-record (`kit.trainers`).
+`kit.trainers.planning` reads them. An algorithm's defaults for all other tasks are in its record
+(`kit.trainers.algorithm.Algorithm.row`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 Row = dict[str, Any]
-"""Hyperparameters by SB3's names, and `n_envs`. Keys in `POLICY_KEYS` go into SB3's policy_kwargs."""
+"""Hyperparameters: SB3's name -> value, and "n_envs". Names in `POLICY_KEYS` go into SB3's policy_kwargs."""
 
 POLICY_KEYS = ("net_arch", "activation_fn", "log_std_init")
 
@@ -66,14 +66,14 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": 1e-3, "gamma": 0.997,
         "net_arch": [64, 64],
     },
-    # For two lessons of two million steps (notebook 04_walk). Trained from scratch on the task's own commands, the
-    # robot learns only to stand. tests/bench/README.md lists what else was tried.
+    # For a curriculum of two stages of two million steps (notebook 04_walk). Trained from scratch on the default
+    # commands, the robot learns only to stand. tests/bench/README.md lists what else was tried.
     ("Go1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
     ("G1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
 }  # fmt: skip
 
-# Rows that differ on a GPU. With thousands of envs half a second of each is enough for an update; MuJoCo Playground and
-# mjlab train these robots with the same network and 20 to 24 steps. Not yet tried on a GPU.
+# Used instead of `TASKS` on a GPU. With thousands of envs a rollout of half a second is enough for an update; MuJoCo
+# Playground and mjlab train these robots with the same network and 20 to 24 steps. Not yet tried on a GPU.
 TASKS_ON_CUDA: dict[tuple[str, str], Row] = {
     (env, "PPO"): WALK | {
         "n_envs": 2048, "n_steps": 24, "batch_size": 12_288, "net_arch": [512, 256, 128], "activation_fn": "elu",

@@ -35,24 +35,26 @@ OPTIONS = "features_extractor_kwargs"
 class Encoder(NamedTuple):
     """An encoder as arguments of an SB3 algorithm: policy name and policy_kwargs.
 
-    A features extractor that is not trained should freeze its parameters, so that they are stored once per run.
+    A features extractor that is not trained should set requires_grad to False in its parameters, so that they are
+    stored once per run, not in every checkpoint.
     """
 
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Builds the observation view: a frozen encoder's, or one that drops entries that no group contains."""
+    """Function that makes the view through which the policy gets observations: a frozen encoder's, or one that drops
+    entries that no network reads. None: the policy gets all entries."""
 
 
 class EncoderInfo(NamedTuple):
-    """Description of an encoder for choosing one."""
+    """Description of an encoder, to help choose one."""
 
     where: str
     """module:Class, imported when the encoder is chosen."""
     does: str
     """Architecture, in one phrase."""
     costs: str
-    """Multiply-adds of one forward pass over three cameras with 4 frames of 64×64 each, and parameters."""
+    """Multiply-adds of one forward pass over three cameras with 4 frames of 64×64 each, and number of parameters."""
     use_when: str
     """When to choose it."""
 
@@ -103,10 +105,10 @@ def choose(
     options: Mapping[str, Any] | None = None,
     obs_groups: Groups = MappingProxyType({}),
 ) -> Encoder:
-    """Choose the encoder for an observation space without building it.
+    """Return the encoder for an observation space; its network is not built yet.
 
-    `encoder` is auto, mlp, one of `ENCODERS` or module:Class; `obs_groups` declares the entries of actor and critic.
-    Raises `UserError` if the encoder or one of its `options` does not fit.
+    `encoder` is auto, mlp, one of `ENCODERS` or module:Class; `options` are parameters of its constructor; `obs_groups`
+    declares which entries actor and critic read. Raises `UserError` if the encoder or an option does not fit.
     """
     options = options or {}
     _check_prefix(observation_space, obs_groups)
@@ -128,7 +130,7 @@ def choose(
 def _asymmetric(
     encoder: str, observation_space: Space, options: Mapping[str, Any], actor: Sequence[str], critic: Sequence[str]
 ) -> Encoder:
-    """Choose the encoder of an actor and a critic with different observation groups."""
+    """Return the encoder for an `actor` and a `critic` that read different entries."""
     used = {*actor, *critic}
     space = PolicyView(observation_space, used).space
     assert isinstance(space, spaces.Dict)
@@ -155,9 +157,9 @@ def _asymmetric(
 def _extractor(
     encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
 ) -> type[BaseFeaturesExtractor] | None:
-    """The features extractor class for observations of `space`, as policies take them.
+    """Return the features extractor class for observations of `space`, a policy's input; None if SB3's default fits.
 
-    None if SB3's default fits; with `own`, kit's class is used for all images.
+    With `own`, images always get a class of kit's, never SB3's default.
     """
     if ":" in encoder:
         custom = load(encoder)
@@ -185,18 +187,18 @@ def _extractor(
 
 
 def _selecting_view(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
-    """Builds the view that selects the entries `names`, or None if they are the whole observation."""
+    """Return a function that makes a view of the entries `names`; None if these are all entries of `space`."""
     others = names is not None and isinstance(space, spaces.Dict) and not set(space) <= set(names)
     return partial(PolicyView, space, tuple(names)) if others and names is not None else None
 
 
 def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:
-    """The entries of a flattened `space` that belong to the top-level entries `names`."""
+    """Return the entries of the flattened `space` that belong to the top-level entries `names`."""
     return tuple(flat for flat in space if any(flat == name or flat.startswith(f"{name}/") for name in names))
 
 
 def _check_prefix(space: Space, obs_groups: Groups) -> None:
-    """Raise `UserError` for entries named critic_*, which kit hid from the actor until 0.2, without obs_groups."""
+    """Raise `UserError` for entries named critic_* without obs_groups: until 0.2 kit hid them from the actor."""
     if isinstance(space, spaces.Dict) and not obs_groups:
         hidden = [name for name in space if name.startswith("critic_")]
         if hidden:
@@ -213,7 +215,7 @@ def _frozen_view(
     from kit.encoders.frozen import FrozenView
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # random weights are the same in every run and after every resume
+        torch.manual_seed(0)  # so that random weights are the same in every run and after every resume
         return FrozenView(observation_space, extractor(PolicyView(observation_space, names).space, **options), names)
 
 
@@ -234,14 +236,14 @@ def load(encoder: str) -> type[BaseFeaturesExtractor]:
 
 
 def _is_image_extractor(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[ImageExtractor]]:
-    """Whether the class takes images as kit's encoders do: uint8, or float from 0 to 255, single or stacked."""
+    """Return whether `extractor` takes images as they are: uint8, or float from 0 to 255, single or stacked."""
     from kit.encoders.extractor import ImageExtractor
 
     return issubclass(extractor, ImageExtractor)
 
 
 def sees_images(observation_space: Space) -> bool:
-    """Whether the observations contain images."""
+    """Return whether observations of this space contain images."""
     return bool(_images(PolicyView(observation_space).space))
 
 
@@ -263,6 +265,6 @@ def _check_nature_size(encoder: str, image: spaces.Box) -> None:
 
 
 def _images(space: Space) -> list[spaces.Box]:
-    """The image spaces in `space`."""
+    """Return the image spaces in `space`."""
     entries = space.values() if isinstance(space, spaces.Dict) else [space]
     return [entry for entry in entries if isinstance(entry, spaces.Box) and is_image(entry)]

@@ -1,10 +1,10 @@
 """Asymmetric actor-critic (Pinto et al., 2017): actor and critic read different observation groups.
 
-The critic may read privileged simulator state, because only training needs it. The actor, and so an exported policy,
-reads the group "policy" and nothing else. For vector observations each has features of its own width. If the actor
-reads images and the critic only vectors, a linear layer gives the critic as many features as the actor.
+The critic may read privileged simulator state, because only training needs the critic. The actor, and so an exported
+policy, reads the group "policy" and nothing else. If both read vectors, their numbers of features may differ. If the
+actor reads images and the critic only vectors, a linear layer gives the critic as many features as the actor.
 
-A policy of another algorithm takes two lines, such as `AsymmetricTD3`.
+To support another algorithm, add a class of two lines such as `AsymmetricTD3`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CRITICS = (
     *("vf_features_extractor.", "mlp_extractor.value_net.", "value_net.", "lstm_critic."),
     *("critic.", "critic_target."),
 )
-"""Prefixes of the names of a critic's weights."""
+"""Prefixes of the names of weights that belong to a critic."""
 
 
 class CriticState(BaseFeaturesExtractor):
-    """Linear features (B, features) of the vectors in a Dict observation."""
+    """Features extractor: one linear layer and tanh over all vectors of a Dict observation, (B, features)."""
 
     def __init__(self, observation_space: Space, features: int) -> None:
         super().__init__(observation_space, features)
@@ -64,7 +64,10 @@ class GroupedPolicy(Policy):
         return self._extractor(self.actor_entries)
 
     def make_critic_extractor(self, actor: BaseFeaturesExtractor) -> BaseFeaturesExtractor:
-        """Build the critic's features extractor; the width of `actor` is used if only the actor reads images."""
+        """Build the critic's features extractor, given the actor's.
+
+        If only the actor reads images, it puts out as many features as the actor's.
+        """
         sees_images = [any(map(is_image, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
         if sees_images == [True, False]:
             return CriticState(self._space(self.critic_entries), actor.features_dim)
@@ -88,7 +91,7 @@ class ActorCriticGroups(GroupedPolicy):
     """Mixin for an `ActorCriticPolicy` with observation groups."""
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """Build the actor's extractor at SB3's first call and the critic's at its second."""
+        """Build the actor's extractor in SB3's first call and the critic's in its second call."""
         actor = getattr(self, "features_extractor", None)
         return super().make_features_extractor() if actor is None else self.make_critic_extractor(actor)
 

@@ -18,7 +18,7 @@ class AsymmetricRecurrent(ActorCriticGroups, RecurrentMultiInputActorCriticPolic
         width = self.vf_features_extractor.features_dim
         if width == self.features_dim:
             return
-        if self.lstm_critic is not None:  # sb3-contrib gives both the width of the actor's features
+        if self.lstm_critic is not None:  # sb3-contrib made it for the actor's number of features
             hidden, layers = self.lstm_critic.hidden_size, self.lstm_critic.num_layers
             self.lstm_critic = nn.LSTM(width, hidden, num_layers=layers, **self.lstm_kwargs)
         else:

@@ -10,16 +10,16 @@ from kit.encoders.extractor import ImageExtractor, at_least
 Layers = tuple[tuple[int, int, int], ...]
 """Output channels, kernel size and stride of each layer."""
 NATURE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Mnih et al., 2015."""
+"""The network of Mnih et al., 2015."""
 SMALL: Layers = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 PATCHES: Layers = ((16, 4, 4), (32, 3, 2), (32, 3, 2))
-"""For single frames, of which there are many: a fifth of the work of `NATURE`."""
+"""Applied to every frame separately, so it is small: a fifth of the work of `NATURE`."""
 NATURE_PIXELS, PATCHES_PIXELS = 36, 28
 """Smallest image side for `NATURE` and for `PATCHES`."""
 
 
 class FromBytes(nn.Conv2d):
-    """Convolution of images from 0 to 255; scales its few weights by 1/255 instead of the images."""
+    """Convolution of images from 0 to 255. It divides its few weights by 255 instead of the many pixels."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self._conv_forward(images, self.weight / 255.0, self.bias)
@@ -53,7 +53,8 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work; each older frame was the newest one earlier.
+    Gradients flow through the newest frame only, which halves the work. No frame is lost to training, because each
+    older frame was the newest one of an earlier observation.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:
@@ -61,7 +62,7 @@ class _PerFrame(nn.Module):
         self.layers = convolutions(channels, layers)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        frames = clip.transpose(0, 1)  # time-major, as in memory: no copy
+        frames = clip.transpose(0, 1)  # (T, B, C, H, W), the order in memory, so nothing is copied
         newest = self.layers(frames[-1]).flatten(1)
         if len(frames) == 1:
             return newest
@@ -102,7 +103,7 @@ class NatureEncoder(ImageExtractor):
 
 
 class MultiCameraEncoder(ImageExtractor):
-    """`NatureEncoder` at half the width, so that several cameras cost as much as one there."""
+    """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:

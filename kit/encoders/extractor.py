@@ -19,9 +19,9 @@ from kit.errors import UserError
 class ImageExtractor(BaseFeaturesExtractor):
     """SB3 features extractor for images or clips, alone or in a Dict with vectors.
 
-    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye"),
-    or all share one with `shared`. A linear layer mixes the outputs of all cameras to `features` numbers, and the
-    vector entries are appended: (B, features + vector entries).
+    Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye");
+    with `shared` all use one. A linear layer maps the outputs of all cameras to `features` numbers, to which the vector
+    entries are appended. The output is (B, features + length of all vector entries).
     """
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:
@@ -36,17 +36,17 @@ class ImageExtractor(BaseFeaturesExtractor):
         with torch.no_grad():
             width = sum(self._look(name, torch.zeros(1, *shape)).shape[1] for name, shape in clips.items())
         self.features, self.image_width = features, width
-        # few, normalised and bounded features, as in DrQ-v2 (Yarats et al., 2021), so that images do not swamp vectors
+        # few, normalised and bounded features, as in DrQ-v2 (Yarats et al., 2021), so that they do not outweigh vectors
         self.mix = nn.Sequential(nn.Linear(width, features), nn.LayerNorm(features), nn.Tanh())
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        """Raise `UserError` for an unsupported observation space or constructor `options`, without building."""
+        """Raise `UserError` if the constructor would not accept this observation space or these `options`."""
         cls.check_space(observation_space, options.get("features", 128), options.get("shared", False))
 
     @classmethod
     def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
-        """Check the settings that all encoders share: `features`, `shared` and image shapes."""
+        """Check the settings of all encoders: `features`, `shared` and image shapes. Raises `UserError`."""
         if isinstance(features, bool) or not isinstance(features, int) or features < 1:
             raise UserError(f"features={features!r} must be a whole number of at least 1.")
         shapes = {clip_shape(space) for space in _entries(observation_space).values() if is_image(space)}
@@ -71,12 +71,12 @@ class ImageExtractor(BaseFeaturesExtractor):
         return torch.cat([self.mix(unmixed[:, : self.image_width]), unmixed[:, self.image_width :]], dim=1)
 
     def look(self, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Features before mixing: `image_width` numbers from all cameras, then the vector entries."""
+        """Return the features before the linear layer: `image_width` numbers from all cameras, then vector entries."""
         images = [self._look(name, entries[name]) for name in self.clips]
         return torch.cat([*images, *(entries[name].flatten(1).float() for name in self.vectors)], dim=1)
 
     def _look(self, name: str, images: torch.Tensor) -> torch.Tensor:
-        """Features (B, ...) of one camera."""
+        """Return the features (B, ...) of the camera `name`."""
         shape = self.clips[name]
         if images.shape[1:] != shape[4 - (images.ndim - 1) :]:
             raise UserError(
@@ -87,7 +87,7 @@ class ImageExtractor(BaseFeaturesExtractor):
             raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
         clip = (images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
-        # Rounding in convolutions depends on the memory order, so it is always the rollout's, (T, B, H, W, C).
+        # rounding in convolutions depends on the order in memory, so it is always that of rollouts, (T, B, H, W, C)
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 
@@ -96,12 +96,12 @@ PictureExtractor = ImageExtractor
 
 
 def _entries(space: Space) -> dict[str, Space]:
-    """Entries of `space` by name; a single one has the name ""."""
+    """Return name -> entry of `space`; a space that is not a Dict is the entry ""."""
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
 def clip_shape(space: Space) -> tuple[int, int, int, int]:
-    """Frames, channels, height and width of an image or clip space."""
+    """Return frames, channels, height and width of an image or clip space."""
     shape = tuple(int(size) for size in space.shape or ())
     return shape if len(shape) == 4 else (1, *shape)  # type: ignore[return-value]
 
@@ -123,5 +123,5 @@ def in_colour(encoder: str, shape: tuple[int, int, int, int]) -> None:
 
 
 def _module_name(entry: str) -> str:
-    """Name in `eyes` of an observation entry's network."""
+    """Return the name in `eyes` of the network of an observation entry."""
     return f"eye_{entry.replace('.', '_')}"

@@ -1,4 +1,4 @@
-"""Frozen encoders: compute image features once, when observed, and store them instead of the images."""
+"""Frozen encoders: compute the features of an image once, when it is observed, and store them instead of the image."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from kit.format.weights import fingerprint
 
 
 class FrozenView(PolicyView):
-    """Concatenates frozen image features with vector observations, (n, width) float32.
+    """View that replaces images by features of a frozen encoder, with vector observations appended: (n, width) float32.
 
-    Rollouts and replay buffers store these features; precomputed ones pass through unchanged. The checkpoint component
-    holds the hash of the encoder's weights, so that stored features are never mixed with those of other weights.
+    Rollouts and replay buffers store these features. Called with features, it returns them unchanged. As a checkpoint
+    component it saves the hash of the encoder's weights and refuses another, so that features of different weights are
+    never mixed.
     """
 
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:

@@ -16,14 +16,14 @@ from kit.errors import UserError
 
 KINETICS = "kinetics"
 MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
-"""Pixel statistics with which torchvision's Kinetics-400 weights were trained."""
+"""Mean and standard deviation of pixels with which torchvision's Kinetics-400 weights were trained."""
 
 
 class R3D18Encoder(ImageExtractor):
     """R3D-18 encoder: 512 features per clip, one network (33 M weights) for all cameras.
 
-    `weights`: "kinetics" for torchvision's, downloaded once; the path of a file; or None for random weights. With
-    `frozen` they never change; otherwise they are fine-tuned, which is slow on a CPU.
+    `weights`: "kinetics" for torchvision's, which are downloaded once; the path of a file; or None for random weights.
+    With `frozen` they never change. Without it they are trained, which is slow on a CPU.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class _Normalised(nn.Module):
 
 
 def _network(weights: str | None) -> nn.Module:
-    """R3D-18 without its classification layer."""
+    """Return R3D-18 without its classification layer."""
     video = torchvision("r3d18").models.video
     kinetics = video.R3D_18_Weights.KINETICS400_V1 if weights == KINETICS else None
     try:
@@ -81,9 +81,10 @@ def _network(weights: str | None) -> nn.Module:
 
 
 def torchvision(encoder: str) -> Any:
-    """Import torchvision, also if its compiled operators do not match torch (a CPU build of torch on a GPU machine).
+    """Return torchvision, even if its compiled operators do not match torch (a CPU build of torch on a GPU machine).
 
-    The operators are for object detection and not used here, but the import needs two of their names to be defined.
+    The operators are for object detection and not used here, but importing torchvision fails unless two of their names
+    are defined. Raises `UserError` if torchvision is missing.
     """
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     try:
@@ -101,4 +102,4 @@ def torchvision(encoder: str) -> Any:
 
 
 _KEPT: list[Any] = []
-"""Keeps the libraries alive, because their operators disappear with them."""
+"""References to the libraries, because operators disappear when their library is garbage-collected."""

@@ -15,15 +15,16 @@ from kit.errors import UserError
 SPOTS = 16
 """Spots along each side of an image; SPOTS × SPOTS are blurred in turn."""
 BLUR = 15
-"""Side of the averaging window in pixels, larger than a ball of 5 and an arm of 8 pixels."""
+"""Side of the averaging window in pixels: larger than objects such as a ball of 5 and an arm of 8 pixels."""
 
 
 @torch.no_grad()
 def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
-    """Saliency map (n, H, W) from 0 to 1 for each image entry of the policy inputs `obs` (n, ...).
+    """Return a saliency map (n, H, W) from 0 to 1 for each image entry of the policy's inputs `obs` (n, ...).
 
-    The value is the mean |Δ action| of blurred spots, each a Gaussian as wide as the spacing of the spots. It is scaled
-    so that the maximum over all images is 1. A spot is blurred in all frames of a stack.
+    A spot, a Gaussian as wide as the spacing of the spots, is blurred in all frames of a stack. A pixel's value is the
+    change of the action, |Δ action|, averaged over the spots with their Gaussians at that pixel as weights. It is
+    scaled so that the maximum over all images of an observation is 1.
     """
     entries = dict(obs) if isinstance(obs, dict) else {"": obs}
     space = policy.observation_space
@@ -52,7 +53,7 @@ def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
 
 
 def _spots(height: int, width: int) -> torch.Tensor:
-    """Gaussian masks (SPOTS², height, width), each 1 at its centre."""
+    """Return Gaussian masks (SPOTS², height, width), each 1 at its centre."""
     sides = []
     for size in (height, width):
         centres = (torch.arange(SPOTS) + 0.5) * size / SPOTS - 0.5

@@ -16,7 +16,7 @@ from kit.encoders.weights import Pretrained
 from kit.errors import UserError
 
 MEAN = STD = 0.5
-"""Pixels are scaled as (pixel - 127.5) / 127.5; the published checkpoints' statistics differ by hundredths."""
+"""Pixels are scaled as (pixel - 127.5) / 127.5. Those of the published checkpoints differ by hundredths."""
 PATCH = 16
 """Side of a patch in pixels."""
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
@@ -24,11 +24,11 @@ TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attentio
 
 
 class TimesformerEncoder(ImageExtractor):
-    """TimeSformer encoder: the class token of each camera's clip, one network for all cameras.
+    """TimeSformer encoder: its features are the class token of each camera's clip; one network for all cameras.
 
-    `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), for clips
-    of the env's length and size; or None for a small network with random weights (0.5 M). With `frozen` they never
-    change.
+    `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), made for
+    clips of the env's length and size; or None for a small network (0.5 M) with random weights. With `frozen` they
+    never change.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ def _transformers() -> tuple[Any, Any]:
 
 
 def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
-    """TimeSformer for clips of `shape`, pretrained or small with random weights."""
+    """Return a TimeSformer for clips of `shape`: pretrained, or for None a small one with random weights."""
     make_config, model = _transformers()
     frames, _, side, _ = shape
     if weights is None:

@@ -1,4 +1,4 @@
-"""Pretrained weights: load and check weight files, and keep pretrained networks unchanged by SB3."""
+"""Pretrained networks: load and check weight files, and keep SB3 from overwriting the weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kit.errors import UserError
 
 
 class Pretrained(nn.Module):
-    """Wraps a pretrained `net`: SB3's initialisation skips it and its running statistics stay fixed.
+    """Wraps a pretrained `net`, so that SB3 does not initialise it and its batch-norm statistics never change.
 
-    With `frozen` its weights stay fixed too.
+    With `frozen` its weights never change either.
     """
 
     def __init__(self, net: nn.Module, frozen: bool) -> None:
@@ -34,7 +34,7 @@ class Pretrained(nn.Module):
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a .safetensors file, or a .pt or .pth file of tensors without code: name -> tensor. Raises `UserError`."""
+    """Read name -> tensor from a .safetensors, .pt or .pth file; code in a .pt is not run. Raises `UserError`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"weights={str(path)!r} does not exist; give the path of a .safetensors or .pth file.")
@@ -53,9 +53,9 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(net: nn.Module, path: str | Path, skip: tuple[str, ...] = ()) -> None:
-    """Load the weights of a file into `net`, ignoring names in the file that begin with one of `skip`.
+    """Load the weights of a file into `net`. Names in the file that begin with one of `skip` are ignored.
 
-    Raises `UserError` if the others do not match the network.
+    Raises `UserError` if the other names or their shapes are not those of the network.
     """
     expected = net.state_dict()
     usable = {name: value for name, value in read_weights(path).items() if not name.startswith(skip or ("\0",))}

@@ -1,7 +1,7 @@
 """Vector envs: kit's own tasks by name, your own by "module:Class", and every Gymnasium env by its id.
 
-Importing this package registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` imports and makes
-in one call. Looking up names loads neither torch nor MuJoCo.
+Importing this package registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` imports it and
+makes the env in one call. Importing it and looking up names loads neither torch nor MuJoCo.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the classes that tasks are written with on first use."""
+    """Import the classes for writing tasks on first use, because they load torch and MuJoCo."""
     modules = {"TaskInfo": "task_info", "Field": "task_info", "numbers": "task_info"}
     modules |= {"MujocoTask": "task", "Task": "task", "BatchEnv": "contract", "TensorEnv": "vec"}
     name = OLD_NAMES.get(name, name)

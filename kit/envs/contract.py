@@ -1,4 +1,4 @@
-"""The vector env interface: tensors in, tensors out. Trainers, evaluations and videos use nothing else."""
+"""The vector env interface: tensors in, tensors out. Trainers, evaluations and videos use envs through it alone."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class BatchEnv(ABC):
 
     `info` holds these entries for all envs:
 
-     - "final_obs" (n, ...): the next observation before any reset; it differs from `obs` in finished envs only.
+     - "final_obs" (n, ...): in finished envs the last observation of the episode, before the reset; in others `obs`.
      - "episode_return", "episode_length" (n,): totals up to and including this step.
-     - "success" (n,) bool: counts only in the step that ends an episode (`terminated | truncated`) and may be missing
-       from other steps. An episode whose last step lacks it is not a success. An env that never reports it has no
+     - "success" (n,) bool: only its values in steps that end an episode (`terminated | truncated`) count. It may be
+       missing from `info`: an episode whose last step lacks it is no success, and an env that never reports it has no
        success rate.
      - The task's own metrics (n,). Metrics named "reward/NAME" are the terms of this step's reward.
     """
@@ -40,7 +40,7 @@ class BatchEnv(ABC):
     num_envs: int
     device: torch.device
     observation_space: gymnasium.Space
-    """Space of one env, as is `action_space`."""
+    """Observation space of one env. `action_space` is of one env, too."""
     action_space: gymnasium.Space
     episode_steps: int
     """Time limit: steps after which an episode is truncated."""
@@ -49,28 +49,32 @@ class BatchEnv(ABC):
     video_speed: float = 1.0
     """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
-    """Evaluation metric that selects the best policy: "mean_return", "success_rate", or one of the task's `info`."""
+    """Name of the evaluation metric by which the best policy is chosen: "mean_return", "success_rate", or a task's
+    metric."""
     obs_groups: Groups = MappingProxyType({})
     """Observation groups: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty if every
     network sees all entries."""
     frames: Mapping[str, int] = MappingProxyType({})
-    """Frame-stacked entries of the observation ("" if it is a single Box) -> T. Their shape is (n, T, ...), newest
-    frame last. Consecutive stacks of an episode differ by one frame; the first repeats the first frame T times."""
+    """Frame-stacked entry of the observation ("" if it is a single Box) -> number of frames T. Its shape is
+    (n, T, ...), newest frame last. Each step adds one frame; at an episode's start the first is repeated T times."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
     snapshots: bool = True
     """Whether `snapshot` holds the full state, so that `restore` continues identically (bit for bit on the CPU)."""
     snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
-    """Message for the user about `snapshots`."""
+    """What the user is told about `snapshots`."""
     physics: tuple[mujoco.MjModel, int] | None = None
-    """MuJoCo model and substeps per step, to measure the speed of the bare physics; None without such a model."""
+    """(MuJoCo model, physics steps per step), to measure the speed of the physics alone; None without such a model."""
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. The same `seed` gives the same episodes."""
 
     def stagger(self) -> None:
-        """Shorten the first episodes by random time limits, so that envs do not all end together; some tasks only."""
+        """Give the current episodes random, shorter time limits, so that the envs do not all end them together.
+
+        Trainers call it after `reset`. It does nothing unless the task asks for it (`Task.staggered`).
+        """
         return None
 
     @abstractmethod
@@ -83,7 +87,7 @@ class BatchEnv(ABC):
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copy the full state of all envs. Without `snapshots`, copy what `restore` needs to start new episodes."""
+        """Copy the full state of all envs; if `snapshots` is False, only what `restore` needs to start new episodes."""
 
     @abstractmethod
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:

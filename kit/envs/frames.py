@@ -1,7 +1,7 @@
 """Frame stacking.
 
-A task returns only the newest frame of an entry and declares in `frames` how many frames T the policy sees. The env
-stacks the latest T as (n, T, ...), newest last. At the start of an episode the first frame is repeated T times.
+A task returns only the newest frame of an observation entry and declares in `frames` how many frames T the policy sees.
+The env stacks the latest T as (n, T, ...), newest last. At the start of an episode the first frame is repeated T times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.errors import UserError
 
 
 def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasium.Space:
-    """Return `space` with each entry of `frames` stacked to (T, ...). The name "" means a single Box."""
+    """Return `space` with each entry named in `frames` stacked to (T, ...). "" names an observation that is a Box."""
     for name, count in frames.items():
         entry = space if name == "" else space.get(name) if isinstance(space, spaces.Dict) else None
         if not isinstance(entry, spaces.Box):
@@ -33,7 +33,7 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
 
 
 class FrameStacks:
-    """The latest T frames of `n` envs. Returned stacks are copies."""
+    """The latest frames of n envs: T of them for each entry of `frames`. Returned stacks are copies."""
 
     def __init__(self, frames: Mapping[str, int]) -> None:
         self.frames = dict(frames)

@@ -5,8 +5,8 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"obs_groups": ["critic", "teacher"]})
 
-An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. If that
-is a single entry, the observation is the entry itself and not a Dict (unless the task's `bare` is false).
+An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. If it
+delivers a single entry, the observation is that entry and not a Dict (unless the task's `bare` is False).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeliveredObs(NamedTuple):
     """The part of a task's observation that the env delivers."""
 
     observation_space: gymnasium.Space
-    """Includes frame stacking."""
+    """Space of the delivered observation, with frame stacks."""
     frames: Mapping[str, int]
     obs_groups: Groups
     """Groups over the delivered entries; empty if every group sees all of them."""
@@ -58,10 +58,10 @@ def delivered_obs(task: Task) -> DeliveredObs:
 
 
 def requested(env: str, task: Task, option: Any) -> tuple[str, ...]:
-    """Validate `option`, the value of env_options `obs_groups`, and return the groups, the policy's first."""
+    """Check `option`, the value of env_options `obs_groups`; return the group names, "policy" first."""
     others = [group for group in task.obs_groups if group != POLICY]
     if not others:
-        raise UserError(f"env_options obs_groups={option!r}: env={env!r} has no groups besides the policy's.")
+        raise UserError(f"env_options obs_groups={option!r}: env={env!r} has no group besides 'policy'; leave it out.")
     if not isinstance(option, list | tuple):
         raise UserError(f"env_options obs_groups={option!r} must be a list of some of {', '.join(others)}.")
     for group in option:

@@ -15,13 +15,14 @@ from kit.envs.registry import make_task
 from kit.envs.vec import TensorEnv
 
 Infos = dict[str, Any]
-_TOTALS = ("final_obs", "episode_return", "episode_length")  # left out of `info`: Gymnasium's wrappers report them
+_TOTALS = ("final_obs", "episode_return", "episode_length")
+"""Entries left out of Gymnasium's `info`, because Gymnasium reports them elsewhere."""
 
 
 class TaskEnv(gymnasium.Env[Any, Any]):
-    """Gymnasium env of the task named `task`. `info` holds the task's metrics as numbers, including `is_success`.
+    """Gymnasium env of the task named `task`. `info` holds the task's metrics as numbers, including "is_success".
 
-    `camera` is the camera that `render` uses, by default the task's first.
+    `render` uses `camera`, by default the task's first one.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Vector env of any Gymnasium env: SB3's vector envs step it, observations and rewards become tensors."""
+"""Vector env of any Gymnasium env. SB3's vector envs step it; observations and rewards become tensors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class GymnasiumEnv(BatchEnv):
 
     Nested Dicts are flattened to names such as "hand/force"; Tuple, Text and similar spaces are flattened to vectors.
     By default the copies are stepped one after the other in this process; `processes=True` gives each its own process,
-    which is faster only if a step takes milliseconds. An env attribute `obs_groups` declares observation groups of a
-    Dict, like a `Task`'s.
+    which is faster only if a step takes milliseconds. An env with a Dict space may declare observation groups in an
+    attribute `obs_groups`, as a `Task` does.
 
-    Snapshots of Gymnasium's own MuJoCo envs are exact. Other envs start new episodes on `restore`; `snapshot_note`
-    tells the user.
+    Snapshots of Gymnasium's own MuJoCo envs are exact. Other envs start new episodes on `restore`.
     """
 
     cameras: tuple[str, ...] = ("default",)
@@ -65,7 +64,7 @@ class GymnasiumEnv(BatchEnv):
         self.snapshot_note = (
             f"The full state of {name} is saved exactly, in every checkpoint."
             if self.snapshots
-            else f"{name} cannot save the state of its envs, so a resumed run begins new episodes in them."
+            else f"{name} cannot save the state of its envs, so a resumed run starts new episodes in them."
         )
         self.episode_steps = (env.max_episode_steps if isinstance(env, EnvSpec) else None) or 1000
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
@@ -115,7 +114,7 @@ class GymnasiumEnv(BatchEnv):
         return final
 
     def _tensor(self, obs: Any) -> Obs:
-        """Convert to tensors: reals to float32; integer types, including bytes, stay."""
+        """Convert `obs` to tensors: floating-point numbers to float32; integer types are kept."""
 
         def convert(values: Any) -> torch.Tensor:
             tensor = torch.as_tensor(np.asarray(values), device=self.device)
@@ -133,8 +132,8 @@ class GymnasiumEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
 
-        Without `snapshots`, start new episodes instead. Their seed follows from `snapshot`, so that restoring twice
-        gives the same episodes (call `reset` for their first observation).
+        If `snapshots` is False, start new episodes instead, with a seed computed from `snapshot`, so that restoring
+        twice gives the same episodes. Call `reset` to get their first observation.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
@@ -173,7 +172,7 @@ def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any
 
 
 def _flattened(env: gymnasium.Env) -> gymnasium.Env:
-    """Wrap `env` so that its observation space is one that SB3 supports, or a flat Dict of such."""
+    """Wrap `env` so that its observation space is one that SB3 supports, or a flat Dict of such spaces."""
     space = env.observation_space
     if isinstance(space, _KNOWN):
         return env
@@ -188,8 +187,9 @@ def _flattened(env: gymnasium.Env) -> gymnasium.Env:
 class _Snapshots(gymnasium.Wrapper):
     """Snapshots of Gymnasium's MuJoCo envs: physics, derived arrays, random generator and elapsed steps.
 
-    Derived arrays (everything that observations may read) are saved because body positions lag behind the joints, so
-    they cannot be recomputed.
+    Derived arrays are those of MjData that MuJoCo computes from the state, such as body positions. They are saved too,
+    because observations read them, and after a step they still belong to an earlier state, so that recomputing them
+    would change them.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -203,7 +203,7 @@ class _Snapshots(gymnasium.Wrapper):
         self._clock: Any = next((layer for layer in layers if isinstance(layer, TimeLimit)), None)
 
     def _derived(self) -> dict[str, np.ndarray]:
-        """Return the arrays of MjData that have a fixed size, by name."""
+        """Return name -> array of MjData, for arrays of fixed size."""
         data = self.env.unwrapped.data  # type: ignore[attr-defined]
         arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
         return {k: a for k, a in arrays.items() if isinstance(a, np.ndarray) and a.size and is_fixed(data, a)}
@@ -230,8 +230,11 @@ class _Snapshots(gymnasium.Wrapper):
             self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
 
     def image(self, height: int, width: int) -> np.ndarray:
-        """Render uint8 (height, width, 3). MuJoCo envs use kit's renderer, which needs no OpenGL; others their own,
-        resized by repeating or dropping pixels."""
+        """Render an image, uint8 (height, width, 3).
+
+        MuJoCo envs use kit's renderer, which needs no OpenGL. Other envs render themselves; the image is resized by
+        repeating or dropping pixels.
+        """
         inner: Any = self.env.unwrapped
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data

@@ -11,15 +11,15 @@ from gymnasium import Space, spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
 Obs: TypeAlias = "torch.Tensor | dict[str, Obs]"
-"""A tensor (n, ...), or for a Dict space a dict of observations."""
+"""A tensor (n, ...); for a Dict space, a dict of such observations."""
 
 POLICY, CRITIC, TEACHER = "policy", "critic", "teacher"
 """Names of observation groups (`kit.envs.groups`)."""
 Groups: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Group -> its entries, top-level keys of a Dict observation."""
+"""Group -> its entries: top-level keys of a Dict observation."""
 
 COLOURS = (1, 3, 4)
-"""Possible numbers of image channels: grey, RGB, or RGB and one more."""
+"""Numbers of channels that images may have: grey, RGB, or RGB and one more."""
 
 
 def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
@@ -44,7 +44,7 @@ def leaves(name: str, obs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
-    """Rebuild the observation that `leaves` flattened from `columns`, which may hold other names too."""
+    """Undo `leaves(name, obs)`: return `obs` from `columns`, name -> tensor, which may hold other names too."""
     if name in columns:
         return columns[name]
     keys = [key[len(name) + 1 :].partition(".")[0] for key in columns if key.startswith(f"{name}.")]
@@ -52,7 +52,7 @@ def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
 
 
 def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten a nested dict or Dict space into pairs with names such as "hand/force"."""
+    """Flatten a nested dict or Dict space into (name, value) pairs with names such as "hand/force"."""
     for key, value in nested.items():
         if isinstance(value, Mapping):
             yield from entries(value, f"{prefix}{key}/")
@@ -61,8 +61,10 @@ def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
-    """Select the entries `names` of `obs`; None selects all. If `bare`, a single entry that is not a dict is returned
-    without its dict."""
+    """Return a dict of the entries `names` of `obs`; None returns `obs`.
+
+    If `bare` and there is one name, return the entry itself instead of a dict, unless the entry is a dict.
+    """
     if names is None or not isinstance(obs, Mapping):
         return obs
     picked = {name: value for name, value in obs.items() if name in names}
@@ -82,8 +84,8 @@ def pick_space(space: Space, names: Collection[str] | None, bare: bool = True) -
 class PolicyView:
     """Convert observations to the layout of SB3's policies: images channels first, nested dicts flattened.
 
-    Flattened names look like "hand/force". With `names`, only these entries are kept. Dtypes and values do not change;
-    an observation that already has this layout is returned as it is.
+    Flattened names look like "hand/force". `names` are the entries to keep; None keeps all. Dtypes and values do not
+    change. An observation that already has this layout is returned unchanged.
     """
 
     _names: Collection[str] | None = None
@@ -105,7 +107,7 @@ class PolicyView:
         return converted if isinstance(obs, Mapping) else converted[""]
 
     def frames(self, frames: Mapping[str, int]) -> Mapping[str, int]:
-        """Return an env's `frames` with the entry names of this view."""
+        """Return an env's `frames` (entry -> stack length) with the entry names of the converted observation."""
         if self._names is None or isinstance(self.space, spaces.Dict):
             return frames
         (name,) = self._names
@@ -118,14 +120,14 @@ def is_image(space: Space) -> bool:
 
 
 def newest_image(images: torch.Tensor) -> np.ndarray:
-    """Return the newest image of one env as RGB, uint8 (H, W, 3), from an entry (C, H, W) or (T, C, H, W)."""
+    """Return the newest image of one env as RGB, uint8 (H, W, 3). `images` is (C, H, W) or a stack (T, C, H, W)."""
     image = images[-1] if images.ndim == 4 else images
     colours = image.movedim(0, -1)[..., -3:] if len(image) >= 3 else image[-1:].movedim(0, -1)
     return np.broadcast_to(colours.cpu().numpy(), (*colours.shape[:2], 3))
 
 
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Move channels before height and width, unless `value` has `shape` (without the batch) already."""
+    """Move channels before height and width, unless `value` (n, ...) already has `shape`, which excludes n."""
     last = value.ndim - 1  # a positive axis, because torch's ONNX exporter copies a negative one unchanged
     return value if tuple(value.shape[1:]) == shape else value.movedim(last, last - 2)
 

@@ -1,4 +1,4 @@
-"""Base class for a task's options: a frozen dataclass whose fields have a default, bounds, a unit and a source."""
+"""Base class for a task's options: a frozen dataclass. Each field has a default, bounds, a unit and a source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.errors import UserError, suggest
 
 
 def number(default: float, low: float, high: float) -> Any:
-    """Declare a numeric field with bounds `low` to `high`, both included."""
+    """Declare a numeric field whose valid values are `low` to `high`, both included."""
     return field(default=default, metadata={"low": low, "high": high})
 
 

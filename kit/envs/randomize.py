@@ -9,8 +9,8 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"randomize": {"mass": [0.5, 2.0], "delay": True}})
 
-`randomize` is true for all terms of the task, a list of term names, or a mapping from names to true or a range. Without
-it nothing is randomised. Random numbers come from the env's generator and are part of its snapshot.
+`randomize` is true for all terms of the task, a list of term names, or a mapping from names to true or [low, high].
+Without it nothing is randomised. Random numbers come from the env's generator and are part of its snapshot.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ OPTION = "randomize"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Term:
-    """A random number per env, uniform from `low` to `high`."""
+    """Base class of terms: draws a random number per env, uniform from `low` to `high`."""
 
     low: float
     high: float
     log: bool = False
     """Log-uniform instead of uniform."""
     every_s: float | None = None
-    """Redraw at this interval within an episode, in seconds of simulated time; None: only at the start."""
+    """Simulated time between two draws within an episode, s; None draws at its start only."""
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
         """Draw random numbers of `shape`."""
@@ -60,14 +60,15 @@ class ModelTerm(Term):
     fields: tuple[str, ...] = dataclasses.field(kw_only=False)
     how: Literal["scale", "add", "set"] = "scale"
     rows: Callable[[mujoco.MjModel], Sequence[int]] | None = None
-    """Row ids of the bodies, geoms, joints, ... to randomise; None for all."""
+    """Function that returns the ids of the bodies, geoms, joints, ... (rows of the fields) to randomise; None for
+    all."""
     columns: int | None = None
-    """Number of leading columns to randomise, such as 1 for sliding friction only; None for all."""
+    """Number of leading columns of the fields to randomise, such as 1 for sliding friction only; None for all."""
     each: bool = False
-    """Whether every row has its own random number."""
+    """Whether every row draws its own random number; if False, all rows of an env share one."""
 
     def apply(self, value: torch.Tensor, number: torch.Tensor, rows: torch.Tensor) -> None:
-        """Change the field `value` (n, rows, ...) in place by `number` (n, 1 or rows)."""
+        """Change `value` (n, all rows, ...), a field, in place in `rows` (k,), by `number` (n, 1) or (n, k)."""
         columns = slice(None) if self.columns is None or value.ndim < 3 else slice(self.columns)
         index: Any = (slice(None), rows) if value.ndim < 3 else (slice(None), rows, columns)
         old = value[index]
@@ -77,7 +78,7 @@ class ModelTerm(Term):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActionDelay(Term):
-    """Delay actions by a whole number of steps, at most `high`. Actions before the first are zero."""
+    """Delay actions by a whole number of steps, `low` to `high`. Until the first action arrives, actions are zero."""
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
         """Draw whole numbers from `low` to `high`, both included."""
@@ -87,15 +88,18 @@ class ActionDelay(Term):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObservationNoise(Term):
-    """Add noise to every real number of the observation (not to images), drawn at every step."""
+    """Add noise, drawn at every step, to every floating-point number of the observation (not to uint8 images)."""
 
 
 def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]:
-    """Select the `terms` of task `name` that `option`, the value of env_options `randomize`, switches on."""
+    """Return the terms that are switched on, with their ranges.
+
+    `terms` are those that the task `name` offers, `option` is the value of env_options `randomize`.
+    """
     if option is None or isinstance(option, bool):
         option = list(terms) if option else []
     if not isinstance(option, list | tuple | Mapping):
-        raise UserError(f"env_options randomize={option!r} is neither true, false, a list of names nor a mapping.")
+        raise UserError(f"env_options randomize={option!r} is not true, false, a list of names or a mapping.")
     ranges = option if isinstance(option, Mapping) else dict.fromkeys(option, True)
     selected: dict[str, Term] = {}
     for term, bounds in ranges.items():
@@ -122,7 +126,7 @@ def _with_bounds(name: str, term: Term, bounds: Any) -> Term:
 
 
 class Randomizer:
-    """Draw and apply `terms` for `n` envs. Its state: random numbers, steps since reset, and delayed actions."""
+    """Draw and apply `terms` for `n` envs. `sim` is the task's simulator, None without MuJoCo."""
 
     def __init__(
         self, terms: Mapping[str, Term], n: int, control_dt_s: float, sim: Simulator | None, device: torch.device
@@ -157,20 +161,20 @@ class Randomizer:
         self._recent: torch.Tensor | None = None  # (n, longest delay + 1, act), newest action first
 
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
-        """Draw all terms for new episodes in `envs` (n,) bool."""
+        """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def step(self, generator: torch.Generator) -> None:
-        """Count a step, and redraw the terms whose interval (`every_s`) has passed."""
+        """Count a step, and draw again the terms whose interval (`every_s`) has passed."""
         if self._every:
             self._age += 1
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)
 
     def delayed(self, action: torch.Tensor) -> torch.Tensor:
-        """Store `action` (n, act) and return the action (n, act) that arrives in this step."""
+        """Store `action` (n, act) and return the action (n, act) to use in this step: an earlier one if delayed."""
         if not self._delays:
             return action
         longest = max(int(self.terms[name].high) for name in self._delays)
@@ -181,7 +185,7 @@ class Randomizer:
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
     def noisy(self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None) -> Obs:
-        """Add observation noise to `obs` (n, ...), or only to its entries `names`."""
+        """Return `obs` (n, ...) with observation noise; `names` are the entries to add it to, None means all."""
         if self._noise and names is not None and isinstance(obs, Mapping):
             return {**obs, **self.noisy({name: x for name, x in obs.items() if name in names}, generator)}  # type: ignore[dict-item]
         for term in self._noise:
@@ -194,9 +198,9 @@ class Randomizer:
         return obs
 
     def _draw(self, envs: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Redraw terms and apply them. `envs` maps each term to the envs that get a new number, (n,) bool.
+        """Draw terms again and apply them. `envs`: term -> (n,) bool, True for envs that get a new number.
 
-        Numbers are drawn for all n envs, so that those of one env do not depend on the others.
+        Numbers are drawn for all n envs, so that one env's numbers do not depend on which others draw.
         """
         for name, mask in envs.items():
             old = self.drawn[name]
@@ -206,7 +210,7 @@ class Randomizer:
             self._apply(self._sim, torch.stack(list(envs.values())).any(0))
 
     def _apply(self, sim: Simulator, envs: torch.Tensor) -> None:
-        """Write the randomised fields to the simulator and update what it derives from them in `envs` (n,) bool."""
+        """Write the randomised fields to the simulator and update, where `envs` (n,) bool is True, what it derives."""
         for field, names in self._fields.items():
             value = self._compiled[field].expand(self.n, *self._compiled[field].shape).clone()
             for name in names:

@@ -51,7 +51,8 @@ MOVED = {
 }
 """Module names of tasks until 0.2 -> today's, for configs of older runs."""
 CARRIED = "KIT_REGISTERED_ENV"
-"""Environment variable for child processes: JSON spec of a Gymnasium env that the parent process has registered."""
+"""Environment variable for child processes. It holds, as JSON, the spec of a Gymnasium env that this process has
+registered."""
 
 
 def names() -> list[str]:
@@ -70,9 +71,9 @@ def make_vec(
     """Make a vector env of `n_envs` envs.
 
     `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), your own class ("my_tasks:Corridor", a `Task` or a
-    Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` are passed to its constructor; every
-    task also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the number
-    of CPU threads for the physics, by default one per usable core.
+    Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` are passed to the env's constructor;
+    every `Task` also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the
+    number of CPU threads for the physics of a `Task`, by default one per usable core.
     """
     if not isinstance(n_envs, int) or n_envs < 1:
         raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
@@ -90,7 +91,7 @@ def make_task(name: str, **options: object) -> Task:
     """Construct the task `name` with the `options` of its constructor."""
     entry = find(name)
     if not _is_task(entry):
-        raise UserError(f"env={name!r} is a Gymnasium env, not a Task of kit's.")
+        raise UserError(f"env={name!r} is a Gymnasium env, not a kit.envs.Task.")
     return _construct(name, entry, options)
 
 
@@ -100,21 +101,21 @@ class Spaces(NamedTuple):
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     batched: bool
-    """Whether the env is a `Task`, whose state lives on the training device."""
+    """Whether the env is a `Task`: all envs are stepped as one batch, on the training device."""
     physics: bool = True
-    """Whether a step simulates MuJoCo physics. A `Task` without it is so cheap that it needs thousands of envs."""
+    """Whether a step simulates MuJoCo physics. Without it a step is so cheap that thousands of envs pay off."""
     obs_groups: Groups = MappingProxyType({})
     """See `BatchEnv.obs_groups`."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the options that name a run whose policy plays as the opponent: side -> run."""
+    """Return side -> run, from the `env_options` that name a run whose policy plays that side as the opponent."""
     sides = getattr(find(env), "opponents", ())
     return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
 
 
 def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `env_options` without opponents from runs, for envs that only give spaces or measure speed."""
+    """Return `env_options` without opponents from runs, which are not needed to get spaces or to measure speed."""
     return {name: value for name, value in env_options.items() if name not in opponents(env, env_options)}
 
 
@@ -125,7 +126,7 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
-    """Return the spaces of one env as training sees them. Raises `UserError` if the env cannot be made."""
+    """Return the spaces of one env, as a trainer gets them. Raises `UserError` if the env cannot be made."""
     return _describe(env, json.dumps(env_options or {}, sort_keys=True))
 
 
@@ -146,7 +147,7 @@ def _describe(env: str, options: str) -> Spaces:
 
 
 def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
-    """Return the class or Gymnasium spec that `env` names, without building it. Raises `UserError` if unknown."""
+    """Return the class or Gymnasium spec named `env`, without making an env. Raises `UserError` if unknown."""
     name = env.removeprefix("kit/").removesuffix("-v0") if env.startswith("kit/") else env
     if name in _TASKS:
         module, _, attribute = _TASKS[name].partition(":")
@@ -157,8 +158,8 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
-        if own.__module__ == "kit.envs.gym":  # a Gymnasium view, whose `task` option would name the env a second time
-            raise UserError(f"env={env!r} is a view of a task; name the task itself.")
+        if own.__module__ == "kit.envs.gym":  # needs a `task`; name that instead
+            raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task itself, as 'Reach'.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
         gymnasium.registry[spec.id] = spec
@@ -174,9 +175,9 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
 def child_environ(config: RunConfig) -> dict[str, str]:
     """Return environment variables that let a child process make the env of `config`.
 
-    They carry the module search path (with modules beside the notebook), the trusted modules, and Gymnasium ids that
-    this process has registered. Raises `UserError` for an env defined in the notebook itself, and for a module that is
-    not trusted.
+    They hold the module search path (including the notebook's folder), the trusted modules, and the spec of a Gymnasium
+    env that this process has registered. Raises `UserError` for an env defined in the notebook itself, which a child
+    process cannot import, and for a module that is not trusted.
     """
     trust.permit(config)
     env, entry = config.env, find(config.env)
@@ -196,8 +197,10 @@ def child_environ(config: RunConfig) -> dict[str, str]:
 
 
 def _is_task(entry: object) -> TypeIs[type[Task]]:
-    """Return whether `entry` is a Task class, without importing kit.envs.task (and with it torch and MuJoCo): a Task
-    class can only exist if that module has been imported."""
+    """Return whether `entry` is a Task class.
+
+    It does not import kit.envs.task, which loads torch and MuJoCo: without that module loaded, no Task class exists.
+    """
     module = sys.modules.get("kit.envs.task")
     return module is not None and isinstance(entry, type) and issubclass(entry, module.Task)
 
@@ -213,7 +216,7 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     except TypeError as error:
         if not options:
             raise
-        raise UserError(f"env_options={dict(options)!r} do not suit env={name!r}: {error}.") from None
+        raise UserError(f"env_options={dict(options)!r} do not fit env={name!r}: {error}.") from None
     if not hasattr(made, "name"):
         made.name = name
     if terms is not None:

@@ -71,10 +71,10 @@ class TensorVecEnv(VecEnv):
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise NotImplementedError("all envs of a batch share their attributes; set them on .tensor_env")
+        raise NotImplementedError("all envs share their attributes; set them on .tensor_env")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError("all envs of a batch are stepped as one; call methods of .tensor_env")
+        raise NotImplementedError("all envs are one batch; call the methods of .tensor_env")
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]

@@ -1,4 +1,4 @@
-"""Base classes of tasks: observation, reward, termination and reset as batched torch functions over `n` envs."""
+"""Base classes of tasks: observation, reward, termination and reset of `n` envs, as batched torch functions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def maybe_any(mask: torch.Tensor) -> bool:
 class Task(ABC):
     """A task for a batch of `n` envs, with its own physics or none. Subclass `MujocoTask` for a MuJoCo model.
 
-    The constructor takes the task's options and sets the spaces. `build` is called once and allocates the envs. After
-    that every method works on tensors of leading size n on `device`, called in this order per step:
+    The constructor takes the task's options and sets the spaces. `build` is called once and allocates the envs. The
+    other methods work on tensors of leading size n on `device`. Per step the env calls them in this order:
 
         advance(action) -> measure() -> observe(), reward(action), terminated(), success(), info()
                                      -> if episodes ended: reset(done), measure(), observe()
 
-    With `frames`, the last call is `observe_first`.
+    With `frames`, the last call is `observe_first` instead.
     """
 
     name: str
@@ -43,39 +43,40 @@ class Task(ABC):
     """Space of what `observe` returns for one env: Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these. Images
     are uint8."""
     obs_groups: Groups = MappingProxyType({})
-    """Observation groups: "policy", "critic", "teacher", ... -> entries of the Dict observation. Empty: every network
+    """Observation groups: "policy", "critic", "teacher", ... -> entries of the Dict observation. Empty if every network
     sees all entries. See `kit.envs.groups`."""
     groups: tuple[str, ...] = (POLICY, CRITIC)
-    """Groups that the env delivers by default; env_options `obs_groups` replaces them. The policy's group is always
-    delivered. Set before `build`."""
+    """Groups that the env delivers; env_options `obs_groups` replaces these defaults before `build`. The policy's group
+    is always delivered."""
     bare: bool = True
-    """Whether a single delivered entry is the observation itself; if False it is a Dict with one entry."""
+    """If the env delivers a single entry: True makes it the observation, False a Dict with that entry."""
     frames: Mapping[str, int] = MappingProxyType({})
-    """Entries to frame-stack ("" if the observation is a single Box) -> T. `observe` returns the newest frame (n, ...);
-    the env stacks the latest T as (n, T, ...). See `kit.envs.frames`."""
+    """Entry to frame-stack ("" if the observation is a single Box) -> number of frames T. `observe` returns the newest
+    frame (n, ...); the env stacks the latest T as (n, T, ...). See `kit.envs.frames`."""
     action_space: gymnasium.Space
     episode_steps: int
     """Time limit: steps after which an episode is truncated."""
     control_dt_s: float
     """Seconds per step."""
     staggered: bool = False
-    """Whether the first episodes of a training are truncated at random times. Use it if episodes are much longer than a
-    rollout and envs are many: otherwise all envs stay in the same phase of their episodes, and each rollout shows the
-    policy one phase only."""
+    """Whether the first episodes in training are truncated at random times. Use it for many envs with episodes much
+    longer than a rollout: otherwise all envs are in the same phase of their episodes, and each rollout shows the policy
+    that phase only."""
     video_speed: float = 1.0
     """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
-    """Evaluation metric that selects the best policy: "mean_return", "success_rate", or one of `info`."""
+    """Name of the evaluation metric by which the best policy is chosen: "mean_return", "success_rate", or one from
+    `info`."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
     task_info: TaskInfo = TaskInfo()
-    """Description of the task for people."""
+    """Description of the task, for people."""
     train_steps: int | None = None
     """Suggested number of training steps."""
     random_terms: Mapping[str, Term] = MappingProxyType({})
     """Domain randomisation terms that the task offers, by name. See `kit.envs.randomize`."""
     randomized: Mapping[str, Term] = MappingProxyType({})
-    """Terms switched on by env_options `randomize`. Set before `build`."""
+    """Terms that env_options `randomize` switches on; set before `build`."""
     keeps: tuple[str, ...] = ()
     """Names of the attributes that hold the task's state: tensors (n, ...), changed in place and saved in snapshots."""
 
@@ -90,35 +91,40 @@ class Task(ABC):
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
-        """Start new episodes in the envs of `mask` (n,) bool. Always draw random numbers for all n envs, so that the
-        numbers of one env do not depend on how many others are reset with it."""
+        """Start new episodes in the envs where `mask` (n,) bool is True.
+
+        Always draw random numbers for all n envs, so that one env's numbers do not depend on which others are reset.
+        """
 
     @abstractmethod
     def advance(self, action: torch.Tensor) -> None:
         """Simulate one step with `action` (n, ...), already clipped to the action space."""
 
     def measure(self) -> None:
-        """Compute values shared by the methods below. Called whenever the state has changed (step, reset, restore).
+        """Compute values that several of the methods below use. Called after every step, reset and restore.
 
-        The values must depend on the simulator and on `state` only. Every small tensor costs microseconds, so make few.
+        They may depend only on the simulator and on `state`, so that they can be recomputed after `restore`. Use few
+        torch operations: each takes microseconds, even on small tensors.
         """
         return None
 
     @abstractmethod
     def observe(self) -> Obs:
-        """Return the observation: a tensor (n, ...) or a dict of such. Entries outside `delivered` may be missing."""
+        """Return the observation: a tensor (n, ...) or a dict of such. Entries not in `delivered` may be left out."""
 
     @property
     def delivered(self) -> tuple[str, ...]:
-        """Entries of a Dict observation that belong to the policy's group or to one of `groups`, in their order."""
+        """Entries of a Dict observation that the policy's group or one of `groups` contains, in the space's order."""
         if not self.obs_groups:
             return tuple(self.observation_space) if isinstance(self.observation_space, spaces.Dict) else ()
         seen = {name for group in (POLICY, *self.groups) for name in self.obs_groups.get(group, ())}
         return tuple(name for name in self.observation_space if name in seen)  # type: ignore[attr-defined]
 
     def observe_first(self, env_ids: torch.Tensor) -> Obs:
-        """Return the first observations (k, ...) of the envs `env_ids` (k,), which were just reset. A task that renders
-        images should render only theirs."""
+        """Return the first observations (k, ...) of the envs `env_ids` (k,), which were just reset.
+
+        A task that renders images should override it, to render these envs only.
+        """
         return tree_map(lambda rows: rows.index_select(0, env_ids), self.observe())
 
     @abstractmethod
@@ -127,22 +133,25 @@ class Task(ABC):
 
     @abstractmethod
     def terminated(self) -> torch.Tensor:
-        """Return which episodes terminated, (n,) bool. The env adds truncation at the time limit."""
+        """Return (n,) bool: True if the episode has ended by the task's rules. The env handles the time limit."""
 
     def success(self) -> torch.Tensor | None:
-        """Return which envs have achieved the goal in this episode, (n,) bool; None for a task without a goal."""
+        """Return (n,) bool: True if the goal of the episode is achieved; None for a task without a goal."""
         return None
 
     def failed(self) -> torch.Tensor | None:
-        """Return which envs have an invalid state, such as unstable physics, (n,) bool; None if that cannot happen."""
+        """Return (n,) bool: True if the state is invalid, such as diverged physics; None if that cannot happen.
+
+        The env terminates these episodes, with zeros as observation and reward.
+        """
         return None
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Return further metrics to report, each (n,). An evaluation aggregates them by name and dtype:
+        """Return metrics of the task, name -> (n,). An evaluation aggregates them by name and dtype:
 
          - "reward/NAME", a term of the reward: summed over the episode.
          - "NAME_per_minute", a count: events per minute of simulated time.
-         - Any other: the value at the end of the episode, averaged over episodes; the share of episodes if bool.
+         - Any other: the value at the end of the episode, averaged over episodes; if bool, the fraction of True.
         """
         return {}
 
@@ -204,7 +213,7 @@ class MujocoTask(Task):
 
     @abstractmethod
     def act(self, action: torch.Tensor) -> None:
-        """Write `action` (n, act), already clipped to the action space, to the simulator's controls."""
+        """Write `action` (n, act), already clipped to the action space, to the controls of `sim`."""
 
     def advance(self, action: torch.Tensor) -> None:
         self.act(action)

@@ -27,7 +27,7 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> dict[str, Any]:
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace `path` atomically: a reader sees the old content or the new. `durable`: fsync file and folder."""
+    """Replace `path` atomically: a reader sees the old or the new content. `durable`: fsync file and folder."""
     with temporary(path.parent, file_mode=0o600) as building:
         write_file(building, content.encode() if isinstance(content, str) else content, durable)
         building.replace(path)
@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def sync_folder(folder: Path) -> None:
-    """fsync a folder, so that a rename in it survives a power failure. Ignores mounts that cannot."""
+    """fsync a folder, so that a rename in it survives a power failure. Does nothing on mounts without fsync."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -58,7 +58,7 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path, default: Any = None) -> Any:
-    """Load a JSON file; `default` if it is missing or is not JSON."""
+    """Load a JSON file; return `default` if it is missing or not JSON."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -66,7 +66,7 @@ def read_json(path: Path, default: Any = None) -> Any:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Load a JSON-lines file, without a last line that is not complete yet; empty if the file is missing."""
+    """Load the complete lines of a JSON-lines file; the last may still be in writing. [] if the file is missing."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -77,8 +77,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 class GrowingRows:
     """Incremental reader of a JSON-lines file that another process appends to.
 
-    `read` parses the new lines and keeps their columns `names` in `rows`. If the file was truncated, as by a run
-    resumed from an older checkpoint, `rows` is read again from the start.
+    `read` parses the new lines and appends them to `rows`, with the columns `names` only. If the file was truncated,
+    for example because a run was resumed from an older checkpoint, `rows` is read again from the start.
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:

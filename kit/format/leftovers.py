@@ -1,12 +1,13 @@
-"""Temporary files and folders: create them with a lock, and remove those that killed processes left.
+"""Temporary files and folders: create them with a lock, and remove those that killed processes left behind.
 
-    .kit-0123abcd-0123456789ab   a file being written or deleted by a process on the OS kernel (boot) 0123abcd. The
-                                 process holds a lock (flock) on it, which the system releases when the process dies
+    .kit-0123abcd-0123456789ab   a file or folder that a process is writing or deleting; 0123abcd identifies the machine
+                                 and its boot. The process holds a lock (flock) on it, which the system releases when
+                                 the process dies
     .kit-old-NAME                the previous NAME, until its replacement is in place
 
-A lock cannot be checked for a process on another machine, nor on a mount without locks. Such a file is removed once
-nothing in it has changed for a day, or at once if the run's lock or lease says that no other process writes there.
-Standard library only.
+If another machine made a temporary file, or the mount has no locks, the lock cannot be checked. Such a file is removed
+once nothing in it has changed for a day, or at once if the caller knows that no other process writes there, because it
+holds the run's lock or lease. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _NAME = re.compile(r"\.kit-([0-9a-f]{8})-[0-9a-f]{12}")
 
 @contextlib.contextmanager
 def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
-    """Context manager: a new temporary folder in `folder`, or an empty file if `file_mode` is given.
+    """Context manager: a new temporary folder in `folder`, or an empty file with `file_mode` if that is given.
 
-    Rename it, or its contents, to the final name; the rest is removed at the end. Before a folder is made, `folder` is
-    swept.
+    Rename it, or its contents, to the final name. What is left of it is removed at the end. Before a folder is made,
+    `sweep` removes those of dead processes in `folder`.
     """
     if file_mode is None:
         sweep(folder)
@@ -45,23 +46,26 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
 
 
 def hide(path: Path) -> Path:
-    """Rename `path` to a temporary name before deleting it, so that no reader sees it half deleted. Needs no space."""
+    """Rename `path` to a temporary name and return that. Do it before deleting, so that no reader sees half of it.
+
+    It works on a full disk too.
+    """
     return path.rename(_new_name(path.parent))
 
 
 def old(path: Path) -> Path:
-    """Return the name of `path` while it is being replaced."""
+    """Return the name that the previous `path` has while it is replaced."""
     return path.with_name(f"{OLD}{path.name}")
 
 
 def sweep(folder: Path, recursive: bool = False, sole_writer: bool = False) -> None:
-    """Remove the files that `left` yields."""
+    """Remove the temporary files that `left` yields."""
     for path in left(folder, recursive, sole_writer):
         remove(path)
 
 
 def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> Iterator[Path]:
-    """Yield temporary files of killed processes in `folder`. `sole_writer`: no other machine writes there."""
+    """Yield the temporary files in `folder` whose process is dead. `sole_writer`: no other machine writes there."""
     for path in list(_temporaries(folder, recursive)):
         with contextlib.suppress(OSError):  # it is gone, or belongs to another user
             handle = os.open(path, os.O_NOFOLLOW | (os.O_RDONLY if path.is_dir() else os.O_RDWR))
@@ -98,7 +102,7 @@ def _new_name(folder: Path) -> Path:
 
 @cache
 def _kernel() -> str:
-    """Return an id of the running OS kernel, which changes at boot: it holds this process's locks."""
+    """Return an id of the running OS kernel, which changes at every boot. Locks can be checked on this kernel only."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:  # not Linux
@@ -121,7 +125,8 @@ def _locked(folder: Path, file_mode: int | None) -> tuple[Path, int]:
 
 
 def _lock(handle: int, kind: int) -> bool | None:
-    """Return whether the lock was taken; None if the mount has no locks."""
+    """Try to lock the open file `handle`. Return True if it is locked now, False if another process has locked it, and
+    None if the mount has no locks."""
     import fcntl
 
     try:
@@ -134,14 +139,14 @@ def _lock(handle: int, kind: int) -> bool | None:
 
 
 def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Yield all temporary files and folders in `folder`, of live processes too."""
+    """Yield all temporary files and folders in `folder`, including those of live processes."""
     for at, folders, files in os.walk(folder):
         yield from (Path(at, name) for name in folders + files if _NAME.fullmatch(name) or name.startswith(OLD))
         folders[:] = [name for name in folders if recursive and not name.startswith(".kit-")]
 
 
 def _is_left(path: Path, handle: int, sole_writer: bool) -> bool:
-    """Whether the process that made `path` is dead; `handle` is its open file descriptor."""
+    """Return whether the process that made `path` is dead; `handle` is the file descriptor of `path`."""
     import fcntl
 
     match = _NAME.fullmatch(path.name)
@@ -152,6 +157,6 @@ def _is_left(path: Path, handle: int, sole_writer: bool) -> bool:
         return free
     if sole_writer:
         return True
-    with temporary(path.parent, 0o600) as probe:  # this file system's clock
+    with temporary(path.parent, 0o600) as probe:  # a new file tells the time by the file system's clock
         now = probe.stat().st_mtime
     return max(each.lstat().st_mtime for each in [path, *path.rglob("*")]) < now - UNCHANGED_S

@@ -1,7 +1,8 @@
 """Manifests of checkpoints: validate names, sizes and hashes before a file is fetched or used.
 
-A run may come from an untrusted source. So names cannot leave the run's folder, single and total sizes are bounded,
-only safetensors and JSON files are accepted, and a safetensors file is checked against its own header before loading.
+A run may come from an untrusted source. So file names cannot point outside the run's folder, the size of each file and
+of all together is limited, only safetensors and JSON files are accepted, and a safetensors file's header is checked
+before loading.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from kit.errors import UserError
 
 VERSION = 1
 REPLAY, FROZEN = "replay", "frozen"
-"""Folders of a run with files shared by checkpoints."""
+"""Folders of a run that hold files used by several checkpoints."""
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
-"""Largest checkpoint accepted from a store, with its shared files, unless the user allows more. A million transitions
-of Reach are under 1 GB."""
+"""Largest total size of a checkpoint from a store, including shared files, unless the user allows more. A million
+transitions of Reach take under 1 GB."""
 NO_LIMIT = 2**60
 """No size limit, for checkpoints that are on this machine already."""
 MAX_JSON_BYTES = 64 * 2**20
@@ -55,9 +56,11 @@ def safe_path(path: object) -> str:
 
 
 def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
-    """Parse and validate a manifest: version, step (must equal `step` if given), digest, and the name, size and SHA-256
-    of every file. "files" are names in the checkpoint's folder, "shared" are `replay/<name>` and `frozen/<name>` in the
-    run. Raises `Refused`."""
+    """Parse and validate a manifest: version, step, digest, and every file's name, size and SHA-256. Raises `Refused`.
+
+    The manifest's step must be `step`, unless that is None. "files" has names in the checkpoint's folder, "shared" has
+    `replay/<name>` and `frozen/<name>` in the run.
+    """
     manifest = parse_json(data, "manifest.json")
     if not isinstance(manifest, dict):
         raise Refused(f"a manifest is a JSON object, not {type(manifest).__name__}.")
@@ -105,13 +108,13 @@ def sealed(step: int, files: Mapping[str, Any], shared: Mapping[str, Any]) -> di
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its "digest" entry; it reveals damage to the manifest."""
+    """Return the SHA-256 of a manifest without its "digest" entry, to detect a damaged manifest."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """Parse untrusted bytes as JSON; errors name the file `name`. Raises `Refused`."""
+    """Parse untrusted bytes as JSON. Raises `Refused`, with the file's `name` in the message."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -119,7 +122,7 @@ def parse_json(data: bytes, name: str) -> Any:
 
 
 def check_tensors(path: Path) -> None:
-    """Check a safetensors file's header (names, types, shapes, extents) without loading it. Raises `Refused`."""
+    """Check a safetensors file's header (names, types, shapes, byte ranges) without loading it. Raises `Refused`."""
     from safetensors import SafetensorError, safe_open
 
     try:

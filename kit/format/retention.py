@@ -1,8 +1,8 @@
 """Checkpoint retention: decide which checkpoints of a run to delete, from their age, their size and the disk space.
 
-The last three are kept, and the newest of each hour of the last day. If these exceed the room, the oldest are deleted
-first, because only they need the oldest replay data. The newest is always kept. Best policies are stored in another
-folder and are always kept.
+The last three are kept, and of the last day the newest one per hour. If these need more than the available room, the
+oldest are deleted first, because only they need the oldest replay data. The newest is always kept. Best policies are
+stored in another folder and are always kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 KEEP_LAST = 3
 KEEP_HOURS = 24
 SPARE_PART, SPARE_BYTES = 0.05, 2**30
-"""Part of a disk, and bytes: the smaller stays free for metrics, videos and other programs."""
+"""Space that stays free for metrics, videos and other programs: this fraction of the disk or this number of bytes,
+whichever is smaller."""
 
 
 class Held(NamedTuple):
@@ -23,7 +24,7 @@ class Held(NamedTuple):
     time: float
     """Time of writing in Unix seconds."""
     files: Mapping[str, int]
-    """Path in the run -> bytes, for each file it needs; checkpoints may share files."""
+    """Files that the checkpoint needs: path in the run -> bytes. Checkpoints may share files."""
 
 
 def outdated(checkpoints: Sequence[Held], room: float, now: float) -> set[int]:
@@ -44,5 +45,8 @@ def size(checkpoints: Sequence[Held]) -> int:
 
 
 def room(budget: int, held: int, free: int, disk: int) -> float:
-    """Return the bytes that checkpoints may use, with the `held` bytes in use; `free` and `disk` are the disk's."""
+    """Return the bytes that checkpoints may use: at most `budget`, and so that the disk keeps its spare space.
+
+    Checkpoints use `held` bytes now; the disk has `disk` bytes, of which `free` are free.
+    """
     return min(budget, held + free - min(SPARE_PART * disk, SPARE_BYTES))

@@ -1,4 +1,4 @@
-"""Replay data on disk: segments of numbered rows; row 0 is the first that the run collected."""
+"""Replay data on disk: files with segments of rows. Rows are numbered from the run's first one, 0."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 DONE, RAGGED = "done", "ends."
-"""The column "done" (rows, n_envs) bool, and the name prefix of ragged columns. A ragged column has one entry for each
-True in "done", in its order, instead of one for each row."""
+"""Name of the column "done", (rows, n_envs) bool, and prefix of the names of ragged columns. A ragged column has one
+entry for each True in "done", in the same order, instead of one for each row."""
 PART_BYTES = 32_000_000
-"""Approximate largest size of a segment's file; writing it needs more than that much memory again."""
+"""Approximate largest size of a segment's file. Writing it needs at least this much additional memory."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Segment:
         return next((len(column) for name, column in self.rows.items() if not name.startswith(RAGGED)), 0)
 
     def part(self, first: int, last: int) -> Segment:
-        """Return its rows `first` up to (not including) `last`, counted from the start of the segment."""
+        """Return the segment's rows [first, last), counted from its start."""
         rows = {name: column[first:last] for name, column in self.rows.items() if not name.startswith(RAGGED)}
         if DONE in self.rows:
             a, b = (int(self.rows[DONE][:stop].sum()) for stop in (first, last))
@@ -46,7 +46,7 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """Interface of an off-policy trainer: its replay data outlives an iteration."""
+    """Interface of an off-policy trainer, whose replay data has to be saved beside its `state()`."""
 
     replay_capacity: int
     replay_written: int

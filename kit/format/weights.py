@@ -9,7 +9,7 @@ from torch import nn
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return the hex SHA-256 of every parameter and buffer, in the order of their names."""
+    """Return one hex SHA-256 over all parameters and buffers, in the order of their names."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())

@@ -1,4 +1,4 @@
-"""This computer: hardware, limits, GPU checks and rented places. `kit.verify()` reports what is missing."""
+"""This computer: hardware, limits, GPUs, and rented machines such as Colab. `kit.verify()` reports what is missing."""
 
 from kit.machine.checks import Check, Report, verify
 from kit.machine.info import Machine, describe

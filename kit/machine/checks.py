@@ -1,4 +1,4 @@
-"""`kit.verify()`: check that this machine has what training needs; one sentence per check."""
+"""`kit.verify()`: check that this machine has what training needs, and say in a sentence what to do if not."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def check_torch(machine: Machine) -> Iterator[Check]:
 
 
 def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
-    """State, message and remedy of the GPU check: is there a GPU that this PyTorch can compute on?"""
+    """Return state, message and remedy of the GPU check: is there a GPU, and can this PyTorch compute on it?"""
     if not machine.gpus:
         if gpu.gpu_without_driver():
             return (
@@ -150,7 +150,7 @@ def check_physics(machine: Machine) -> Iterator[Check]:
 
 
 def check_kernels(machine: Machine) -> Iterator[Check]:
-    """Where Warp's compiled simulation code is cached: compiling it for CUDA takes minutes, once per machine."""
+    """Report where Warp's compiled simulation code is cached. Compiling it for CUDA takes minutes, once per machine."""
     folder = kernels()
     modules = sum(1 for _ in folder.glob("wp_*"))
     empty = "no simulation code compiled yet; the first run compiles it, which takes a while, into"
@@ -161,7 +161,7 @@ def check_kernels(machine: Machine) -> Iterator[Check]:
 
 
 def check_room(machine: Machine) -> Iterator[Check]:
-    """Cores, memory, disk."""
+    """Check cores, memory and disk."""
     limited = machine.cores < machine.cores_in_machine
     of = f" of {machine.cores_in_machine} (this container may use no more)" if limited else ""
     yield Check("CPU", "ok", f"{machine.cores} core{'s' * (machine.cores > 1)}{of}, {machine.cpu}")
@@ -176,7 +176,7 @@ def check_room(machine: Machine) -> Iterator[Check]:
 
 
 def check_extras(machine: Machine) -> Iterator[Check]:
-    """Packages for notebooks and videos."""
+    """Check the optional packages for notebooks and videos."""
     extras = {"notebook": ("Notebooks", "ipywidgets", "matplotlib"), "video": ("Videos", "mediapy", "imageio_ffmpeg")}
     for extra, (name, *packages) in extras.items():
         versions = ", ".join(f"{package} {version(package) or 'is missing'}" for package in packages)
@@ -184,14 +184,14 @@ def check_extras(machine: Machine) -> Iterator[Check]:
 
 
 def check_keeping(machine: Machine) -> Iterator[Check]:
-    """Whether files outlive this machine."""
+    """Warn if files are lost when this machine ends."""
     place = places.where()
     message = "this machine and its files can be taken away." if place.loses_disk else place.keeps
     yield Check("Keeping runs", "warn" if place.loses_disk else "ok", message, place.keeps)
 
 
 def check_drive(machine: Machine) -> Iterator[Check]:
-    """Google Drive, if mounted; files in its bin still use up the quota."""
+    """Report a mounted Google Drive, and that files in its bin still use up the quota."""
     if (mount := places.drive()).is_dir():
         trash = "files that other programs deleted in the last 30 days still use space (drive.google.com/drive/trash)"
         yield Check("Google Drive", "ok", f"at {mount}; {trash}; kit empties files before it deletes them")

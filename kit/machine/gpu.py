@@ -19,7 +19,7 @@ from typing import Any
 SAMPLES_PER_S = 5.0
 IDLE_PERCENT = 30.0
 ROLLOUT, UPDATE, OTHER = "rollout", "update", "other"
-"""Phases of training. `OTHER` is preparation, evaluation and saving; its samples are not reported."""
+"""Phases of training. `OTHER` is preparation, evaluation and saving; the GPU's load in it is not reported."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def gpus(shell: Callable[[list[str]], str] = _run) -> tuple[Gpu, ...]:
 
 
 def gpu_without_driver(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA GPU is plugged in but has no driver."""
+    """Return whether an NVIDIA GPU is plugged in but has no driver."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -65,7 +65,7 @@ def gpu_without_driver(root: Path = Path("/")) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """Samples of a GPU summarised: means, and the peak memory use of all programs together."""
+    """Summary of a GPU's samples: means, and of `memory_bytes` (all programs together) the largest."""
 
     samples: int
     busy_percent: float
@@ -75,14 +75,14 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """Advice if the GPU is mostly idle, judged over at least ten seconds; else empty."""
+        """Advice if the GPU is mostly idle, else "". It needs samples of at least ten seconds."""
         if self.samples < 10 * SAMPLES_PER_S or self.busy_percent >= IDLE_PERCENT:
             return ""
         return f'The GPU idles ({self.busy_percent:.0f} % busy): use device = "cpu", or more n_envs.'
 
 
 def total(summaries: Iterable[Summary]) -> Summary | None:
-    """Merge summaries, weighted by their samples; None if there are none."""
+    """Merge summaries, weighted by their numbers of samples; return None without summaries."""
     if not (summaries := list(summaries)):
         return None
     n = sum(each.samples for each in summaries)
@@ -94,8 +94,8 @@ def total(summaries: Iterable[Summary]) -> Summary | None:
 class Monitor:
     """Context manager: samples the GPU `device` (torch's name) from a thread while the `with` block runs.
 
-    On the CPU, or without NVML, there are no samples. Set `phase` when a phase starts; the GPU, which works
-    asynchronously, finishes the phase before it a moment later.
+    On the CPU, or without NVML, there are no samples. Set `phase` when a phase starts. The GPU works asynchronously, so
+    for a moment it is still busy with the phase before.
     """
 
     def __init__(self, device: str) -> None:
@@ -116,13 +116,13 @@ class Monitor:
         self._thread.join(timeout=2)
 
     def summaries(self) -> dict[str, Any] | None:
-        """Return the GPU entry of status.json: fields of `Summary` by phase, so far; None before the first sample."""
+        """Return the GPU entry of status.json: phase -> fields of `Summary`; None before the first sample."""
         with self._lock:
             return {phase: dataclasses.asdict(one) for phase, one in self._all.items() if phase != OTHER} or None
 
     def columns(self) -> dict[str, float]:
-        """Return metrics since the last call: gpu/rollout_busy and gpu/update_busy (percent), gpu/memory_gb (peak),
-        gpu/watts. Columns without samples are left out."""
+        """Return the metrics since the last call: "gpu/rollout_busy" and "gpu/update_busy" (percent), "gpu/memory_gb"
+        (peak), "gpu/watts". Metrics without samples are left out."""
         with self._lock:
             recent, self._recent = self._recent, {}
         busy = {f"gpu/{phase}_busy": each.busy_percent for phase, each in recent.items() if phase != OTHER}

@@ -19,11 +19,11 @@ SECRETS = {
 
 
 def connect(store: str | None) -> None:
-    """Connect to `store` on Colab: mount Google Drive for "drive:…" (Colab asks for permission); for "hf://…" and
-    "s3://…" copy keys from the notebook's secrets into the environment, unless they are set.
+    """On Colab, get access to `store`; elsewhere, and for other stores, do nothing.
 
-    Does nothing elsewhere and for other stores. Call it from a cell: Colab's front end does not answer a widget's
-    callback.
+    For "drive:…" mount Google Drive (Colab asks for permission). For "hf://…" and "s3://…" copy keys from the
+    notebook's secrets to environment variables that are not set. Call it from a cell, because Colab's front end does
+    not answer a widget's callback.
     """
     if store is None or "google.colab" not in sys.modules:
         return
@@ -41,7 +41,7 @@ def connect(store: str | None) -> None:
 
 
 def can_end_session() -> None:
-    """Raise `UserError` if kit cannot end the session on this machine."""
+    """Raise `UserError` if `end_session` does not work on this machine."""
     _session_ender()
 
 

@@ -68,8 +68,11 @@ def version(package: str) -> str:
 
 
 def kernels() -> Path:
-    """Return the folder of Warp's compiled kernels: $WARP_CACHE_PATH (Warp's own variable) or $KIT_CACHE (such as a
-    folder on a Drive mount), else the user's cache folder, on a disk that outlives the machine if there is one."""
+    """Return the folder of Warp's compiled kernels.
+
+    It is in $WARP_CACHE_PATH (Warp's own variable), else in $KIT_CACHE (such as a folder on a Drive mount), else in the
+    user's cache folder, on a disk that outlives the machine if there is one.
+    """
     caches = os.environ.get("KIT_CACHE") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(caches or (places.volume() or Path.home()) / ".cache") / "warp"
     return Path(os.environ.get("WARP_CACHE_PATH") or folder) / version("warp-lang")

@@ -1,4 +1,4 @@
-"""CPU cores and memory that this process may use, with container limits: a quota of 2 cores counts as 2."""
+"""CPU cores and memory that this process may use. Limits of containers are respected: a quota of 2 cores gives 2."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def memory_free_bytes(root: Path = ROOT) -> int:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the control-group folders (versions 1 and 2) that limit this process, innermost first.
 
-    Inside a container its own group is mounted as the root, so paths that do not exist are skipped.
+    In a container the container's own group is mounted as the root, so outer paths do not exist; they are skipped.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -66,7 +66,7 @@ def _memory_limit(folder: Path) -> float:
 
 
 def _file_cache(folder: Path) -> int:
-    """Return the bytes of page cache that the kernel would free at once."""
+    """Return the bytes of page cache that the kernel can free at once, which count as free memory."""
     rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
     return next((int(row[1]) for row in rows if row[0] in ("inactive_file", "total_inactive_file")), 0)
 

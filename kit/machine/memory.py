@@ -1,4 +1,4 @@
-"""Out of memory: recognise the errors, free memory, and control when memory is freed."""
+"""Memory: recognise out-of-memory errors, free memory, and control when memory is freed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def shortage(error: BaseException) -> str | None:
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return message.splitlines()[0]
-    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # a smaller n_envs does not help
+    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # fewer envs do not help against Overflow
         return None
     if ALLOCATION_FAILED.search(message):
         return message.splitlines()[0]
-    # An error while a CUDA graph is recorded may only say that the recording was broken off; its context says why.
+    # An error during the recording of a CUDA graph may only say that the recording was stopped; its context says why.
     return None if error.__context__ is None else shortage(error.__context__)
 
 
@@ -36,7 +36,7 @@ def shortage(error: BaseException) -> str | None:
 def no_garbage_collection() -> Iterator[None]:
     """Context manager: disable Python's garbage collector while a CUDA graph is recorded.
 
-    If it freed an older graph during the recording, that would break the recording off or become part of it
+    If it freed an older graph during the recording, that would stop the recording or become part of it
     (pytorch/pytorch#161037, mujocolab/mjlab#821).
     """
     was_enabled = gc.isenabled()
@@ -49,10 +49,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def keep_freed() -> None:
-    """Make glibc keep freed memory in this process from now on; does nothing with other C libraries.
+    """Make glibc reuse freed memory from now on, not return it to the system; other C libraries are left as they are.
 
-    A batch of images takes a hundred megabytes. Returned to the system each time, it comes back page by page, which
-    takes a quarter of the time of an update on the CPU.
+    A batch of images takes a hundred megabytes. If its memory is returned, the system provides it again page by page,
+    which takes a quarter of the time of an update on the CPU.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

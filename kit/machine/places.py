@@ -1,7 +1,7 @@
-"""Places that rent machines (Colab, RunPod, ...): how to recognise each, what survives, and how to get a GPU.
+"""Places that rent machines (Colab, RunPod, ...): how to recognise each, which files survive, how to get a GPU.
 
-A place is recognised by the presence of an environment variable or a folder. Values of environment variables are
-neither read nor kept: some places put keys there.
+A place is recognised by the presence of an environment variable or a path, or by the firmware's vendor. The values of
+environment variables are neither read nor kept, because some places put keys there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Place:
 
     name: str
     keeps: str
-    """Sentence about what happens to files when the machine ends, and which `store` keeps them."""
+    """What happens to files when the machine ends, and which `store` keeps them: a sentence for the user."""
     get_gpu: str = "rent one with an NVIDIA GPU"
     """Where to click for a GPU."""
     env: tuple[str, ...] = ()

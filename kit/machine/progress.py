@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 LINE_EVERY_S = 5.0
-"""Least time between two lines; the last line may come sooner."""
+"""Shortest time between two lines, s; the last line may come sooner."""
 
 
 def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> Any:
@@ -25,14 +25,14 @@ def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> 
 
 
 def is_interactive() -> bool:
-    """Whether stderr is a terminal or a notebook's output, where a bar can be redrawn in place."""
+    """Return whether stderr is a terminal or a notebook's output, where a bar can be redrawn in place."""
     return "ipykernel" in sys.modules or sys.stderr.isatty()
 
 
 class ProgressLines:
     """Progress as lines of text: at most one per percent, and at most one in `LINE_EVERY_S` seconds.
 
-    The first update and the end are written at once. Has the attributes and methods of tqdm that kit uses.
+    The first update and the end are written at once. It has those of tqdm's attributes and methods that kit uses.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class ProgressLines:
         self.desc = desc
 
     def close(self) -> None:
-        """Write the last line, unless the line before has the same percentage or there was no update."""
+        """Write the last line, unless there was no update or a line with the same percentage is already written."""
         if self._written is not None:
             self._write()
 
     def _percent(self) -> int:
-        """Whole percent done; without a total, the count itself."""
+        """Return the progress in whole percent; without a total, the count itself."""
         return int(100 * self.n / self.total) if self.total else self.n
 
     def _write(self) -> None:

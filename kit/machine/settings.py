@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 
 def worker_environment(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return environment variables for a worker process that uses `threads` cores; the user's own values stay."""
+    """Return `environment`, by default this process's, completed for a worker process that uses `threads` cores.
+
+    Variables that are set already keep their values.
+    """
     environment = os.environ if environment is None else environment
-    # A thread that waits by spinning takes the core from the thread it waits for: 24 ms a minibatch instead of 10.
+    # passive: a thread that waits in a loop would occupy the core of the one it waits for (24 ms a minibatch, not 10)
     caps = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     return {**caps, "OMP_WAIT_POLICY": "passive", **environment}
 
@@ -29,7 +32,7 @@ def apply(device: str) -> str:
 
 
 def gpu_works() -> bool:
-    """Whether both networks and physics can use a GPU here: Warp may need a newer driver than torch."""
+    """Return whether both torch and Warp can use a GPU here. Warp may need a newer driver than torch."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,6 +1,7 @@
 """NVIDIA Warp, configured before its first use. Import `wp` from here.
 
-Sets the cache folder of compiled kernels and the log level, unless the user has set them. Loads torch and Warp.
+Importing this sets the cache folder of compiled kernels and the log level, unless the user has set them. It loads torch
+and Warp.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CUDA 13, which requires an R580 driver and a Turing GPU."""
 
 
 def _init() -> None:
-    """Initialise Warp. Without a GPU its C code prints warnings to stderr, which are hidden."""
+    """Initialise Warp. Without a GPU its C code prints warnings to stderr, which this hides."""
     stderr = os.dup(2)
     with Path(os.devnull).open("w") as devnull:
         if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Advice in sentences: preset, duration, price and disk use on this machine, from a speed probe."""
+"""Advice in sentences: preset, duration, price and disk use of a run on this machine, from its measured speed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROOF_STEPS, PROOF_ENVS = 8192, 32
-"""A short run of about a minute on a CPU: it uses every part of training, but learns nothing."""
+"""Steps and envs of a run of about a minute on a CPU that uses every part of training but learns little."""
 NEED_GPU = ("G1Joystick",)
 """Tasks that take a day or more on a CPU."""
 DOLLARS_PER_HOUR = {
     ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
 }  # fmt: skip
-"""(place, part of the machine's title) -> price, as last documented: a guide, not a quote."""
+"""(`Place.name`, text in `Machine.title`) -> price per hour when last looked up; today's may differ."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def estimate(
 
 
 def cost(machine: Machine, seconds: float) -> str:
-    """Format the price, such as "free of charge" or "about $0.12 as last documented"; "" if it is not known."""
+    """Return the price as text, such as "free of charge" or "about $0.12 as last documented"; "" if unknown."""
     for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
         if place == machine.place and part in machine.title:
             price = dollars(dollars_per_hour, seconds)
@@ -89,7 +89,7 @@ def dollars(per_hour: float, seconds: float) -> str:
 
 
 def rented(seconds: float) -> pd.DataFrame:
-    """Return a price table for a run of `seconds` on rented machines, assumed as fast as this one."""
+    """Return a table of prices of a run of `seconds` on rented machines, assuming that they are as fast as this one."""
     import pandas as pd
 
     rows = {
@@ -112,13 +112,13 @@ def disk_use(config: RunConfig) -> str:
 
 
 def _preset(machine: Machine) -> str:
-    """Recommend a named preset, for big networks, by GPU memory; without a GPU "auto", which fits the task."""
+    """Return the preset for big networks that suits the GPU's memory; without a GPU "auto", which suits the task."""
     gib = max((gpu.memory_bytes for gpu in machine.gpus), default=0) / 2**30
     return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """Return `config`, or a tiny version of it if its task needs a GPU and there is none; prints a sentence then.
+    """Return `config`; if its task needs a GPU and none works, return a tiny version of it and print why.
 
     The tiny run shows that everything works. Raises `UserError` if the task's model cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""Resolve a config on this machine: replace every "auto", with as many envs as fit into the GPU's memory."""
+"""Resolve a config on this machine: replace every "auto"; on a GPU, measure how many envs fit into its memory."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from kit.trainers.planning import plan
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace every "auto" and complete `overrides`. Raises `UserError` for a config that cannot be trained."""
+    """Return `config` without "auto", with complete `overrides`. Raises `UserError` if it cannot be trained."""
     return plan(config, room).config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BATCH = 16
 BUDGET_S = 0.5
-"""Seconds for each of the two timings of an encoder, plus its first pass if that is shorter."""
+"""Duration of a timing, s, not counting the first pass; a first pass that takes longer is the only one."""
 ADAM = 4
 """Numbers stored per trained parameter: the weight, its gradient and Adam's two moments."""
 
@@ -28,9 +28,9 @@ ADAM = 4
 def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """Return a table of all encoders on the observations of `env`, measured on this machine's CPU.
 
-    Columns: parameters; memory of the weights while training, and of the activations that a pass saves per
-    observation; observations per second acting (forward) and learning (forward and backward). The last column has the
-    reason if an encoder does not take these observations.
+    Columns: number of parameters; memory of the weights in training; memory of the activations that a forward pass
+    saves per observation; observations per second in acting (forward) and learning (forward and backward). The last
+    column says when to use the encoder, or why it does not take these observations.
     """
     import pandas as pd
 
@@ -57,7 +57,7 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
 
 
 def _sample(space: Space) -> Any:
-    """Return a batch of random observations, as a policy gets them."""
+    """Return a batch of random observations of `space`, a policy's input."""
     if isinstance(space, spaces.Dict):
         return {name: _sample(inner) for name, inner in space.items()}
     shape = (BATCH, *(space.shape or ()))

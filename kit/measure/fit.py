@@ -1,7 +1,7 @@
-"""Find the largest n_envs that fits into memory: two small probes, a linear fit, and a margin.
+"""Find the largest n_envs that fits into memory: measure it for two values, fit a line, and leave a margin.
 
-Each probe is a child process that builds the env, trains one iteration and reports the memory in use. So a probe leaves
-no memory behind, and running out of memory kills only the probe.
+Each measurement is a child process (a probe) that builds the env, trains one iteration and reports the memory in use.
+Its memory is free afterwards, and running out of memory kills only the child.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from kit.trainers.planning import STRIDE, Plan
 PROBES = (64, 256)
 """n_envs of the two probes."""
 MARGIN = 0.15
-"""Part of the memory that stays free: for fragmentation, evaluation and other programs."""
+"""Fraction of the memory that stays free: for fragmentation, evaluation and other programs."""
 MAX_ENVS = 8192
-"""Largest n_envs, beyond which GPUs gain little speed. n_envs is a multiple of `STRIDE`."""
+"""Largest n_envs that is chosen; with more, GPUs gain little speed."""
 
 Measure = Callable[[RunConfig, int], tuple[int, int]]
-"""(config, n_envs) -> (bytes in use by all processes, bytes of memory)."""
+"""(config, n_envs) -> (bytes in use by all processes, bytes of memory in the GPU or machine)."""
 
 
 class Fit(NamedTuple):
-    """The n_envs that fits, and the measured memory use."""
+    """The largest n_envs that fits, and the measured memory use."""
 
     n_envs: int
     env_bytes: int
     """Bytes per env."""
     fixed_bytes: int
-    """Bytes that do not depend on n_envs, with those of other programs."""
+    """Bytes that do not depend on n_envs, including those of other programs."""
     memory_bytes: int
 
 
 def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
-    """Return the largest n_envs that trains the resolved `config` with `MARGIN` of the memory left.
+    """Return the largest multiple of `STRIDE` envs with which the resolved `config` leaves `MARGIN` of the memory free.
 
     For example 7,936 envs of 1.6 MB each on a GPU of 16 GB. Raises `UserError` if not even `STRIDE` envs fit.
     """
@@ -62,13 +62,13 @@ def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
 
 
 def room(plan: Plan, share: int = 1) -> int:
-    """Return the n_envs of `plan` that fits into one of `share` equal parts of the memory."""
+    """Return how many envs of `plan` fit if `share` runs divide the memory equally; at least `STRIDE`."""
     return max(STRIDE, fit(plan.config).n_envs // share)
 
 
 def measure_in_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
     """Train one iteration with `n_envs` envs in a child process; return its memory use as `Measure` says."""
-    config = with_n_envs(config, n_envs)  # the run's minibatch size, if the smaller rollout is large enough
+    config = with_n_envs(config, n_envs)  # keeps the minibatch size if the rollout is large enough
     if "n_epochs" in config.overrides:
         config = config.replace(overrides={**config.overrides, "n_epochs": 1})
     command, environment = [sys.executable, "-m", __name__], {**os.environ, **envs.child_environ(config)}
@@ -85,7 +85,7 @@ def measure_in_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
 def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
     """Train one iteration and return (bytes in use, bytes of memory).
 
-    Env and trainer are kept until the memory is read: Warp frees unreferenced memory.
+    Env and trainer must exist until the memory is read, because Warp frees the memory of what no variable refers to.
     """
     import psutil
     import torch

@@ -1,8 +1,8 @@
-"""Training speed on this computer, measured by a probe of about ten seconds that trains for real.
+"""Measure the training speed of a config on this computer, by training it for about ten seconds (a probe).
 
-It measures bare physics, the env with observations and rewards, and training; each is slower than the one before.
-Training speed and the duration of an evaluation give an estimate of a run's duration. `bench` measures image rendering
-too, in a fixed setup for comparisons.
+Three speeds are measured: the physics alone, the env with observations and rewards, and training; each includes the one
+before. Training speed and the duration of an evaluation give an estimate of a run's duration. `bench` measures image
+rendering too, with fixed settings, to compare machines.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kit.measure.auto import resolve
 STARTUP_S = 5.0
 """Startup time of a training process, before its first step."""
 PATIENCE_S = 60.0
-"""Longest wait for the first iteration of training, even in a shorter probe."""
+"""Longest wait for the first iteration of training, s; it may exceed the duration of the probe."""
 EVALUATION_ENVS = 20
 """Number of envs of an evaluation, one per episode (`kit.runs.session`)."""
 TURNS = 8
-"""Physics and env are measured in turn this many times; the best of each counts."""
+"""Physics and env are measured alternately this many times each; the highest speed of each is reported."""
 BENCH = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}
-"""Hyperparameters of `bench`, for 16 envs: Stable-Baselines3's batch size and epochs, as in the README's comparison."""
+"""Hyperparameters of `bench`, for 16 envs: the batch size and epochs are SB3's, as in the README's comparison."""
 IMAGE_SIZE = 64
 """Height and width of images in `bench`, in pixels."""
 CACHE_FIELDS = ("env", "env_options", "algo", "encoder", "n_envs", "device", "threads", "overrides")
@@ -48,7 +48,7 @@ _cache: dict[str, Speed] = {}
 
 
 class NotMeasured(RuntimeError):
-    """The probe failed to measure the speed; training may still work."""
+    """The speed could not be measured; training may still work."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Speed:
     physics_steps_per_s: float | None
     """Physics alone, in env steps per second; None for an env that does not use kit's simulator."""
     env_steps_per_s: float
-    """Env with observations, rewards and resets, under random actions, summed over all envs."""
+    """Env steps per second, over all envs, with observations, rewards and resets, under random actions."""
     steps_per_s: float
-    """Training with updates, without evaluations."""
+    """Env steps per second in training, including updates but not evaluations."""
     evaluation_s: float = 0.0
-    """Duration of one evaluation if its episodes last to their time limit."""
+    """Duration of one evaluation, s, if its episodes last until their time limit."""
     pictures_per_s: float | None = None
     """Images of `IMAGE_SIZE` rendered per second, summed over all envs; None if not measured."""
 
     def seconds(self, config: RunConfig) -> float:
-        """Return the estimated duration of the run `config`, with startup and evaluations."""
+        """Return the estimated duration of the run `config`, s, including startup and evaluations."""
         every = config.eval_every
         evaluations = 11 if every == "auto" else 1 + config.total_steps // int(every) if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
 
     @property
     def update_share(self) -> float:
-        """Share of the training time that is not spent in the env: policy and updates."""
+        """Fraction of the training time that policy and updates take, not the env."""
         return max(0.0, 1 - self.steps_per_s / self.env_steps_per_s)
 
     def __str__(self) -> str:
@@ -98,9 +98,9 @@ class Speed:
 
 
 def probe(config: RunConfig, *, seconds: float = 8.0, show: bool = True) -> Speed:
-    """Measure the speed of `config` in about `seconds`, with a progress bar if `show`. Raises `NotMeasured`.
+    """Return the speed of `config`, measured in about `seconds`, with a progress bar if `show`. Raises `NotMeasured`.
 
-    Results are cached for the life of the process.
+    The result is cached until the process ends.
     """
     config = resolve(config)
     if cached(config) is None:
@@ -110,7 +110,7 @@ def probe(config: RunConfig, *, seconds: float = 8.0, show: bool = True) -> Spee
 
 
 def cached(config: RunConfig) -> Speed | None:
-    """Return the cached result of a probe of this resolved config, or None."""
+    """Return the cached speed of this resolved config; None if it was not measured."""
     return _cache.get(_key(config))
 
 
@@ -119,7 +119,7 @@ def _key(config: RunConfig) -> str:
 
 
 def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:
-    """Start the probe in a child process, so that a notebook's kernel stays free; read it with `answer`."""
+    """Start the probe in a child process, so that a notebook's kernel stays free; `answer` returns its result."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -162,7 +162,7 @@ def measure(config: RunConfig, seconds: float, report: Report) -> Speed:
         evaluation_s = _evaluation(config, trainer, 0.1 * seconds)
     finally:
         env.close()
-    bare = max(physics + whole) if physics else None  # a step of the env holds one of physics
+    bare = max(physics + whole) if physics else None  # physics alone cannot be slower than the env that includes it
     return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s)
 
 
@@ -172,7 +172,7 @@ def _make_env(config: RunConfig, n_envs: int) -> Any:
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
-    """Return the calls of `work` per second; at the end waits for a GPU, which may be a few calls behind."""
+    """Return the calls of `work` per second. Waits for the GPU at the end, since calls return before it is done."""
     import torch
 
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
@@ -187,7 +187,7 @@ def rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def random_actions(env: Any, count: int) -> list[Any]:
-    """Return `count` batches of random actions (n, act); a single one repeated would push joints to their limits."""
+    """Return `count` batches of random actions (n, act). A single repeated one would push joints to their limits."""
     import torch
     from gymnasium.vector.utils import batch_space
 
@@ -199,8 +199,8 @@ def random_actions(env: Any, count: int) -> list[Any]:
 def _physics(env: Any, threads: int, seconds: float) -> float:
     """Return the env steps per second of physics alone.
 
-    On the CPU: `mj_step` on all threads, five steps at a time, each time from the state and controls of one of the
-    envs. States that are never reset would be untypical.
+    On the CPU all threads call `mj_step`, five env steps at a time, each time from the state and controls of one of the
+    envs: without such resets the states would become untypical.
     """
     model, substeps = env.physics
     if env.device.type == "cuda":
@@ -222,7 +222,7 @@ def _physics(env: Any, threads: int, seconds: float) -> float:
 
 
 def _training(trainer: Any, seconds: float, report: Report) -> float:
-    """Return the env steps per second of `learn()` over the later half of its iterations, after warm-up."""
+    """Return the env steps per second of `learn()` in the second half of about `seconds`; the first half warms up."""
     start = time.perf_counter()
     marks = [(start, 0)]
 
@@ -240,20 +240,20 @@ def _training(trainer: Any, seconds: float, report: Report) -> float:
 
 
 def rate_of(marks: list[tuple[float, int]]) -> float:
-    """Return the steps per second from the latest mark before half time to the last; marks are (time_s, steps)."""
+    """Return the steps per second in the second half of `marks`, (time in s, steps so far) at each iteration's end."""
     (first, _), (last, steps) = marks[0], marks[-1]
     before = [mark for mark in marks[:-1] if mark[0] <= (first + last) / 2]
     return (steps - before[-1][1]) / (last - before[-1][0])
 
 
 def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
-    """Return the estimated seconds of one evaluation, from playing a part of it in separate envs."""
+    """Return the estimated duration of one evaluation, s, by playing a part of it in separate envs."""
     from kit.envs.play import play
 
     env = _make_env(config, EVALUATION_ENVS)
     steps = play(env, trainer.as_actor(), env.reset(config.seed))
     try:
-        next(steps)  # the first may compile
+        next(steps)  # the first step may compile
         return float(env.episode_steps / rate(partial(next, steps), seconds))
     finally:
         env.close()

@@ -1,6 +1,6 @@
-"""Confidence intervals and tests for scores: success rates over episodes, mean scores over seeds, configs compared.
+"""Confidence intervals of success rates and of mean scores over seeds, and tests whether configs differ.
 
-Measured coverage, over 4,000 draws each (`tests/measure/test_uncertainty.py`):
+How often 95 % intervals contain the true value, over 4,000 simulated draws (`tests/measure/test_uncertainty.py`):
 
     distribution of scores over seeds      coverage of 95 % intervals    false positives among four equal configs
     normal; unimodal success rates         92 to 98 %                    at most 5 %
@@ -22,25 +22,25 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05
-"""Significance level: how often an interval may miss the true value, or a comparison of configs be wrong."""
+"""Significance level: how often an interval may miss the true value, or a test find a difference of equal configs."""
 Z = 1.959964
 """The normal distribution's quantile for `LEVEL`, two-sided."""
 LEAST_SEEDS, FEW_SEEDS = 3, 5
-"""With fewer seeds than the first there is no interval; with fewer than the second, a bimodal distribution may look
-like a difference between configs."""
+"""With fewer than `LEAST_SEEDS` seeds there is no interval; with fewer than `FEW_SEEDS`, a bimodal distribution may
+look like a difference between configs."""
 PIECES = 400
-"""Steps of a numerical integral; a tenth of them give three digits of a p-value."""
+"""Number of steps of the numerical integral; a tenth of it would give three correct digits of a p-value."""
 
 
 def success_interval(rate: float, episodes: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a success rate over `episodes`; 0 of 20 does not prove a rate of 0."""
+    """Return Wilson's 95 % interval of a success rate over `episodes`. Its upper end is above 0 even for 0 of 20."""
     middle = (rate + Z * Z / (2 * episodes)) / (1 + Z * Z / episodes)
     half = Z / (1 + Z * Z / episodes) * math.sqrt(rate * (1 - rate) / episodes + Z * Z / (4 * episodes**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def success_differs(before: tuple[float, int], after: tuple[float, int]) -> bool:
-    """Whether two (success rate, episodes) differ significantly (Newcombe 1998, method 10)."""
+    """Return whether two (success rate, episodes) differ significantly (Newcombe 1998, method 10)."""
     (low, low_n), (high, high_n) = sorted([before, after])
     return high - low > math.hypot(high - success_interval(high, high_n)[0], success_interval(low, low_n)[1] - low)
 
@@ -62,8 +62,8 @@ class Estimate:
     def of(cls, scores: np.ndarray, rates: bool = False, episodes: int = 0) -> Estimate:
         """Estimate the mean of `scores` (k,) with Student's t interval.
 
-        For success `rates` over `episodes` in all (0 if unknown) the interval is at least as wide as Wilson's for these
-        episodes: three seeds with the same rate do not prove that all seeds have it.
+        `rates`: the scores are success rates, over `episodes` in total (0 if unknown). Then the interval is at least as
+        wide as Wilson's for these episodes, because three seeds with the same rate do not prove that all seeds have it.
         """
         k, mean = len(scores), float(scores.mean())
         if k < LEAST_SEEDS:
@@ -80,9 +80,9 @@ class Estimate:
 
 
 def p_values(configs: Sequence[Estimate]) -> dict[tuple[int, int], float]:
-    """Return the p-value of the difference for all pairs (i, j) with i < j: Welch's t-test with Holm's correction.
+    """Return pair (i, j), i < j -> p-value of their difference, by Welch's t-test with Holm's correction.
 
-    With the correction, at most one of 20 comparisons of equal configs has any p-value below `LEVEL`.
+    The correction limits false positives: of 20 such sets of equal configs, about one has any p-value below `LEVEL`.
     """
     pairs = itertools.combinations(range(len(configs)), 2)
     uncorrected = sorted((_welch(configs[i], configs[j]), (i, j)) for i, j in pairs)
@@ -118,7 +118,7 @@ def t_tails(t: float, freedom: float) -> float:
 
 @functools.cache
 def t_quantile(freedom: int) -> float:
-    """Return the two-sided quantile of Student's t distribution for `LEVEL`."""
+    """Return the two-sided quantile of Student's t distribution for `LEVEL`: t with `t_tails` = `LEVEL`."""
     low, high = 0.0, 1e3
     while high - low > 1e-9:
         middle = (low + high) / 2

@@ -31,7 +31,7 @@ class Simulator(ABC):
     `device`: `sim.qpos` (n, nq), `sim.qvel` (n, nv), `sim.ctrl` (n, nu), `sim.xpos` (n, nbody, 3),
     `sim.xmat` (n, nbody, 3, 3), `sim.site_xpos` (n, nsite, 3), `sim.sensordata` (n, nsensordata), `sim.cfrc_ext`
     (n, nbody, 6), ... SI units, world frame unless MuJoCo says otherwise. The first use of a name registers it; from
-    then on `step` and `reset` update it. The tensors are the same memory for the life of the simulator.
+    then on `step` and `reset` update it in place, so a tensor can be kept and is always up to date.
 
     `ctrl`, `qfrc_applied`, `xfrc_applied`, `mocap_pos` and `mocap_quat` are inputs: write them in place before `step`.
     Everything else is an output, changed only by `step`, `reset` and `restore`.
@@ -45,7 +45,7 @@ class Simulator(ABC):
     def __init__(self, model: mujoco.MjModel, n: int, device: torch.device) -> None:
         if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
             raise UserError(
-                "the model has sleep enabled, but MuJoCo's state does not say which bodies sleep, so no run could be "
+                "the model has sleep enabled, but MuJoCo's state does not say which bodies sleep, so runs could not be "
                 'resumed; remove sleep="enable" from its options.'
             )
         self.model, self.n, self.device = model, n, device
@@ -53,7 +53,7 @@ class Simulator(ABC):
         self._renderers: dict[tuple[object, ...], Renderer] = {}
 
     def field(self, name: str) -> torch.Tensor:
-        """Return the tensor (n, ...) of MjData's field `name`, and update it in every step from now on."""
+        """Return the tensor (n, ...) of MjData's field `name`; every later step updates it."""
         if name not in self._fields:
             self._fields[name] = self._register(name)
             setattr(self, name, self._fields[name])  # from now on an ordinary attribute
@@ -66,7 +66,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def _register(self, name: str) -> torch.Tensor:
-        """Make the tensor that `field` returns. Raises AttributeError if `name` has no batched tensor."""
+        """Make the tensor that `field` returns. Raises `AttributeError` if `name` cannot be a batched tensor."""
 
     @abstractmethod
     def step(self, substeps: int = 1) -> None:
@@ -74,31 +74,32 @@ class Simulator(ABC):
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
-        """Reset the worlds in `mask` (n,) bool to the model's initial state, with `fields` written over it.
+        """Reset the worlds where `mask` (n,) bool is True to the model's initial state, except for `fields`.
 
-        `fields` are any of qpos, qvel, act, ctrl, mocap_pos, mocap_quat, each with all n rows, of which those in `mask`
-        are used. Derived quantities are recomputed (`mj_forward`). The other worlds are untouched.
+        `fields` are any of qpos, qvel, act, ctrl, mocap_pos, mocap_quat. Each has n rows; only those of the reset
+        worlds are used. Derived quantities are recomputed (`mj_forward`). The other worlds do not change.
         """
 
     def diverged(self) -> torch.Tensor | None:
-        """Return the mask (n,) bool of worlds whose physics diverged in the last step; reset them before using them.
+        """Return (n,) bool: True if the world's physics diverged in the last step, so that it must be reset.
 
-        None if it is known, without a device synchronisation, that no world diverged.
+        Return None if no world diverged and that is known without synchronising with the device.
         """
         return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
     @abstractmethod
     def parameter(self, name: str) -> torch.Tensor:
-        """Return the model's field `name` (one of `PARAMETERS`) with a row per world, (n, ...), initially all equal.
+        """Return the model's field `name` (one of `PARAMETERS`) as a tensor (n, ...), in which worlds may differ.
 
-        Write it in place, then call `derive`. Snapshots include it. Raises `AttributeError` for another name.
+        At first all rows are equal. Write it in place, then call `derive`. Snapshots include it. Raises
+        `AttributeError` for another name.
         """
 
     def derive(self, mask: torch.Tensor) -> None:
-        """Recompute constants of the worlds in `mask` (n,) bool after their parameters were written.
+        """Recompute, where `mask` (n,) bool is True, what MuJoCo derives from the model's fields; call after a change.
 
-        These are the quantities that MuJoCo derives from a model's fields: inverse weights, subtree masses, the inertia
-        of simple bodies. With MuJoCo Warp they stay as compiled.
+        These are inverse weights, subtree masses and the inertia of simple bodies. With MuJoCo Warp they keep their
+        values from the model's compilation.
         """
         return None
 
@@ -113,14 +114,14 @@ class Simulator(ABC):
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the full state of every world, as tensors on the CPU or the device."""
+        """Return a copy of the full state of every world, as tensors on the CPU or on `device`."""
 
     @abstractmethod
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        """Restore a `snapshot` of a simulator of the same model and n; exact to the bit on the CPU."""
+        """Restore a `snapshot` from a simulator with the same model and n. On the CPU it is exact to the bit."""
 
     def _check_shape(self, shape: Sequence[int], own: Sequence[int], unit: str) -> None:
-        """Raise `UserError` if the snapshot's state has another `shape` (worlds, numbers) than this simulator's."""
+        """Raise `UserError` unless the shape (worlds, numbers) of a snapshot's state is this simulator's `own`."""
         if tuple(shape) != tuple(own):
             raise UserError(
                 f"the snapshot holds {shape[0]} worlds of {shape[1]} {unit}, this simulator {own[0]} of {own[1]}; "
@@ -131,11 +132,11 @@ class Simulator(ABC):
         self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
         worlds: torch.Tensor | None = None, poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:  # fmt: skip
-        """Render RGB images of all worlds, or of the worlds with numbers `worlds` (k,).
+        """Render RGB images, uint8 (n, len(cameras), height, width, 3).
 
-        Returns uint8 (n or k, len(cameras), height, width, 3). `shadows` make images easier to read for people.
-        `poses` replaces fields of the worlds, such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba"
-        (n, geoms, 4).
+        `worlds` (k,) are the numbers of the worlds to render, in k rows; None means all. `shadows` make images easier
+        to understand for people. `poses` are used instead of the simulator's fields of the same name, such as
+        "geom_xpos" (n, geoms, 3), and of the model's colours, "geom_rgba" (n, geoms, 4).
         """
         from kit.sim.render import POSES, Renderer
 

@@ -14,7 +14,7 @@ _CONTACTS = {(_PLANE, _SPHERE): 1, (_SPHERE, _SPHERE): 1, (_SPHERE, _CAPSULE): 1
              (_CAPSULE, _CAPSULE): 2, (_BOX, _BOX): 8}  # fmt: skip
 _CONTACTS_OF_OTHERS = 4
 _MOST_CONTACTS = 64
-"""Upper limit per world: more at once is rare, and all worlds share one list."""
+"""Upper limit per world. More contacts at once are rare, and as all worlds share one list, a few may have more."""
 
 
 class Capacity(NamedTuple):
@@ -23,11 +23,11 @@ class Capacity(NamedTuple):
     contacts: int
     """Contacts per world, on average over all worlds."""
     constraints: int
-    """Constraint rows in any one world."""
+    """Largest number of constraint rows of a world."""
 
 
 def capacity(model: mujoco.MjModel) -> Capacity:
-    """Compute sizes that suffice if all geom pairs (`touching_pairs`) touch at once, with every joint at its limit.
+    """Return sizes that suffice if all geom pairs (`touching_pairs`) touch at once, with every joint at its limit.
 
     At most 64 contacts per world. The model's custom numerics "max_contacts" and "max_constraints"
     (`MjSpec.add_numeric`) override the result. If a world needs more, `WarpSim` raises `Overflow`.
@@ -49,8 +49,8 @@ def _numeric(model: mujoco.MjModel, name: str) -> int | None:
 def touching_pairs(model: mujoco.MjModel) -> list[tuple[int, int]]:
     """Return the geom pairs (a, b) that MuJoCo tests for contact.
 
-    They match by type and affinity, are not excluded, and do not belong to one body or to parent and child (unless the
-    parent is the world).
+    Their contype and conaffinity match, they are not excluded, and they do not belong to the same body or to a body and
+    its parent (unless the parent is the world).
     """
     a, b = pairs = np.stack(np.triu_indices(model.ngeom, 1))
     types, affinity = model.geom_contype, model.geom_conaffinity
@@ -70,6 +70,6 @@ def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:
 
 
 def _rows(model: mujoco.MjModel, condim: int) -> int:
-    """Return the constraint rows of one contact: edges of a friction pyramid, or axes of an elliptic cone."""
+    """Return the number of constraint rows of one contact: edges of a friction pyramid, or axes of an elliptic cone."""
     pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
     return int(2 * (condim - 1) if pyramid and condim > 1 else condim)

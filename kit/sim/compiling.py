@@ -1,4 +1,4 @@
-"""Announce kernel compilation, which happens once per machine and can take minutes."""
+"""Tell the user while Warp compiles kernels, which happens once per machine and can take minutes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AFTER_S, EVERY_S = 5.0, 1.0
-"""Seconds before the first announcement (loading compiled kernels takes less), and between updates."""
+"""Seconds before the first message (loading compiled kernels takes less), and between messages."""
 Listener = Callable[[str], None]
-"""Callback; gets a sentence from time to time while kernels compile, and an empty string afterwards."""
+"""Callback that gets a sentence from time to time while kernels compile, and an empty string afterwards."""
 _listeners: list[Listener] = []
 _announced: set[str] = set()
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Context manager: announcements go to `listener`, called from another thread, and are not printed."""
+    """Context manager: messages go to `listener`, which is called from another thread, and are not printed."""
     _listeners.append(listener)
     try:
         yield
@@ -29,7 +29,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def compiling(name: str, folder: str | Path) -> Iterator[None]:
-    """Context manager around a first launch: announces that `name` compiles if that takes longer than `AFTER_S`.
+    """Context manager around a first launch: tells the user that `name` compiles if that takes longer than `AFTER_S`.
 
     `folder` is Warp's cache, with one directory per compiled module.
     """

@@ -1,4 +1,4 @@
-"""Simulator on MuJoCo in C: a thread pool steps the worlds. `mj_step` releases Python's lock, so threads suffice."""
+"""Simulator on MuJoCo in C: threads step the worlds. `mj_step` releases Python's lock, so no processes are needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarnin
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
-"""Fields that `mj_setConst` computes from masses, inertias and gains."""
+"""Fields of MjModel that `mj_setConst` computes from masses, inertias and gains."""
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
@@ -44,7 +44,7 @@ class CpuSim(Simulator):
         self._worlds = Worlds(model, n)
         self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first belongs to the calling thread
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
-        """Substeps -> (the turns of a step in order, the function that each thread runs, the caller's first)."""
+        """Substeps -> (the turns of a step in order, one function per thread, the calling thread's first)."""
         self._diverged: torch.Tensor | None = None
         self._parameters: dict[str, torch.Tensor] = {}
         self._derived: dict[str, np.ndarray] = {}
@@ -66,7 +66,7 @@ class CpuSim(Simulator):
             scratch.register(name, by_world)
         for world, row in enumerate(batch):
             self._scratch[0].forward(world)
-            row[...] = array  # only this field: the others may lag behind the state
+            row[...] = array  # only this field; other registered fields keep their values from the last step
         return _tensor(name, batch)
 
     def parameter(self, name: str) -> torch.Tensor:
@@ -78,7 +78,7 @@ class CpuSim(Simulator):
         return self._parameters[name]
 
     def _per_world(self, name: str) -> np.ndarray:
-        """Return the model's field `name` with a row per world; threads use these rows from now on."""
+        """Return the model's field `name` with a row per world, (n, ...), with which it is stepped from now on."""
         batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
         for scratch in self._scratch:
             scratch.register_parameter(name, [flat(row) for row in batch])
@@ -102,7 +102,7 @@ class CpuSim(Simulator):
     def step(self, substeps: int = 1) -> None:
         if substeps not in self._rounds:
             turns = self._turns(substeps)
-            last = int(turns[0][-1] > 0)  # one short turn, left to the calling thread
+            last = int(turns[0][-1] > 0)  # turns that the other threads leave to the calling thread
             mine, *others = self._scratch
             self._rounds[substeps] = turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
         turns, work = self._rounds[substeps]
@@ -117,16 +117,16 @@ class CpuSim(Simulator):
     def _turns(self, substeps: int) -> list[Turn]:
         """Return the turns of a step, in order.
 
-        At its end the threads wait for each other, on average half a turn. So with enough worlds, the first two per
-        thread keep a fifth of their substeps for a short turn at the end, and the calling thread finishes last: 16 Ants
-        on two threads get 4 % faster.
+        At the end of a step the threads wait for each other, on average for half a turn. Short turns at the end shorten
+        that: with enough worlds, the first two worlds per thread keep a fifth of their substeps for a second turn, and
+        the calling thread takes the last one. 16 Ants on two threads get 4 % faster.
         """
         split = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
         later = [min(substeps - 1, max(1, substeps // 5)) if world < split else 0 for world in range(self.n)]
         return [(world, substeps - rest, rest) for world, rest in enumerate(later)]
 
     def _diagnose(self) -> torch.Tensor | None:
-        """Raise an error for MuJoCo's warnings, or return the mask (n,) of diverged worlds."""
+        """Turn MuJoCo's warnings of this step into an error, or into the result of `diverged`."""
         warned, self._worlds.warned = self._worlds.warned, {}
         if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
             raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
@@ -155,8 +155,8 @@ class CpuSim(Simulator):
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return MuJoCo's integration state, the registered fields, and the parameters that differ between worlds.
 
-        Fields are saved because they cannot be recomputed: after `mj_step` positions of bodies and the like lag one
-        substep behind qpos.
+        Fields are saved because they cannot be recomputed: after `mj_step` positions of bodies and the like belong to
+        the substep before qpos.
         """
         state = np.empty((self.n, mujoco.mj_stateSize(self.model, STATE)))
         for world, row in enumerate(state):

@@ -10,10 +10,10 @@ import torch
 
 
 class PixelCulling:
-    """Find the pixels of fixed cameras on which geoms in `moving` (ngeom,) bool can appear.
+    """Finds the pixels of fixed cameras on which moving geoms, True in `moving` (ngeom,) bool, can appear.
 
-    `views` are the cameras' columns, `fovy` their fields of view in degrees. Culling pays because a ray that hits
-    nothing costs almost as much as one that hits something.
+    `views` are the numbers of the cameras in the model, `fovy` their vertical fields of view in degrees. Culling saves
+    time, because a ray that hits nothing costs almost as much as one that hits something.
     """
 
     def __init__(self, model: mujoco.MjModel, moving: np.ndarray, views: Sequence[int], fovy: Sequence[float],
@@ -24,12 +24,13 @@ class PixelCulling:
         self._views = torch.as_tensor(list(views))
         self._pixel = torch.tan(torch.deg2rad(torch.as_tensor(list(fovy), dtype=torch.float32)) / 2) / (height / 2)
         self.bounded = bool((self._radii > 0).all())
-        """Whether all moving geoms have a bounding sphere; a plane does not, and can appear on every pixel."""
+        """Whether all moving geoms have a bounding sphere. A plane has none and can appear on every pixel."""
 
     def rays(self, geom_xpos: torch.Tensor, cam_xpos: torch.Tensor, cam_xmat: torch.Tensor) -> list[torch.Tensor]:
-        """Return for each view the indices of pixels (row-major) that can show a moving geom in any of the worlds.
+        """Return for each view the indices of pixels (row-major) that can show a moving geom in any of k worlds.
 
-        `geom_xpos` (k, ngeom, 3) is of all worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are of one world.
+        `geom_xpos` (k, ngeom, 3) is of all k worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are of one world,
+        since the cameras are fixed.
         """
         centres = geom_xpos[:, self._geoms].flatten(0, 1)  # (k × g, 3)
         radii = self._radii.repeat(len(geom_xpos))

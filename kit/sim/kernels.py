@@ -1,4 +1,4 @@
-"""Run Warp on torch's device and CUDA stream, record CUDA graphs, and announce kernel compilation."""
+"""Run Warp on torch's device and CUDA stream, record CUDA graphs, and tell the user when kernels compile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbered(device: str | torch.device) -> torch.device:
 def beside_torch(device: torch.device) -> Iterator[wp.Device]:
     """Context manager: Warp uses torch's `device` and current CUDA stream, so its work runs in order with torch's.
 
-    On one shared stream neither needs to wait for the other.
+    With one shared stream neither library has to synchronise for the other.
     """
     warp_device = wp.device_from_torch(device)
     with wp.ScopedDevice(warp_device):
@@ -45,9 +45,9 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Context manager: use another torch stream, in order with the current one.
+    """Context manager: use another torch stream, which waits for the current one and is waited for at the end.
 
-    The order matters because Warp fills memory for the graph while it records.
+    The waiting is needed because Warp fills memory for the graph while it records.
     """
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
@@ -60,9 +60,9 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     """Context manager: record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
 
-    On CUDA they are recorded on a side stream of torch: its default stream cannot be recorded. Warp's own streams are
-    "blocking": while one is recorded, any use of the default stream by another thread, such as copying a checkpoint,
-    fails and spoils the recording (CUDA error 906).
+    On CUDA they are recorded on another stream of torch, because its default stream cannot be recorded. Warp's own
+    streams would not do, because they are "blocking": while one is recorded, any use of the default stream by another
+    thread, such as copying a checkpoint, fails and spoils the recording (CUDA error 906).
     """
     stream = _side_stream(device) if device.type == "cuda" else nullcontext()
     with stream, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:

@@ -23,10 +23,10 @@ POSES = {"geom_xpos": wp.vec3, "geom_xmat": wp.mat33, "cam_xpos": wp.vec3, "cam_
 
 
 class Layer:
-    """Renders the geoms `shown` (ngeom,) bool of `model` in up to `n` worlds.
+    """Renders the geoms of `model` where `shown` (ngeom,) bool is True, in up to `n` worlds.
 
-    `columns` are the camera numbers of the views, `rays` (views, pixels, 3) the unit directions of their pixels in the
-    camera frame. `depth`: whether to render depth too.
+    `columns` has the camera number of each view, `rays` (views, pixels, 3) the unit directions of its pixels in the
+    camera frame. `depth`: whether to render depth too. `settings` are those of mujoco_warp's create_render_context.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Layer:
         self._model = mjw.put_model(model)
         self._geom_rgba = self._model.geom_rgba  # the model's own
         self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
-        # own rays, so that a view need not be a camera of the model
+        # the rays are set here, so that a view may be a free camera, which the model does not have
         context = mjw.create_render_context(model, n, cam_active=[], enabled_geom_groups=_VISIBLE_GROUPS, **settings)
         context.nrender, context.has_orthographic_camera = views, False
         context.cam_id_map = wp.array(list(columns), dtype=int)
@@ -60,11 +60,12 @@ class Layer:
     def draw(
         self, poses: Mapping[str, Any], pixels: list[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Render worlds at `poses`, Warp arrays (k, ...) by the names in `POSES`, through all pixels or only `pixels`.
+        """Render k worlds. `poses` holds Warp arrays (k, ...) by the names in `POSES`.
 
-        `poses` may have "geom_rgba" (k, ngeom), each world's own colours. `pixels` are indices, one tensor per view.
+        It may also hold "geom_rgba" (k, ngeom), each world's own colours. `pixels` are the indices of the pixels to
+        render, one tensor per view; None keeps those of the last call, at first all.
         Returns colours 0xAARRGGBB as int32 (k, rays), and depths in metres along the camera's axis, float32 of the same
-        shape, 0 where a ray hits nothing. Releases Python's global lock meanwhile.
+        shape, 0 where a ray hits nothing. Python's global lock is released while it renders.
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:
@@ -81,7 +82,7 @@ class Layer:
         return colours, depths
 
     def _set_pixels(self, pixels: list[torch.Tensor]) -> None:
-        """Cast rays only through those `pixels` of each view."""
+        """Render only these pixels from now on: `pixels` holds a tensor of indices per view."""
         context, counts = self._context, [len(numbers) for numbers in pixels]
         rays = torch.cat([view[numbers] for view, numbers in zip(self.rays, pixels, strict=True)])
         context.total_rays = len(rays)

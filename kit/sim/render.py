@@ -1,8 +1,9 @@
 """Batched image rendering by MuJoCo Warp's ray tracer, on CPU or CUDA. No OpenGL, EGL or OSMesa.
 
-The renderer needs only poses, so worlds of any simulator can be rendered: `Renderer.render` takes the geom, camera and
+The renderer needs only poses, so it can render worlds of any simulator: `Renderer.render` takes the geom, camera and
 light poses of all worlds as tensors; `render_data` takes an `MjData`, for Gymnasium's MuJoCo envs.
-CPU and CUDA should agree within two of 255 levels, except for one pixel in a hundred (tests/sim/test_cuda.py).
+Images from CPU and CUDA should differ by at most two of 255 levels, except in one pixel of a hundred
+(tests/sim/test_cuda.py).
 Not rendered: sites (use a geom without contacts), tendons, reflections. Translucent geoms are opaque; only alpha 0
 hides a geom.
 """
@@ -30,8 +31,8 @@ from kit.sim.layer import POSES, Layer
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Background colour of models without a skybox: a light sky."""
 WORLDS_PER_LAUNCH = 16
-"""Worlds per launch on the CPU. With more, culling removes fewer rays, since the worlds of a launch share them; with
-fewer, the fixed cost of a launch weighs more."""
+"""Worlds per launch on the CPU. All worlds of a launch use the same rays, so with more worlds culling removes fewer
+rays; with fewer, the fixed cost of a launch matters more."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -43,11 +44,11 @@ class Renderer:
 
     One ray per pixel: four would antialias the edges and take three times as long. `shadows` make depth easier to see,
     at up to twice the cost. Without shadows and with fixed cameras, static geoms are rendered once and cached; moving
-    geoms are then rendered in front of them, on the CPU only within their screen bounds. The images are the same, and
-    a scene such as an arm at a table renders many times faster.
+    geoms are then rendered in front of them, on the CPU only in the pixels that can show them. The images are the same,
+    and a scene such as an arm at a table renders many times faster.
 
-    Keep a renderer: making one takes a moment and allocates the meshes' search trees. Call `render` from one thread at
-    a time; on the CPU it uses `threads` threads (by default one per usable core).
+    Reuse a renderer, because making one takes a moment and allocates the meshes' search trees. Call `render` from one
+    thread at a time; on the CPU it uses `threads` threads (by default one per usable core).
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
@@ -95,7 +96,7 @@ class Renderer:
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
     def _same_colours(self, geom_rgba: Poses | None) -> bool:
-        """Whether static geoms have the model's colours in every world."""
+        """Return whether static geoms have the model's colours in every world."""
         if geom_rgba is None or self._static is None:
             return True
         own, default = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
@@ -122,12 +123,12 @@ class Renderer:
         return images
 
     def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
-        """Split `k` worlds into launches, (start, stop) each, of at most `at_most` worlds."""
+        """Split `k` worlds into launches of at most `at_most` worlds; return (start, stop) of each."""
         count = max(min(k, self._threads), -(-k // (at_most or self.n)))
         return list(pairwise(k * i // count for i in range(count + 1)))
 
     def _visible_pixels(self, poses: Mapping[str, Poses], start: int, stop: int) -> list[torch.Tensor] | None:
-        """Return per view the pixels that can show moving geoms in worlds `start` to `stop`; None for all pixels."""
+        """Return per view the pixels that can show moving geoms in the worlds [start, stop); None for all pixels."""
         if self._culling is None:
             return None
         geoms, cameras, rotations = (torch.as_tensor(poses[name]) for name in ("geom_xpos", "cam_xpos", "cam_xmat"))
@@ -139,8 +140,10 @@ class Renderer:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Render "all", "static" or "moving" geoms, one launch per block; return each block's colours and depths."""
         layers = self._layers.setdefault(kind, [])
-        while len(layers) < len(blocks):  # each compiles its kernel with its first image. In several threads at once,
-            with compiling("the renderer"):  # Python 3.11's parser fails ("AST constructor recursion depth mismatch")
+        # Each layer compiles its kernel with its first image: here, because when several threads compile at once,
+        # Python 3.11's parser fails ("AST constructor recursion depth mismatch").
+        while len(layers) < len(blocks):
+            with compiling("the renderer"):
                 layers.append(self._make_layer(kind))
                 layers[-1].draw(_rows(blocks[0], 0, 1))
         by_block = pixels or [None] * len(blocks)
@@ -173,7 +176,7 @@ class Renderer:
         return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
-        """Return for every view its column in `cam_xpos`, and its vertical field of view in degrees."""
+        """Return for every view its index in `cam_xpos`, and its vertical field of view in degrees."""
         names = [self.model.camera(i).name for i in range(self.model.ncam)]
         fovy, columns = self.model.cam_fovy.tolist(), []
         for camera in self.cameras:
@@ -187,7 +190,7 @@ class Renderer:
         return columns, [fovy[column] for column in columns]
 
     def _rays(self) -> np.ndarray:
-        """Return unit directions in the camera frame, float32 (views, height, width, 3); z points backward."""
+        """Return the pixels' directions, unit vectors in the camera frame (z backward), float32 (views, h, w, 3)."""
         height, width = self.height, self.width
         right = np.arange(width) + 0.5 - width / 2
         up = (height / 2 - np.arange(height) - 0.5)[:, None]
@@ -199,14 +202,14 @@ class Renderer:
 
 
 def _rows(arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Return the rows of the worlds from `start` to `stop`."""
+    """Return `arrays` for the worlds `start` to `stop` - 1 only."""
     return {name: values[start:stop] if values.size else values for name, values in arrays.items()}
 
 
 def static_geoms(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | None:
-    """Return the mask (ngeom,) bool of geoms that never move.
+    """Return (ngeom,) bool: True if the geom never moves.
 
-    None if all geoms move, or if a light or one of the cameras `columns` moves.
+    Return None if every geom moves, or if a light or one of the cameras with numbers `columns` moves.
     """
     if max(columns) >= model.ncam:  # a free camera
         return None
@@ -252,7 +255,7 @@ def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, R
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
     """Render `data` from the `default_camera`, with shadows, on the CPU; return uint8 (height, width, 3).
 
-    For envs that use their own MuJoCo, such as Gymnasium's. The last four renderers are cached.
+    For envs that step MuJoCo themselves, such as Gymnasium's. The last four renderers are cached.
     """
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}

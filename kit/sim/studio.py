@@ -11,13 +11,11 @@ SOFT_RGB = (0.76, 0.78, 0.80), (0.70, 0.73, 0.76)
 
 
 def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, soft: bool = False) -> None:
-    """Set the lights, sky and floor of `spec`'s scene; its own lights and skies are removed.
+    """Replace the lights and sky of `spec` by soft light from the camera, one directional light and a plain sky.
 
-    The light is soft from the camera, plus one directional light with shadows.
-
-    `floor` True adds an infinite ground plane "floor" at z = 0, with contacts; a name gives the floor's material to an
-    existing geom instead; False leaves the ground unchanged. `tile_m`: side length of a tile in metres. `soft`: a pale
-    floor without lines, for moving cameras.
+    `floor` True adds an infinite ground plane "floor" at z = 0, with contacts; the name of a geom gives that geom the
+    floor's material instead; False leaves the ground unchanged. `tile_m`: side length of a tile in metres. `soft`: a
+    pale floor without lines, for moving cameras.
     """
     for light in list(spec.lights):
         spec.delete(light)

@@ -1,14 +1,14 @@
-"""Simulator on MuJoCo Warp: all worlds in one launch on CUDA. It also runs on Warp's CPU device, where it is tested.
+"""Simulator on MuJoCo Warp: steps all worlds in one launch on CUDA. Tests also run it on Warp's CPU device.
 
 Reproducibility:
  - On the CPU device everything is exact to the bit: a restored snapshot continues exactly, and a masked reset changes
    neither the state nor the future of the other worlds.
  - On CUDA snapshot, restore, masked reset and quantities that depend on positions alone are exact. Contacts and
    constraint rows are listed in the order in which threads find them, and their forces, `cfrc_ext` and the inertia of
-   branched trees are atomic sums: the last bits (about 1e-7, relative) change from run to run, and chaos amplifies
-   that. So two runs from one checkpoint are statistically equal, not numerically; only an unbranched chain without
-   contacts and with at most one active constraint repeats. `deterministic=True` fixes the order of the sums, at a cost,
-   but not the order of the lists.
+   branched trees are atomic sums. So the last bits (about 1e-7, relative) change from run to run, and chaotic motion
+   amplifies that. Two runs from one checkpoint are therefore statistically equal, not numerically; only an unbranched
+   chain without contacts and with at most one active constraint is repeatable. `deterministic=True` fixes the order of
+   the sums, at a cost, but not the order of the lists.
  - One step agrees with MuJoCo in C to float32 accuracy, not to the bit.
 Source: the code of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py checks it on a GPU.
 """
@@ -66,10 +66,10 @@ class WarpSim(Simulator):
         self._steps = 0
         with beside_torch(self.device):
             self._model = mjw.put_model(model)
-            self._model.opt.warn_overflow = 0  # we raise instead
+            self._model.opt.warn_overflow = 0  # `_raise_overflow` raises an error instead
             if self.device.type == "cuda":  # drivers before CUDA 12.4 have no loops in graphs
                 self._model.opt.graph_conditional = wp.is_conditional_graph_supported()
-            if deterministic:  # True itself is the bit for contacts alone
+            if deterministic:  # not True, which as a bit mask means contacts only
                 self._model.opt.deterministic = int(mjw.DeterminismType.ALL)
             self._data = mjw.make_data(model, n, nconmax=self.capacity.contacts, njmax=self.capacity.constraints)
         self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
@@ -78,7 +78,7 @@ class WarpSim(Simulator):
         self._any = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._flags_copied: torch.cuda.Event | None = None
         self._initial = {name: value[:1].clone() for name, value in self._state.items()}
-        with compiling("the physics"), beside_torch(self.device):  # every kernel, before a graph is recorded
+        with compiling("the physics"), beside_torch(self.device):  # compile every kernel before a graph is recorded
             self._advance(1)
             for name, value in self._state.items():
                 value.copy_(self._initial[name].expand_as(value))
@@ -100,7 +100,7 @@ class WarpSim(Simulator):
             with beside_torch(self.device):
                 own = wp.to_torch(shared)[:1].expand(self.n, *wp.to_torch(shared).shape[1:]).contiguous()
                 setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
-            self._graphs.clear()  # they hold the shared field's address
+            self._graphs.clear()  # they read the address of the shared field
             self._parameters[name] = own
         return self._parameters[name]
 
@@ -110,7 +110,7 @@ class WarpSim(Simulator):
         if self.device.type == "cpu":
             self._raise_overflow(self._overflow)
         elif self._steps % _CHECK_EVERY == 0:
-            # Without a synchronisation: check the flags copied last time, and start to copy the current ones.
+            # check the flags copied last time and start to copy the current ones, without synchronising
             if self._flags_copied is not None and self._flags_copied.query():
                 self._raise_overflow(self._flags)
             self._flags.copy_(self._overflow, non_blocking=True)
@@ -124,7 +124,7 @@ class WarpSim(Simulator):
         for name, value in self._state.items():
             _put(mask, fields.get(name, self._initial[name]).to(value.dtype), value)
         self._any.copy_(mask.any())
-        self._launch(_FORWARD_IF_ANY)  # in every world, which does not change their state
+        self._launch(_FORWARD_IF_ANY)  # a forward pass in every world, which changes no state
         for name, value in derived.items():
             _put(~mask, before[name], value)
             if name in _AFTER_CONSTRAINTS:
@@ -133,8 +133,8 @@ class WarpSim(Simulator):
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return the integration state, the registered fields, and the parameters that differ between worlds.
 
-        Fields are saved because they cannot be recomputed: positions of bodies and the like lag one substep behind
-        qpos.
+        Fields are saved because they cannot be recomputed: positions of bodies and the like belong to the substep
+        before qpos.
         """
         self._raise_overflow(self._overflow)
         parameters = {f"model.{name}": value for name, value in self._parameters.items()}
@@ -191,8 +191,8 @@ class WarpSim(Simulator):
     def _record_branch(self) -> Any:
         """Record the forward pass as a conditional branch of a CUDA graph.
 
-        Nothing can be allocated in a branch (CUDA's programming guide, "conditional graph nodes"): a forward pass
-        before it allocates the memory, which is kept as long as the graph.
+        Nothing can be allocated in a branch (CUDA's programming guide, "conditional graph nodes"). So a forward pass
+        before the recording allocates the memory, which is kept as long as the graph.
         """
         memory = _ReplayAllocator(self.device)
         with beside_torch(self.device) as warp_device, wp.ScopedAllocator(warp_device, memory):
@@ -248,7 +248,7 @@ class _ReplayAllocator:
             self._blocks.append(torch.empty(size_in_bytes, dtype=torch.uint8, device=self._device))
         block, self._next = self._blocks[self._next], self._next + 1
         if len(block) < size_in_bytes:
-            raise RuntimeError(f"a pass allocates {size_in_bytes} bytes where the one before allocated {len(block)}")
+            raise RuntimeError(f"a forward pass allocates {size_in_bytes} bytes, but the first one {len(block)}")
         return block.data_ptr()
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
@@ -256,5 +256,5 @@ class _ReplayAllocator:
 
 
 def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy `source` (n, ...) or (1, ...) into `target` (n, ...) in the rows of `mask` (n,) bool."""
+    """Copy `source` (n, ...) or (1, ...) into the rows of `target` (n, ...) where `mask` (n,) bool is True."""
     torch.where(mask.view(-1, *[1] * (target.ndim - 1)), source, target, out=target)

@@ -2,8 +2,8 @@
 
 MjData keeps its arrays in one buffer, with the arrays of the state in front. Each world stores a copy of that front
 part. A thread copies it into its own MjData, steps, and copies it back. So the working data of the physics stay in the
-core's cache, and a thousand worlds need hardly more memory than one. Copying memoryviews takes a quarter of numpy's
-time, and keeps Python's global lock; MuJoCo's mj_setState releases it, and the threads would then wait for it.
+core's cache, and a thousand worlds need hardly more memory than one. Memoryviews copy it in a quarter of numpy's time.
+They also keep Python's global lock. MuJoCo's mj_setState releases it, and the threads would then wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNED = 64
 """Alignment of arrays in MjData's buffer, in bytes."""
 
 Turn = tuple[int, int, int]
-"""(world, substeps to make now, substeps left for a later turn)."""
+"""(number of the world, substeps to take in this turn, substeps left for a later turn)."""
 
 
 def offset(data: mujoco.MjData, array: np.ndarray) -> int:
@@ -30,7 +30,7 @@ def offset(data: mujoco.MjData, array: np.ndarray) -> int:
 
 
 def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
-    """Whether `array` is in MjData's buffer, so that its size and address never change."""
+    """Return whether `array` is in MjData's buffer, so that its size and address never change."""
     return 0 <= offset(data, array) < data.nbuffer
 
 
@@ -40,9 +40,9 @@ def _buffer(data: mujoco.MjData) -> np.ndarray:
 
 
 def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Return a mask of the bytes that `mj_setState` writes, from the start of the buffer to the last one written.
+    """Return a bool mask over the front of the buffer, up to the last byte that `mj_setState` writes.
 
-    It marks only some bytes of each number. Resets `data`.
+    In each number that `mj_setState` writes, at least one byte is True. Resets `data`.
     """
     written = []
     for value in (0.0, 1.0):
@@ -76,7 +76,7 @@ class Worlds:
         self.no_warnings = flat(np.zeros_like(new.warning.number))
         self.queue: deque[Turn] = deque()
         self.warned: dict[int, np.ndarray] = {}
-        """World -> count of each warning in this step."""
+        """World -> how often MuJoCo raised each of its warnings in this step."""
 
 
 class Scratch:
@@ -89,13 +89,13 @@ class Scratch:
         self.front = _buffer(self.data)[: len(worlds.is_state)].data
         self.warnings = flat(self.data.warning.number)
         self.copies: list[list[tuple[memoryview, memoryview]]] = [[] for _ in worlds.fronts]
-        """Per world, (batched field, this MjData's field) of registered fields that are not part of the state."""
+        """Per world, for each registered field outside the state: (row of the batch, this MjData's field)."""
         self.after_constraints: list[np.ndarray] = []
         self.parameters: list[list[tuple[memoryview, memoryview]]] = [[] for _ in worlds.fronts]
-        """Per world, (this model's field, the world's own value) of parameters that differ between worlds."""
+        """Per world, for each parameter that differs between worlds: (this model's field, the world's own value)."""
 
     def register_parameter(self, name: str, batch: list[memoryview]) -> None:
-        """Set the model's field `name` from `batch`, which has a row per world, before a world is stepped."""
+        """From now on, before a world is stepped, copy its row of `batch` into the model's field `name`."""
         if self.model is self.worlds.model:
             self.model = copy.copy(self.worlds.model)
         value = flat(getattr(self.model, name))
@@ -105,7 +105,7 @@ class Scratch:
             parameters.append((value, row))
 
     def register(self, name: str, batch: list[memoryview]) -> None:
-        """Copy the field `name` into `batch`, which has a row per world, after every step from now on."""
+        """From now on, after a world is stepped, copy the field `name` into its row of `batch`."""
         array = getattr(self.data, name)
         computed = flat(array)
         for copies, row in zip(self.copies, batch, strict=True):
@@ -114,10 +114,10 @@ class Scratch:
             self.after_constraints.append(array)
 
     def advance(self, leave: int = 0) -> None:
-        """Step worlds from the queue until `leave` turns are left; every thread runs this.
+        """Take turns from the queue and step their worlds until `leave` turns are left; every thread runs this.
 
-        The result does not depend on which thread steps which world: worlds share only the read-only model, or write
-        their own parameters into the thread's copy of it.
+        The result does not depend on which thread steps which world: the model is read-only, and if parameters differ,
+        each thread has its own copy of it, into which they are written first.
         """
         worlds, data, scratch = self.worlds, self.data, self.front
         queue, model, fronts, times_s = worlds.queue, self.model, worlds.fronts, worlds.times_s
@@ -142,7 +142,7 @@ class Scratch:
                 continue
             if self.after_constraints:
                 mujoco.mj_rnePostConstraint(model, data)
-            for field, computed in self.copies[world]:  # as `copy_fields`, without a call
+            for field, computed in self.copies[world]:  # copy_fields, inlined for speed
                 field[:] = computed
 
     def load(self, world: int) -> None:
@@ -165,8 +165,10 @@ class Scratch:
         self.warnings[:] = self.worlds.no_warnings  # the next step raises them again
 
     def reset(self, world: int, fields: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Reset `world` to the model's initial state, except for `fields`: (array of this MjData, its values in all
-        worlds)."""
+        """Reset `world` to the model's initial state, except for `fields`.
+
+        These are pairs (array of this MjData, its values in all worlds).
+        """
         self.front[:], self.data.time = self.worlds.initial, 0.0
         self._take_parameters(world)
         for array, values in fields:

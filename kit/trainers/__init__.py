@@ -1,4 +1,4 @@
-"""Trainers: Stable-Baselines3's PPO, A2C, SAC, TD3 and RecurrentPPO with a tensor-native inside, exactly resumable."""
+"""Trainers: PPO, A2C, SAC, TD3 and RecurrentPPO with SB3's interface, on tensors and exactly resumable."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer",
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> Trainer:
-    """Build the trainer of a resolved `config` on `env` (from `kit.make_vec`).
+    """Build the trainer for `env` (from `kit.make_vec`). `config` is resolved: it holds no "auto".
 
-    With a process `group`, build the trainer of this process's rank (`kit.trainers.distributed`).
+    `group` is given in a distributed run only: the process group (`kit.trainers.distributed`). `config` and `env` are
+    then this process's share.
     """
     from kit.trainers.build import make_trainer
 

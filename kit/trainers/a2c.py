@@ -41,7 +41,7 @@ class A2C(OnPolicyTrainer, sb3.A2C):
 
     @closed_form(derivatives.a2c)
     def loss(self, new: Evaluated, batch: Batch) -> torch.Tensor:
-        """L = -E[A log π] + c_v E[(R - V)²] - c_e H"""
+        """L = -E[A log π] + c_v E[(R - V)²] - c_e H, with c_v = `vf_coef` and c_e = `ent_coef`."""
         policy_loss, value_loss = self._losses(new, batch)
         return policy_loss + self.vf_coef * value_loss - self.ent_coef * new.entropy
 

@@ -15,7 +15,7 @@ from kit.trainers.normalize import Normalizer
 
 
 class Actor(nn.Module):
-    """Maps raw observations to env actions: view, normaliser, policy, action scaling."""
+    """Maps an env's observations to its actions: layout (`PolicyView`), normaliser, policy, action scaling."""
 
     def __init__(
         self,
@@ -42,31 +42,34 @@ class Actor(nn.Module):
         return self
 
     def initial_state(self, n: int) -> HiddenState:
-        """Hidden state of `n` envs at the start of an episode; empty if the policy is not recurrent."""
+        """Return the hidden state of `n` envs at the start of an episode; () if the policy is not recurrent."""
         return ()
 
     @torch.no_grad()
     def forward(self, obs: Obs, hidden_state: HiddenState = ()) -> tuple[torch.Tensor, HiddenState]:
-        """Actions (n, ...) for raw `obs` (n, ...) and the next hidden state; the default one starts episodes."""
+        """Return the actions (n, ...) for the env's `obs` (n, ...), and the next hidden state.
+
+        A recurrent policy without `hidden_state` acts as at the start of an episode.
+        """
         self.policy.set_training_mode(False)
         policy_obs = self.preprocess(tree_map(lambda x: x.to(self.policy.device), obs))
         actions, hidden_state = self.choose(policy_obs, hidden_state)
         return self.to_env(actions), hidden_state
 
     def choose(self, policy_obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        """The policy's output for preprocessed observations, and the next hidden state."""
+        """Return the policy's actions, before `to_env`, and the next hidden state."""
         return self.policy._predict(policy_obs, self.deterministic), ()  # type: ignore[arg-type]
 
     def preprocess(self, obs: Obs) -> Obs:
-        """Apply the view and the normaliser to raw `obs`; returns policy inputs."""
+        """Convert the env's `obs` to inputs of the policy: apply the view, then the normaliser."""
         obs = self.view(obs)
         return obs if self.normalizer is None else self.normalizer.observe(obs)
 
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
-        """Convert policy outputs to env actions: reshape, and rescale those of a squashing policy."""
+        """Convert the policy's actions to env actions: reshape; also `unscale` if the policy squashes with tanh."""
         actions = actions.reshape(-1, *self.shape)
         return self.unscale(actions) if self.policy.squash_output else actions
 
     def unscale(self, actions: torch.Tensor) -> torch.Tensor:
-        """Rescale actions from [-1, 1] to the action space."""
+        """Rescale actions from [-1, 1] to the bounds of the action space."""
         return self.low + 0.5 * (actions + 1.0) * (self.high - self.low)

@@ -3,8 +3,8 @@
     class Toy(OnPolicyTrainer, ...): ...
     ALGORITHM = Algorithm("Toy", Toy, stock=..., policy=..., actions=(spaces.Box,), row={...}, stock_row={...})
 
-kit's own algorithms are listed in `kit.config.ALGOS`. Use your own as `algo="my_algos:ALGORITHM"`, module and record.
-No other code in kit knows an algorithm by name.
+kit's own algorithms are listed in `kit.config.ALGOS`. Use yours as `algo="my_algos:ALGORITHM"`: the module and the
+record's name in it. The rest of kit reads these records and treats no algorithm's name specially.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ class Algorithm:
     name: str
     trainer: type[TensorTrainer]
     stock: type[BaseAlgorithm]
-    """SB3's class; its constructor parameters are the valid overrides."""
+    """SB3's class. The parameters of its constructor are the valid names in `overrides`."""
     policy: type[BasePolicy]
-    """SB3's policy class; its constructor parameters are the valid `policy_kwargs`."""
+    """SB3's policy class. The parameters of its constructor are the valid names in `policy_kwargs`."""
     actions: tuple[type[Space], ...]
     """Supported types of action space."""
     row: Row
-    """`n_envs` and hyperparameters for tasks without tuned ones, with enough envs to keep the cores busy. The rest are
-    SB3's defaults."""
+    """Hyperparameters for tasks without tuned ones in `kit.presets`: only those that differ from SB3's defaults, such
+    as more envs to keep the cores busy."""
     stock_row: Row
-    """The same with Stable-Baselines3's own defaults, for comparisons (preset sb3)."""
+    """Hyperparameters of the preset sb3: SB3's own defaults, for comparisons."""
     columns: tuple[str, ...] = ("net_arch",)
-    """Names of the hyperparameters that the presets fast, heavy and beast set (columns of their table)."""
+    """Hyperparameters, besides `n_envs`, that the presets fast, heavy and beast change for this algorithm."""
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks in a `net_arch` dict."""
     rule: Rule = field(default=_unchanged)
-    """Makes hyperparameters consistent, such as a `batch_size` that divides the rollout. Raises `UserError` if the
-    user's overrides contradict each other."""
+    """Adapts hyperparameters to `n_envs` and to each other, for example `batch_size` to the rollout. Raises `UserError`
+    if the user's overrides contradict each other."""
     more_envs: bool = False
-    """Whether `auto` may take more envs than the row, with rollouts that grow with them."""
+    """Whether n_envs="auto" may choose more envs than `row` has; each rollout then grows with them."""
     distributed: bool = False
     """Whether several processes can train it (`kit.trainers.distributed`)."""
     imported: tuple[str, ...] = ()
-    """Names of the hyperparameters that a run started from an SB3 zip takes from it."""
+    """Hyperparameters that are taken over when an SB3 zip is imported as a run."""
     fewer_envs: bool = True
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
-    """Hyperparameters that SB3 does not have, with their types."""
+    """Hyperparameters of `trainer` that SB3's class does not have -> type."""
     memory_remedy: str = "network, n_steps or batch_size"
-    """Settings to reduce, named in the message when a run stays out of memory."""
+    """Settings that the out-of-memory message advises to reduce."""
 
 
 def find(algo: str) -> Algorithm:
-    """Look up an algorithm: a name in `ALGOS`, or "module:NAME" of a user's record. Raises `UserError`."""
+    """Return the record of `algo`: a name in `ALGOS`, or "module:NAME" of your own. Raises `UserError` if unknown."""
     if algo in ALGOS:
         return importlib.import_module(ALGOS[algo]).ALGORITHM
     module, _, name = algo.partition(":")
@@ -92,7 +92,7 @@ def find(algo: str) -> Algorithm:
 
 
 def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
-    """A resolved `config` with another number of envs and hyperparameters that fit it."""
+    """Return the resolved `config` with `n_envs` envs, and with hyperparameters adapted to that number."""
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 
 

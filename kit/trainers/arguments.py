@@ -1,4 +1,4 @@
-"""Check hyperparameters from YAML or JSON (SB3's and rl-zoo's spellings) and convert them to keyword arguments."""
+"""Check `overrides` from YAML or JSON, spelled as in SB3 and rl-zoo, and convert them to keyword arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NOT_OVERRIDES = {
     *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("action_noise", "optimize_memory_usage"),
 }
-"""Constructor parameters that are not overrides: RunConfig's fields, kit's own, and objects that no file can hold."""
+"""Parameters of SB3's constructors that overrides may not set: RunConfig or kit sets them, or they are Python objects
+that a file cannot hold."""
 
 NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
@@ -35,13 +36,13 @@ RANGES = {
     **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range"), (0.0, 1.0)),
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
 }
-"""Smallest and largest valid value; for a schedule, of its start."""
+"""Hyperparameter -> smallest and largest valid value; of a schedule, its start is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
     **{"learning_starts": 0, "gradient_steps": -1},
 }
-"""Hyperparameters that are whole numbers, with their smallest valid value."""
+"""Hyperparameters that must be whole numbers -> smallest valid value."""
 
 
 def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Row:
@@ -69,7 +70,7 @@ def nested(row: Row) -> Row:
 
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `overrides` to keyword arguments of the algorithm's class; `overrides` itself stays unchanged.
+    """Return `overrides` as keyword arguments of the algorithm's class.
 
     Raises `UserError` for the first unknown name, wrong type or invalid value.
     """
@@ -90,9 +91,9 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
 
 
 def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
-    """Default and description of every hyperparameter, from SB3's docstrings.
+    """Return hyperparameter -> (default, description), from SB3's signatures and docstrings.
 
-    The default is None if SB3 computes it.
+    A default that is no plain number or text, such as one that SB3 computes, is given as None.
     """
     classes = (algorithm.policy, algorithm.stock, algorithm.trainer)
     documented = [cls for subclass in classes for cls in reversed(subclass.__mro__)]
@@ -107,11 +108,11 @@ def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
 
 
 PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)
-"""A parameter in a Sphinx docstring."""
+"""Name and description of a parameter in a Sphinx docstring."""
 
 
 def _annotations(algorithm: Algorithm) -> dict[str, Any]:
-    """Type annotations of all hyperparameters except `normalize`."""
+    """Return hyperparameter -> type annotation, without `normalize`."""
     parameters = inspect.signature(algorithm.stock).parameters
     return {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
 
@@ -149,7 +150,7 @@ def _schedule(name: str, text: str) -> LinearSchedule:
 
 
 def _check_range(name: str, written: Any, value: Any) -> None:
-    """Raise `UserError` if `value` is out of range; the message quotes it as `written` by the user."""
+    """Raise `UserError` if `value` is outside its `RANGES`; the message quotes `written`, the user's spelling."""
     low, high = RANGES.get(name, (-INF, INF))
     if type(value) in (int, float) and not low <= value <= high:
         most = f" and at most {high:g}" if high < INF else ""

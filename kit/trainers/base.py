@@ -1,4 +1,4 @@
-"""Base class of all trainers: tensor env behind SB3's interface, iteration hooks, exact state, SB3 zip export."""
+"""Base class of all trainers: acting, episode statistics, hooks per iteration, and exact state for resuming."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
-"""Iterations between two logs of metrics on a GPU, because reading them synchronises with the GPU."""
+"""Smallest number of iterations between two logs of metrics on a GPU, because reading them synchronises with it."""
 
 
 def skip_compiler_import() -> None:
-    """Save the second that torch takes to import its compiler with the first optimizer.
+    """Keep torch from importing its compiler with the first optimizer, which takes a second.
 
-    torch imports it only to mark these methods as not to be compiled (torch/_compile.py). Here they are marked already.
+    torch imports it only to mark these methods as not to be compiled (torch/_compile.py); this marks them beforehand.
     """
     for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict):
         if plain := getattr(method, "__wrapped__", None):
@@ -39,11 +39,11 @@ def skip_compiler_import() -> None:
 
 
 class TensorTrainer(BaseAlgorithm):
-    """Mixin for SB3 algorithms that trains on a tensor env and resumes exactly.
+    """Mixin for SB3 algorithms: trains on a tensor env and resumes exactly.
 
-    On the CPU a run that saves `state()` at the end of an iteration and loads it with `load_state()` in a new process
-    continues bit for bit. After `load_state`, `learn(total_timesteps)` continues to that total. Callbacks, logger,
-    `save` and `load` are SB3's, and plain SB3 opens a saved zip, which holds nothing of this library.
+    Save `state()` at the end of an iteration and load it with `load_state()` in a new process: on the CPU the run
+    continues bit for bit, and `learn(total_timesteps)` trains on to that total. Callbacks, logger, `save` and `load`
+    are SB3's; SB3 without this library can open the saved zip.
     """
 
     tensor_env: BatchEnv
@@ -106,7 +106,7 @@ class TensorTrainer(BaseAlgorithm):
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
             self._unread.clear()
-        if reset_num_timesteps:  # total_timesteps counts a loaded state's steps too; without it SB3 adds them on top
+        if reset_num_timesteps:  # SB3 adds num_timesteps again, but total_timesteps includes a loaded state's steps
             total_timesteps -= self.num_timesteps
         self._ready = False
         custom = self._custom_logger
@@ -119,7 +119,7 @@ class TensorTrainer(BaseAlgorithm):
         finally:
             self._custom_logger = custom
 
-    # -- boundaries ------------------------------------------------------------------------------------------------
+    # -- hooks -----------------------------------------------------------------------------------------------------
 
     def _poll(self) -> None:
         """Raise `Interrupted` if `should_stop()`; called before every env step and every minibatch."""
@@ -127,16 +127,16 @@ class TensorTrainer(BaseAlgorithm):
             raise Interrupted(f"stop requested at step {self.num_timesteps:,}")
 
     def _boundary(self) -> None:
-        """Call `on_boundary` at the end of an iteration, where `state()` is complete."""
+        """Call the hook `on_boundary`; called at the end of each iteration, when `state()` is valid."""
         self.on_boundary()
 
     def end(self) -> None:
-        """End the other ranks of a distributed run after the last `learn`; does nothing in a single process."""
+        """End the other processes of a distributed run after the last `learn`; without such, do nothing."""
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def as_actor(self, deterministic: bool = True) -> Actor:
-        """The policy as a module from raw observations to env actions; it shares the weights, so it stays current."""
+        """Return the policy as a module that maps the env's observations to its actions. It shares the weights."""
         if deterministic not in self._actors:
             assert isinstance(self.env, VecEnv) and isinstance(self.env.unwrapped, TensorVecEnv)
             view = self.env.unwrapped.view
@@ -146,9 +146,9 @@ class TensorTrainer(BaseAlgorithm):
         return self._actors[deterministic]
 
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
-        """Actions (n, ...) for raw observations (n, ...), ready for `env.step`.
+        """Return actions (n, ...) for `env.step`, given the env's observations (n, ...), not normalised.
 
-        A recurrent policy starts from a zero hidden state here; `kit.envs.play` carries the hidden state along.
+        A recurrent policy starts each call from its initial hidden state; use `kit.envs.play` for whole episodes.
         """
         return self.as_actor(deterministic)(obs)[0]
 
@@ -159,7 +159,7 @@ class TensorTrainer(BaseAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """SB3's `predict`, for raw observations even if the policy was trained on normalised ones."""
+        """SB3's `predict`. Give it observations that are not normalised; it normalises them if the training did."""
         if self.normalizer is not None:
             tensors = tree_map(lambda x: torch.as_tensor(x, device=self.device), observation)
             observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.observe(tensors))
@@ -170,9 +170,10 @@ class TensorTrainer(BaseAlgorithm):
     def _record_episodes(
         self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
     ) -> None:
-        """Add the finished episodes (True in `done`, any shape) to SB3's window, in order.
+        """Add finished episodes to SB3's window of recent episodes, `ep_info_buffer`.
 
-        On a GPU the tensors are kept until `_read_episodes`, so that no step synchronises.
+        All tensors have the same shape; an entry holds an episode where `done` is True. On a GPU the tensors are kept
+        until `_read_episodes`, so that no step synchronises.
         """
         if self.device.type == "cpu":
             self._count_episodes(done, returns, lengths, success)
@@ -180,7 +181,7 @@ class TensorTrainer(BaseAlgorithm):
             self._unread.append([None if x is None else x.clone() for x in (done, returns, lengths, success)])
 
     def _read_episodes(self) -> None:
-        """Move unread episodes from the GPU into SB3's window; called before the window is read."""
+        """Add the episodes that `_record_episodes` kept on the GPU to SB3's window; called before it is read."""
         if self._unread:
             *columns, success = zip(*self._unread, strict=True)
             if any(x is not None for x in success):
@@ -208,11 +209,11 @@ class TensorTrainer(BaseAlgorithm):
     # -- exact state -----------------------------------------------------------------------------------------------
 
     def attach(self, name: str, component: Component) -> None:
-        """Save and load `component` as `name` in every state from now on."""
+        """Include `component` under `name` in all later `state()` and `load_state()` calls."""
         self._attached[name] = component
 
     def policy_components(self) -> dict[str, Component]:
-        """State components that acting needs: weights, frozen encoder, normaliser."""
+        """Return the state components needed for acting: weights, frozen encoder, normaliser."""
         components: dict[str, Component] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
         view = self.as_actor().view
         if isinstance(view, FrozenView):
@@ -220,7 +221,7 @@ class TensorTrainer(BaseAlgorithm):
         return components | ({} if self.normalizer is None else {"normalizer": self.normalizer})
 
     def components(self) -> dict[str, Component]:
-        """All state components except replay data and the env snapshot."""
+        """Return all state components except the replay data and the env's snapshot."""
         training: dict[str, Component] = {
             "optimizer": Optimizers(self._optimizers()),
             "trainer": Counters(self),
@@ -229,11 +230,11 @@ class TensorTrainer(BaseAlgorithm):
         return {**self.policy_components(), **training, **self._attached}
 
     def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]:
-        """Name -> optimizer and its parameters by name."""
+        """Return name -> (optimizer, its parameters by name)."""
         raise NotImplementedError
 
     def state(self) -> State:
-        """Copy the complete training state on the CPU, except replay data; valid at the end of an iteration."""
+        """Copy the training state, without replay data, to the CPU. Valid at the end of an iteration only."""
         self._read_episodes()
         state = {name: component.state() for name, component in self.components().items()}
         last_obs = {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
@@ -241,15 +242,15 @@ class TensorTrainer(BaseAlgorithm):
         return {**{"normalizer": {}}, **_nonempty(state), "env": self.tensor_env.snapshot()}
 
     def policy_state(self) -> State:
-        """Copy the components of `state()` that acting needs; `load_policy` loads them."""
+        """Copy the components needed for acting; `load_policy` loads them."""
         state = {name: component.state() for name, component in self.policy_components().items()}
         return {**{"normalizer": {}}, **_nonempty(state)}
 
     def load_state(self, state: State) -> bool:
         """Restore a `state()`; `learn(total_timesteps)` then continues to that total.
 
-        Returns False if the state has another number of envs or another simulator: then the envs start new episodes
-        and everything else continues.
+        Return False if the state's env snapshot does not fit, because it has another number of envs or is of another
+        simulator. The envs then start new episodes; everything else continues.
         """
         self.load_policy(state)
         components = self.components()
@@ -260,7 +261,7 @@ class TensorTrainer(BaseAlgorithm):
             self.tensor_env.restore(state["env"])
         if same_envs and self.tensor_env.snapshots:
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
-        else:  # envs without snapshots, or other envs: reset with a seed that makes every resume from here equal
+        else:  # no usable snapshot: reset, with a seed that is the same at every resume from this step
             self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
             self.tensor_env.stagger()
         if self.normalizer is not None:
@@ -270,14 +271,14 @@ class TensorTrainer(BaseAlgorithm):
         return same_envs
 
     def _fits_env(self, snapshot: dict[str, torch.Tensor]) -> bool:
-        """Whether `snapshot` has this env's number of envs and simulator state."""
+        """Return whether `snapshot` has every tensor of this env's snapshot, with equal shape and dtype."""
         return all(
             name in snapshot and snapshot[name].shape == value.shape and snapshot[name].dtype == value.dtype
             for name, value in self.tensor_env.snapshot().items()
         )
 
     def load_policy(self, state: State) -> None:
-        """Load only the components that acting needs; the number of envs may differ."""
+        """Load only the components needed for acting. The state may come from another number of envs."""
         components = self.policy_components()
         if "encoder" in components:
             components["encoder"].load_state(state.get("encoder", {}))
@@ -288,7 +289,7 @@ class TensorTrainer(BaseAlgorithm):
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
     def warm_start(self, state: State) -> None:
-        """Load a pretrained policy, its normaliser and, if they have the same names, its optimizers.
+        """Load a pretrained policy, its normaliser and, if it was trained with the same optimizers, their moments.
 
         Raises `UserError` if the policy does not fit.
         """
@@ -309,7 +310,7 @@ class TensorTrainer(BaseAlgorithm):
 
 
 def tensor_env_of(env: VecEnv) -> BatchEnv:
-    """The tensor env behind the SB3 `env`. Raises `UserError` for a `VecEnv` without one."""
+    """Return the tensor env that the SB3 `env` wraps. Raises `UserError` if it wraps none."""
     if is_vecenv_wrapped(env, VecNormalize):
         raise UserError("VecNormalize around env has no effect on tensors; give the trainer normalize=True instead.")
     if is_vecenv_wrapped(env, VecTransposeImage):
@@ -320,7 +321,7 @@ def tensor_env_of(env: VecEnv) -> BatchEnv:
 
 
 def _nonempty(state: State) -> State:
-    """`state` without empty components."""
+    """Return `state` without its empty components."""
     return {name: values for name, values in state.items() if values}
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kit.trainers.distributed.group import ProcessGroup
 
 WORTH_SHARING = 200_000
-"""Smallest output size of the largest layer, in numbers per minibatch, for which torch uses more than one thread.
+"""Use several torch threads if the largest layer puts out at least this many numbers per minibatch, else one.
 
-Speed of two threads relative to one, on two idle cores and on two cores of which another program keeps one busy: 33,000
-numbers (Ant's row) 1.4 and 0.5 times, 262,000 (Mission's row) 1.7 and 0.3 times. A small network on one thread is a
-little slower and does not compete with other programs.
+Speed of two threads relative to one, first on two idle cores, then with another program keeping one of them busy:
+33,000 numbers (Ant's row) 1.4 and 0.5 times, 262,000 (Mission's row) 1.7 and 0.3 times. On one thread a small network
+is a little slower and does not compete with other programs.
 """
 
 
@@ -37,15 +37,15 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
     view = encoder.make_view() if encoder.make_view else None
-    if isinstance(view, FrozenView):  # `choose` has already applied the encoder's options
+    if isinstance(view, FrozenView):  # encoders.choose has already applied the options to the view
         requested.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
     if config.device == "cpu" and encoders.sees_images(env.observation_space):
         keep_freed()
     if isinstance(config.threads, int):
-        torch.set_num_threads(1)  # initial weights of large networks depend on the number of threads
-    with warnings.catch_warnings():  # SB3's warning about small networks on GPUs assumes its own envs
+        torch.set_num_threads(1)  # the initial weights of large networks would depend on the number of threads
+    with warnings.catch_warnings():  # SB3 warns against small networks on GPUs, which is wrong for tensor envs
         warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
         trainer_class: Callable[..., TensorTrainer] = plan.algorithm.trainer
         if group is not None:
@@ -62,7 +62,8 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 def largest_layer(trainer: TensorTrainer) -> int:
     """Estimate the output size of the largest layer for one minibatch, in numbers.
 
-    A convolution counts as 100 positions of its kernel. An LSTM does not count, since it works on a few rows at a time.
+    A convolution is assumed to put out 100 positions per channel. LSTMs are left out, since they process few rows at a
+    time.
     """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]

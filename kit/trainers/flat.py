@@ -1,7 +1,7 @@
 """Flat parameter vector and optimizer: clipping, stepping and averaging take a few kernels for any network.
 
-The modules' parameters become views of the vector, and SB3's optimizer holds views of the flat moments. So state_dict
-and SB3's save and load keep working.
+The modules' parameters become views of one vector, and so do the moments in SB3's optimizer. So state_dict and SB3's
+save and load keep working.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from kit.trainers.recorded import Recorded, Tensors
 
 Layout = Sequence[torch.Tensor | int]
-"""Parameters in memory order; an integer reserves that many unused elements, always zero."""
+"""Parameters in memory order; an integer stands for that many elements of padding, which stay zero."""
 
 
 class FlatVector:
-    """Flat storage for the parameters of `layout`, views of `data` (P,), and gradients, views of `grad` (P,)."""
+    """Flat storage of the parameters in `layout`: they become views of `data` (P,), their gradients of `grad` (P,)."""
 
     def __init__(self, layout: Layout) -> None:
         parameters = [p for p in layout if not isinstance(p, int)]
@@ -35,7 +35,7 @@ class FlatVector:
         self.attach()
 
     def attach(self) -> None:
-        """Make every parameter a view of `data`, also after a replacement, and keep its value."""
+        """Make every parameter a view of `data` with its current value, also if its tensor was replaced."""
         for p, offset in self.spans:
             view = self.view(self.data, p, offset)
             if p.data_ptr() != view.data_ptr():
@@ -48,14 +48,14 @@ class FlatVector:
         self.grad.zero_()
 
     def span(self, first: torch.Tensor, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of `data` and `grad` with `shape`, starting at parameter `first` and covering its neighbours."""
+        """Return views of `data` and `grad` with `shape`; they start at parameter `first` and may span later ones."""
         offset = next(offset for p, offset in self.spans if p is first)
         size = torch.Size(shape).numel()
         return self.data[offset : offset + size].view(shape), self.grad[offset : offset + size].view(shape)
 
     @staticmethod
     def view(vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
-        """The slice of `vector` that belongs to `p`, in its shape."""
+        """Return the slice of `vector` for parameter `p`, which starts at `offset`, in the shape of `p`."""
         return vector[offset : offset + p.numel()].view(p.shape)
 
 
@@ -84,7 +84,7 @@ class FlatOptimizer(FlatVector):
 
     @property
     def changes(self) -> list[torch.Tensor]:
-        """Tensors that `step` and `apply` write in place."""
+        """The tensors that `step` and `apply` change in place."""
         return [self.data, self.grad, self._steps, *self._moments.values()]
 
     @torch.no_grad()
@@ -100,7 +100,7 @@ class FlatOptimizer(FlatVector):
             self._recorded(*arguments)
 
     def apply(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
-        """The kernels of `step`, for capture in a larger CUDA graph."""
+        """Do what `step` does, without a CUDA graph of its own, so that a larger graph can capture it."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
@@ -145,7 +145,7 @@ class FlatOptimizer(FlatVector):
 
 
 class PlainOptimizer:
-    """`FlatOptimizer`'s methods for any other optimizer."""
+    """`FlatOptimizer`'s interface for optimizers that it does not support."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -163,7 +163,8 @@ class PlainOptimizer:
 
 
 def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `FlatOptimizer` supports `optimizer`: one of SB3's three, float32, without rarer options."""
+    """Return whether `FlatOptimizer` supports `optimizer`: Adam or RMSprop (torch's or SB3's), float32, no `rare`
+    option."""
     if type(optimizer) not in _MOMENTS or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]

@@ -1,4 +1,4 @@
-"""Lazy list of info dicts for SB3 callbacks, one per env, built only when read."""
+"""List of info dicts for SB3 callbacks, one per env; each dict is built only when it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.envs.obs import tree_map
 
 
 class LazyInfos(Sequence[dict[str, Any]]):
-    """A step's batched `info` (tensors of leading size n) as SB3's list of dicts."""
+    """SB3's list of n info dicts, made from a step's batched `info` (tensors of leading size n)."""
 
     def __init__(self, info: dict[str, torch.Tensor], done: torch.Tensor, truncated: torch.Tensor) -> None:
         self._info, self._done, self._truncated = info, done, truncated

@@ -1,6 +1,6 @@
-"""Actor-critic interface for rollouts and updates, implemented with autograd.
+"""Actor-critic networks for rollouts and updates, implemented with autograd for any SB3 policy.
 
-`kit.trainers.fast` has a faster implementation for SB3's default networks.
+`kit.trainers.fast` has a faster implementation of the same interface for SB3's default networks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Evaluated:
 
 
 Loss = Callable[..., torch.Tensor]
-"""(evaluated, batch, *numbers) -> scalar loss. A function of tensors that never synchronises with the device. When the
-update is captured as a CUDA graph, `numbers` are scalar tensors."""
+"""(evaluated, batch, *numbers) -> scalar loss. It must not synchronise with the device. `numbers`, such as the clip
+range, are floats, or scalar tensors when the update is captured as a CUDA graph."""
 
 
 class Networks:
@@ -43,19 +43,19 @@ class Networks:
         self.optimizer: Any = flatten(policy.optimizer)
 
     def attach(self) -> None:
-        """Pick up replaced weights and a changed learning rate; called before each rollout and update."""
+        """Take over weights and a learning rate that were set from outside; called before each rollout and update."""
         self.optimizer.attach()
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
     def begin(self, rollout: Rollout) -> None:
-        """Prepare for `rollout`; the weights stay fixed until `finish`."""
+        """Prepare for collecting `rollout`. The weights do not change until `finish`."""
         self.attach()
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
-        """Sample actions (n, act) for policy inputs `obs` and store them in `rollout`.
+        """Sample actions (n, act) for policy inputs `obs`, store them in `rollout` and return them.
 
-        Values and log-probabilities are stored here or in `finish`.
+        Values and log-probabilities are stored too, here or at once for all steps in `finish`.
         """
         actions, values, log_probs = self.policy(obs)
         rollout.values[step] = values.flatten()
@@ -64,10 +64,13 @@ class Networks:
         return actions
 
     def finish(self, rollout: Rollout) -> None:
-        """Complete `rollout` after its last step."""
+        """Store in `rollout`, after its last step, what `sample` has not stored."""
 
     def with_hidden_state(self, obs: Obs) -> Obs:
-        """Combine `obs` after the current step with the hidden state needed to value them; input of `values`."""
+        """Return the input of `values` for `obs`, the observations after the current step.
+
+        A recurrent policy adds its hidden state; others return `obs`.
+        """
         return obs
 
     def values(self, inputs: Obs) -> torch.Tensor:
@@ -77,7 +80,7 @@ class Networks:
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
-        """Compute the gradient of `loss` over `batch` for the optimizer; returns the loss's inputs, detached."""
+        """Compute the gradient of `loss` over `batch` w.r.t. the weights; return the loss's first input, detached."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
         values, log_prob, entropy = self._evaluate(batch.materialized(), actions)
@@ -88,7 +91,7 @@ class Networks:
         return Evaluated(*(output.detach() for output in vars(evaluated).values()))
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Values, log-probabilities of `actions` and entropy per row; entropy is None without a closed form."""
+        """Return per row V(s), log π(a|s) and the entropy; None if the entropy has no closed form."""
         return self.policy.evaluate_actions(batch.obs, actions)
 
     def step(self, max_norm: float) -> None:

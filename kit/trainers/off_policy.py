@@ -27,8 +27,8 @@ from kit.trainers.shifting import random_shift
 class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
     """SB3's `OffPolicyAlgorithm` with a tensor replay buffer.
 
-    A subclass implements `explore` and `gradient_step`. Replay data is not in `state()`: see `replay_rows` and
-    `load_replay`.
+    A subclass implements `explore` and `gradient_step`. `state()` does not include the replay data: save it with
+    `replay_rows` and restore it with `load_replay`.
 
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
     """
@@ -74,8 +74,8 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
     ) -> Self:
         """Train until `total_timesteps` env steps are done.
 
-        Metrics are logged every `log_interval` env steps (SB3 counts episodes), on a GPU at most every fourth
-        iteration, and at the end.
+        Metrics are logged every `log_interval` env steps (in SB3: episodes) and at the end, on a GPU no more often
+        than every `READ_EVERY` steps of all envs.
         """
         if self.device.type != "cpu":
             log_interval = max(log_interval, READ_EVERY * self.n_envs)
@@ -143,17 +143,17 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 
     def _replay_obs(self, obs: Obs) -> Obs:
-        """`obs` as stored in the replay buffer: a frozen encoder's features replace images."""
+        """Return `obs` as it is stored in the replay buffer: with a frozen encoder's features instead of images."""
         view = self.as_actor().view
         return view(obs) if isinstance(view, FrozenView) else obs
 
     def _learning_started(self) -> bool:
-        """Whether `learning_starts` env steps are collected; a lost replay buffer must fill again first."""
+        """Return whether `learning_starts` env steps are collected, counted again if earlier replay data was lost."""
         collected = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
         return collected > self.learning_starts
 
     def _next_action(self, obs: Obs) -> torch.Tensor:
-        """Actions (n, act) in [-1, 1]: uniform until `learning_starts`, then from `explore`."""
+        """Return actions (n, act) in [-1, 1]: uniformly random until `learning_starts`, then from `explore`."""
         if self.num_timesteps < self.learning_starts and not (self.use_sde and self.use_sde_at_warmup):
             shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
             return torch.rand(shape, device=self.device) * 2.0 - 1.0
@@ -178,10 +178,13 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
     @abstractmethod
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
-        """Update all networks on `batch`, as step number `step` of this `train` call; returns `metric_names` values."""
+        """Update all networks on `batch` and return the values of `metric_names`, in their order.
+
+        `step` counts the gradient steps of this `train` call, from 0.
+        """
 
     def _sample_batch(self, batch_size: int) -> Transitions:
-        """Sample a batch as network inputs, normalised by the current statistics."""
+        """Sample transitions as inputs of the networks: preprocessed, and normalised by the current statistics."""
         batch, preprocess = self.replay_buffer.sample(batch_size), self.as_actor().preprocess
         rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
         obs, next_obs = preprocess(batch.obs), preprocess(batch.next_obs)
@@ -209,7 +212,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
     @property
     def replay_first(self) -> int:
-        """Number of the oldest row in the replay buffer."""
+        """Number of the oldest row in the replay buffer, counted from the run's first row, 0."""
         return max(self.replay_buffer.first, self.replay_written - self.replay_capacity)
 
     @property
@@ -218,11 +221,11 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
         return self.replay_buffer.written
 
     def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copy rows `start` to `stop`, counted from the run's first: column -> (stop - start, n_envs, ...)."""
+        """Copy the rows numbered `start` to `stop` - 1 to the CPU: column -> (stop - start, n_envs, ...)."""
         return self.replay_buffer.rows(start, stop)
 
     def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
-        """Restore `rows`, whose first is number `start_row`. Call after `load_state`, which sets how many are valid."""
+        """Restore `rows`, the first with number `start_row`. Call after `load_state`, which sets how many are valid."""
         self.replay_buffer.load(rows, start_row)
 
     def forget_replay(self) -> None:
@@ -254,7 +257,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
 
 
 class ReplayCounters(Counters):
-    """Counters plus the rows in the replay buffer and the metric sums not logged yet."""
+    """Counters, including the replay buffer's row numbers and the metric sums that are not logged yet."""
 
     trainer: OffPolicyTrainer
 
@@ -276,10 +279,10 @@ class ReplayCounters(Counters):
 
 
 def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
-    """Keep the preset row's ratio of gradient steps to env steps for any `n_envs`.
+    """Set `gradient_steps` so that `n_envs` envs keep the ratio of gradient steps to env steps of the preset's `row`.
 
-    The final return depends on that ratio. SAC on Reach, 60,000 steps, mean return of three seeds: 4.10 with 8 envs,
-    4.14 with 16, 4.17 with 32.
+    The final return depends on that ratio. With it kept, SAC on Reach, 60,000 steps, mean return of three seeds: 4.10
+    with 8 envs, 4.14 with 16, 4.17 with 32.
     """
     steps = int(row.get("gradient_steps", -1))
     if steps < 0 or {"train_freq", "gradient_steps"} & set(requested):
@@ -288,12 +291,12 @@ def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) 
 
 
 def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """min_i Q_i (B,) over the critics' values, (B, 1) each."""
+    """Return min_i Q_i (B,); `values` holds one critic's values (B, 1) each."""
     return torch.cat(values, dim=1).min(1).values
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-    """Take one `optimizer` step on `loss`; returns the loss detached."""
+    """Take one `optimizer` step on `loss`; return the loss, detached."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

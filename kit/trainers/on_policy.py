@@ -33,7 +33,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.networks = self._networks()
 
     def _networks(self) -> Networks:
-        """The actor-critic networks that rollouts and updates use."""
+        """Make the networks for rollouts and updates."""
         return fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -49,8 +49,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     ) -> Self:
         """Train until `total_timesteps` env steps are done.
 
-        Metrics are logged every `log_interval` iterations (by default PPO 1, A2C 10; on a GPU at least 4) and at the
-        end.
+        Metrics are logged every `log_interval` iterations and at the end. Default: PPO 1, A2C 10; on a GPU at least 4.
         """
         log_interval = log_interval or max(self.default_log_interval, 1 if self.device.type == "cpu" else READ_EVERY)
         total_timesteps, callback = self._setup_learn(
@@ -76,7 +75,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
-        """Fill `rollout_buffer` with `n_rollout_steps` steps of every env; returns False if the callback stops."""
+        """Fill `rollout_buffer` with `n_rollout_steps` steps of every env; return False if the callback stops it."""
         rollout, actor, normalizer = rollout_buffer, self.as_actor(), self.normalizer
         on_cpu, has_success = self.device.type == "cpu", False
         self.policy.set_training_mode(False)
@@ -104,7 +103,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
-                if not on_cpu or truncated.any():  # on a GPU `any` would synchronise, which costs more than storing all
+                if not on_cpu or truncated.any():  # on a GPU always: `any` would synchronise, which costs more
                     final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
                     rollout.store_truncated(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs
@@ -129,11 +128,11 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """Random order in which one epoch visits the `n` rows of the rollout."""
+        """Return a random permutation (n,): the order in which an epoch visits the rollout's `n` rows."""
         return torch.randperm(n, device=self.device)
 
     def _explained_variance(self) -> float:
-        """1 - Var(returns - values) / Var(returns); NaN if all returns are equal."""
+        """Return 1 - Var(returns - values) / Var(returns); NaN if all returns are equal."""
         returns, values = self.rollout_buffer.returns, self.rollout_buffer.values
         variance = returns.var(correction=0).item()
         return float("nan") if variance == 0 else 1.0 - (returns - values).var(correction=0).item() / variance

@@ -1,13 +1,13 @@
-"""Plan of a run: resolve a config's names and replace "auto" by numbers, without building or measuring anything.
+"""Plan a run: look up a config's env, algorithm and encoder, and replace "auto" by numbers, without measuring.
 
-The same request gets the same plan on the same kind of machine.
+The same config gets the same plan on the same kind of machine. "auto" is resolved so:
 
-    row       hyperparameters of the task and algorithm (`kit.presets`), else the algorithm's defaults
-              (its record in `kit.trainers`)
-    n_envs    the row's. For PPO it is doubled while it stays within `ENVS_PER_CORE` per core (without physics,
-              `ENVS_PER_CORE_NO_PHYSICS`) and leaves `MIN_ROLLOUTS` rollouts; on a GPU memory limits it
-    device    a GPU if there is one and the row or the preset is tuned for it or the policy sees images, else the CPU
-    batch     the largest divisor of the rollout that is no larger than the row's
+    row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
+              algorithm's own (`Algorithm.row`)
+    n_envs    the row's. For PPO it is doubled as long as it stays within `ENVS_PER_CORE` per core (without physics,
+              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; on a GPU memory limits it
+    device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
+    batch     the largest divisor of the rollout's size that is no larger than the row's batch
     threads   one per core
 """
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 ENVS_PER_CORE = 16
-"""PPO with this many envs reached 0.98 of the fastest speed of an exhaustive search on two cores on Reach, 0.91 to 0.99
-on Ant."""
+"""Most envs per core that "auto" chooses for tasks with physics. On two cores PPO with this many envs reached 0.98 of
+the best speed of an exhaustive search on Reach, and 0.91 to 0.99 on Ant."""
 ENVS_PER_CORE_NO_PHYSICS = 1024
-"""Without physics the time of a step depends little on the number of envs."""
+"""Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
 MIN_ROLLOUTS = 20
-"""Smallest number of rollouts in a run when `auto` raises n_envs. Reach, 100,000 steps: a return of 4.26 with 48
+"""Rollouts that a run must still have when "auto" raises n_envs. Mean return on Reach after 100,000 steps: 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
 STRIDE = 64
-"""Smallest n_envs, and step between n_envs, measured on a GPU."""
+"""On a GPU, n_envs is measured in multiples of this number; fewer envs are not measured."""
 
 Fits = Callable[["Plan"], int]
-"""Measures how many envs of a plan fit into the GPU's memory."""
+"""A function that measures how many of a plan's envs fit into the GPU's memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved config with its algorithm and encoder, from which `kit.trainers.make_trainer` builds."""
+    """A resolved config (without "auto") with its algorithm and encoder."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -56,7 +56,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, env: Spaces | BatchEnv) -> Plan:
-        """Plan a `config` without "auto" for `env`, an env or its description from `kit.envs.describe`.
+        """Look up the algorithm and encoder of `config`, which holds no "auto", for `env` or its `kit.envs.describe`.
 
         Raises `UserError` for an unknown algorithm or encoder, or a combination that does not work.
         """
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def sentence(self) -> str:
-        """Summary such as "auto: 16 envs on 2 threads, 256 steps, batch 512"; "" for other presets."""
+        """Summary such as "auto: 16 envs on 2 threads, 256 steps, batch 512"; "" if the preset is not auto."""
         config, hyper, n = self.config, self.config.overrides, int(self.config.n_envs)
         if config.preset != "auto":
             return ""
@@ -88,9 +88,9 @@ class Plan:
 
 
 def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
-    """Resolve a requested config to a plan, without side effects. Raises `UserError` if it cannot be trained.
+    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
 
-    `fits` measures the number of envs if a GPU's memory decides it; without it the plan takes the row's number.
+    `fits` is called to limit n_envs="auto" to the GPU's memory; without it the memory is not considered.
     """
     record = algorithm.find(config.algo)
     env = envs.describe(config.env, config.env_options)
@@ -119,15 +119,15 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
 
 
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
-    """The share of one `rank` in a planned distributed `config`: its envs, batch, threads and seed.
+    """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 
-    Raises `UserError` if the config cannot be divided among the processes.
+    `on_this_machine` processes share the machine's threads. Raises `UserError` if `config` cannot be divided.
     """
     size = config.processes
     if not record.distributed:
-        raise UserError(f"processes={size}: algo={config.algo!r} is trained by one; PPO can use more.")
+        raise UserError(f"processes={size}: algo={config.algo!r} trains in one process; use 1, or algo='PPO'.")
     if ":" in config.device:
-        raise UserError(f"processes={size} need a GPU each and device={config.device!r} is one GPU; write cuda.")
+        raise UserError(f"processes={size} need one GPU each, but device={config.device!r} is one GPU; write cuda.")
     n_envs, batch = int(config.n_envs), int(config.overrides["batch_size"])
     for name, number in (("n_envs", n_envs), ("batch_size", batch)):
         if number % size:
@@ -141,7 +141,7 @@ def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_
 
 
 def row_of(record: Algorithm, config: RunConfig, device: str) -> Row:
-    """Hyperparameters of the preset, before the user's overrides."""
+    """Return the hyperparameters of the config's preset, before the user's overrides."""
     if config.preset == "sb3":
         return record.stock_row
     if config.preset in NAMED:
@@ -152,7 +152,7 @@ def row_of(record: Algorithm, config: RunConfig, device: str) -> Row:
 
 
 def device_of(config: RunConfig, images: bool) -> str:
-    """The device for training and, for kit's own tasks, for simulation."""
+    """Return the device for training and, if the env is a `Task`, for simulation. `images`: the policy sees images."""
     import torch
 
     if config.device != "auto":
@@ -166,7 +166,7 @@ def device_of(config: RunConfig, images: bool) -> str:
 
 
 def _auto_n_envs(record: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
-    """The number of envs for n_envs="auto", before a GPU's memory limits it."""
+    """Return the number of envs for n_envs="auto", before it is limited to a GPU's memory."""
     n_envs, per_core = int(row.get("n_envs", 1)), ENVS_PER_CORE if physics else ENVS_PER_CORE_NO_PHYSICS
     if config.preset != "auto" or not record.more_envs or (device != "cpu" and physics):
         return n_envs

@@ -15,7 +15,7 @@ from kit.trainers.image_ring import FRAMES, ImageRing
 
 @dataclass
 class Transitions:
-    """A batch of N (obs, action, reward, next_obs, terminated)."""
+    """A batch of N transitions; every tensor has leading size N."""
 
     obs: Obs
     actions: torch.Tensor
@@ -27,13 +27,14 @@ class Transitions:
 class Replay:
     """Ring buffer of the last `capacity` rows; a row is one step of all `n_envs` envs.
 
-    Rows are numbered from the first ever added; row `r` is in slot `r % capacity`. The system commits memory as it is
-    first written. A transition takes two observations, an action and 5 B: for Reach 2 × 24 and 7 numbers of 4 B,
-    0.23 GB for a million.
+    Rows are numbered from the first ever added, 0; row `r` is in slot `r % capacity`. The operating system provides the
+    memory only as rows are first written. A transition takes two observations, an action and 5 B: for Reach 2 × 24 and
+    7 numbers of 4 B, 0.23 GB for a million.
 
-    `frames` maps image observations to the length of their frame stacks. Each image is stored once: a row has the
-    newest, and the end of an episode adds its final image. A clip of 8 frames 3×64×64 takes 12 kB instead of 197 kB for
-    a pair of stacks. When the ring is full, the oldest rows lack earlier frames for their stacks and are not sampled.
+    `frames` maps image observations to the length T of their frame stacks. Each image is stored once: a row has the
+    newest one only, and the last row of an episode also its final image. With stacks of 8 frames 3×64×64, a transition
+    takes 12 kB instead of 197 kB for its two stacks. When the ring is full, the frames before its oldest T - 1 rows are
+    overwritten, so these rows are not sampled.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Replay:
         self.first = 0
         """Number of the first stored row; greater than 0 if earlier rows were lost."""
         self.breaks: list[int] = []
-        """Rows where all envs were reset without `done` (after a resume), so that `next_obs` is unknown."""
+        """Rows after which all envs were reset without `done`, at a resume. They are not sampled, because their
+        `next_obs` is unknown. Recorded for frame stacks only."""
         self._columns: dict[str, torch.Tensor] = {}
         self._images = {name: ImageRing(name, count, capacity, n_envs, device) for name, count in self.frames.items()}
         self._episode_starts: torch.Tensor | None = None  # (capacity, n): see `_first_rows`
@@ -65,7 +67,8 @@ class Replay:
     ) -> None:  # fmt: skip
         """Append one row; every argument has leading size `n_envs`.
 
-        `next_obs` is the episode's own next observation, not that of a reset; `done` (bool) marks its last step.
+        `next_obs` is the next observation of the same episode, never the first of the next one; `done` (bool) is True
+        in the last step of an episode and needed for `frames` only.
         """
         images, rest = split_newest(obs, self.frames)
         next_images, next_rest = split_newest(next_obs, self.frames)
@@ -101,9 +104,9 @@ class Replay:
         return Transitions(obs, batch["actions"], batch["rewards"], next_obs, batch["terminated"])
 
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copy rows `start` to `stop` to the CPU: column name -> (stop - start, n_envs, ...).
+        """Copy rows `start` to `stop` - 1 to the CPU: column name -> (stop - start, n_envs, ...).
 
-        Columns of final images have one entry for each True in the column "done" instead.
+        Columns of final images instead have as many entries as the column "done" has True ones.
         """
         if not max(self.first, self.written - self.capacity) <= start <= stop <= self.written:
             raise ValueError(f"rows {start} to {stop} are not all among the last {len(self)} of {self.written}")
@@ -114,9 +117,9 @@ class Replay:
         return rows
 
     def load(self, rows: dict[str, torch.Tensor], start: int) -> None:
-        """Restore `rows` from `rows()`, the first one numbered `start`.
+        """Restore `rows`, returned by `rows()`; the first one has number `start`.
 
-        Only the last `capacity` rows before `written` are used.
+        Rows from `written` on, and rows that the ring would have overwritten by then, are ignored.
         """
         stop = start + len(rows["rewards"])
         first, last = max(start, self.written - self.capacity), min(stop, self.written)
@@ -134,7 +137,7 @@ class Replay:
         self.first = self.written
 
     def continue_from(self, obs: Obs) -> None:
-        """Take `obs` of the restored envs as the images after the last row."""
+        """Store the images of `obs`, the restored envs' observation, as those that follow the last row."""
         for name, image in split_newest(obs, self.frames)[0].items():
             self._images[name].latest = image.clone()
 
@@ -144,7 +147,7 @@ class Replay:
             self.breaks.append(self.written - 1)
 
     def _store_first_row(self, slot: int) -> None:
-        """Store the first row of each env's episode for the next row, which goes to `slot`."""
+        """Store, for the row about to be written to `slot`, the first row of each env's episode."""
         if self.written == self.first:  # the buffer is empty, new or after a loss
             self._episode_starts = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
             return
@@ -153,7 +156,10 @@ class Replay:
         first_row[slot] = torch.where(ended, self.written, first_row[last])
 
     def _first_rows(self) -> torch.Tensor:
-        """Number of the first row of each slot's episode (capacity, n_envs), or an earlier one if it is overwritten."""
+        """Return the number of the first row of each slot's episode, (capacity, n_envs).
+
+        If that row is already overwritten, the number may be smaller.
+        """
         if self._episode_starts is not None:
             return self._episode_starts
         rows = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)
@@ -167,8 +173,8 @@ class Replay:
         return self._episode_starts
 
     def _column(self, name: str, row: torch.Tensor) -> torch.Tensor:
-        """The column `name`, allocated at the first call for values like `row` (n, ...)."""
+        """Return the column `name`; the first call allocates it, for rows of the shape and dtype of `row` (n, ...)."""
         if name not in self._columns:
             shape = (self.capacity, *row.shape)
-            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # empty: not committed yet
+            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # takes no memory yet
         return self._columns[name]

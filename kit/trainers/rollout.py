@@ -1,4 +1,4 @@
-"""Rollout buffer as tensors (n_steps, n_envs, ...) on the training device, with GAE and returns."""
+"""Rollout buffer: tensors (n_steps, n_envs, ...) on the training device, with GAE and returns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def gae(
 ) -> torch.Tensor:
     """Generalized advantage estimation (T, n) (Schulman et al., 2015).
 
-    `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. No value
-    crosses a `done`, terminated or truncated. `Rollout.bootstrap` has added γ V(final observation) to the rewards of
-    truncated steps before.
+    `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. The sums stop
+    at `done`, whether terminated or truncated. So call `Rollout.bootstrap` first: it adds γ V(final observation) to the
+    rewards of truncated steps.
     """
     not_done = (~done).to(values.dtype)
     next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
@@ -40,7 +40,7 @@ def gae(
 
 @dataclass
 class Batch:
-    """Minibatch of rollout transitions in any order, leading size N."""
+    """Minibatch of N rollout transitions in any order; every tensor has leading size N."""
 
     obs: LazyObs
     actions: torch.Tensor
@@ -53,15 +53,15 @@ class Batch:
         return self.returns.shape[0]
 
     def take(self, index: torch.Tensor) -> Self:
-        """Copy the rows `index` (k,)."""
+        """Return a copy of the rows `index` (k,)."""
         return type(self)(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
 
     def materialized(self) -> Self:
-        """The batch with every lazy frame stack in `obs` turned into a tensor for the networks."""
+        """Return the batch with `Clips` (frame stacks not yet put together) in `obs` replaced by tensors."""
         return replace(self, obs=materialize(self.obs))
 
     def split(self, size: int) -> list[Self]:
-        """Split into consecutive batches of `size` rows, the last possibly shorter; views."""
+        """Split into consecutive batches of `size` rows, views; the last may be shorter."""
         columns = [_split(getattr(self, f.name), size) for f in fields(self)]
         return [type(self)(*values) for values in zip(*columns, strict=True)]
 
@@ -71,7 +71,7 @@ class RecurrentBatch(Batch):
     """Minibatch for a recurrent policy."""
 
     episode_starts: torch.Tensor
-    """(N,) bool: the first step of an env in the rollout, or of an episode."""
+    """(N,) bool: True in the first step of an episode, and in each env's first step of the rollout."""
     hidden_state: Obs
     """Hidden state before the step, (N, ...) each; zero at the first step of an episode."""
 
@@ -101,18 +101,18 @@ class Rollout:
         self.done = zeros(torch.bool)
         self.episode_return, self.episode_length, self.success = zeros(), zeros(torch.int64), zeros(torch.bool)
         self.obs: Obs | None = None  # (T, n, ...), allocated at the first step, without frame stacks
-        self._images: dict[str, torch.Tensor] = {}  # (frames - 1 + T, n, H, W, C), from before the first step on
+        self._images: dict[str, torch.Tensor] = {}  # (frames - 1 + T, n, H, W, C), with step 0's earlier frames
         self.actions: torch.Tensor | None = None
         self.hidden_state: Obs | None = None  # (T, n, ...), recurrent policies only
         self._truncations: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
-        """Clear what the previous rollout must not leave behind."""
+        """Clear the truncations and successes of the previous rollout; a new one overwrites everything else."""
         self._truncations.clear()
         self.success.zero_()
 
     def store_obs(self, step: int, obs: Obs) -> Obs:
-        """Store `obs` (n, ...) of `step` and return the stored view."""
+        """Store `obs` (n, ...) of `step` and return it; entries without frame stacks are views of the buffer."""
         frames, rest = split_newest(obs, self.frames)
         if self.obs is None:
             self.obs = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), rest)
@@ -128,9 +128,9 @@ class Rollout:
         return with_stacks(stored, stacks)
 
     def store_actions(self, step: int, actions: torch.Tensor) -> torch.Tensor:
-        """Store `actions` (n, ...) of `step` and return the stored row.
+        """Store `actions` (n, ...) of `step` and return the stored copy, valid until the next rollout.
 
-        The row is valid until the next rollout; a CUDA graph overwrites its own output at every step.
+        Use the copy, because a CUDA graph overwrites its output `actions` at every step.
         """
         if self.actions is None:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
@@ -144,10 +144,9 @@ class Rollout:
         tree_map(lambda column, value: column[step].copy_(value), self.hidden_state, hidden_state)
 
     def store_truncated(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
-        """Store the final observations of the envs `truncated` (n,) bool at `step`, from `final_obs` (n, ...).
+        """Store `final_obs` (n, ...) of the envs where `truncated` (n,) bool is True at `step`.
 
-        On a CPU, and for frame stacks, only their rows are stored. On a GPU all rows are, because selecting them would
-        synchronise.
+        On a GPU, if there are no frame stacks, the rows of all envs are stored, because selecting would synchronise.
         """
         select = truncated.device.type == "cpu" or self.frames
         envs = truncated.nonzero().flatten() if select else None
@@ -155,7 +154,7 @@ class Rollout:
         self._truncations.append((step, truncated, envs, rows))
 
     def bootstrap(self, value: Callable[[Obs], torch.Tensor], gamma: float) -> None:
-        """Add γ V(final observation) to the rewards of truncated steps: a time limit is not part of the task."""
+        """Add γ V(final observation) to the rewards of truncated steps, since a time limit is not part of the task."""
         if not self._truncations:
             return
         values = value(tree_map(lambda *x: torch.cat(x), *(rows for *_, rows in self._truncations)))
@@ -172,7 +171,7 @@ class Rollout:
         self.returns = self.advantages + self.values
 
     def batch(self) -> Batch:
-        """All transitions in step-major order, row t · n_envs + env. Views, no copies."""
+        """Return all transitions as views; row t · n_envs + env is step t of env."""
         assert self.obs is not None and self.actions is not None
         obs = with_stacks(tree_map(lambda x: x.flatten(0, 1), self.obs), self._clips())
         flat = [obs, self.actions.flatten(0, 1)]
@@ -185,12 +184,12 @@ class Rollout:
         return RecurrentBatch(**vars(batch), episode_starts=episode_starts, hidden_state=hidden_state)
 
     def _clips(self) -> dict[str, Clips]:
-        """Lazy frame stacks of all rows, step-major."""
+        """Return the frame stacks of all rows, in the order of `batch`, as indices into the stored frames."""
         clips: dict[str, Clips] = {}
         for name, frames in self.frames.items():
             earlier = frames - 1
             step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
-            # frames stored from before the first step belong to its episode, so that one starts at -earlier
+            # the frames stored before step 0 belong to its episode, which therefore starts at step -earlier
             starts = torch.where(self.done[:-1], step[1:], -earlier)
             first = torch.cat([torch.full_like(step[:1], -earlier), starts]).cummax(0).values
             row = (frame_steps(step, first, frames) + earlier) * self.n_envs

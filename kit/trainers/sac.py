@@ -108,7 +108,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
 
 
 class Temperature:
-    """Checkpoint component that holds log α when the entropy coefficient is learnt."""
+    """Checkpoint component for log α, used if the entropy coefficient α is learnt."""
 
     def __init__(self, log_ent_coef: torch.Tensor) -> None:
         self.log_ent_coef = log_ent_coef
@@ -121,21 +121,21 @@ class Temperature:
 
 
 def _with_temperature(state: State) -> State:
-    """Move log α from the trainer's counters, where runs before 0.2 saved it, to its own component."""
+    """Return `state` with log α in its own component; checkpoints before 0.2 have it in "trainer"."""
     if "temperature" in state or "log_ent_coef" not in state.get("trainer", {}):
         return state
     return {**state, "temperature": {"log_ent_coef": state["trainer"]["log_ent_coef"]}}
 
 
 def _tensor(obs: Obs) -> torch.Tensor:
-    """Cast `obs` to the type that SB3 annotates for network inputs; dicts work too."""
+    """Return `obs` unchanged, for the type checker: SB3 annotates network inputs as tensors but takes dicts too."""
     return cast(torch.Tensor, obs)
 
 
 ALGORITHM = Algorithm(
     "SAC", SAC, sb3.SAC, SACPolicy,
     actions=(spaces.Box,),
-    row={"n_envs": 4, "gradient_steps": -1},  # SB3's ratio with one env: a gradient step for each env step
+    row={"n_envs": 4, "gradient_steps": -1},  # -1: one gradient step per env step, the ratio of SB3 with one env
     stock_row={"n_envs": 1},
     columns=("batch_size", "net_arch"),
     heads=("pi", "qf"),

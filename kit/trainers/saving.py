@@ -1,7 +1,7 @@
-"""Checkpoint state: components that save and load themselves. `trainer.components()` lists them.
+"""Components of the training state, which save and load themselves. `trainer.components()` lists all but `env`.
 
     policy      weights
-    frozen      frozen weights of pretrained encoders, stored once per run
+    frozen      frozen weights of pretrained encoders, which a run stores once, not per checkpoint
     normalizer  running statistics
     optimizer   moments and learning rates
     trainer     counters, the latest episodes and the last observations
@@ -26,7 +26,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from kit.errors import UserError
 
 Values = dict[str, Any]
-"""Name -> tensor, number, text, bool, None or list."""
+"""A component's values: name -> tensor, number, text, bool, None or list."""
 State = dict[str, Values]
 """Contents of a checkpoint: component name -> its values."""
 
@@ -42,7 +42,7 @@ class Component(Protocol):
 
 
 class Weights:
-    """Weights of a policy, without frozen ones."""
+    """Weights of a policy, without the frozen weights."""
 
     def __init__(self, policy: BasePolicy) -> None:
         self.policy = policy
@@ -73,7 +73,7 @@ class FrozenWeights(Weights):
 
 
 def frozen_names(policy: BasePolicy) -> set[str]:
-    """Names of parameters and buffers in frozen modules of feature extractors."""
+    """Return the names of parameters and buffers in frozen modules of feature extractors."""
     names: set[str] = set()
     for path, module in policy.named_modules():
         if isinstance(module, BaseFeaturesExtractor):
@@ -89,7 +89,10 @@ def _copies(policy: BasePolicy) -> Values:
 
 
 class Optimizers:
-    """Optimizer state by name: name -> optimizer and its parameters; saved as "<name>.<parameter>.<slot>"."""
+    """State of the optimizers `named`: name -> (optimizer, its parameters by name).
+
+    Saved as "<name>.<parameter>.<value>", such as "policy.log_std.exp_avg", and "<name>.learning_rate".
+    """
 
     def __init__(self, named: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, torch.Tensor]]]) -> None:
         self.named = named
@@ -119,7 +122,7 @@ class Optimizers:
 
 
 class Counting(Protocol):
-    """A trainer's counters and window of latest episodes, by SB3's names."""
+    """Attributes of a trainer that `Counters` saves: counters and the window of recent episodes, named as in SB3."""
 
     num_timesteps: int
     iteration: int
@@ -190,7 +193,7 @@ class RandomGenerators:
     def load_state(self, state: Values) -> None:
         words, keys = state["python"].tolist(), state["numpy"].numpy().astype(np.uint32)
         position, gauss = int(state["numpy_position"]), (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
-        # Untrusted input: beyond these bounds numpy and Python read out of bounds.
+        # A checkpoint may come from anywhere: with other lengths or positions numpy and Python read out of bounds.
         lengths, positions = (len(words), len(keys)), (words[-1] if words else -1, position)
         if lengths != (625, 624) or not all(0 <= p <= 624 for p in positions):
             raise UserError("the checkpoint's random generators hold an invalid state; it was not written by kit.")

@@ -1,4 +1,4 @@
-"""Random-shift image augmentation (DrQ: Kostrikov et al., 2020), against overfitting to pixel positions."""
+"""Random shifts of training images (DrQ: Kostrikov et al., 2020), against overfitting to pixel positions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kit.envs.obs import tree_map
 
 
 def random_shift(obs: Any, pixels: int) -> Any:
-    """Shift each uint8 image of `obs` by up to `pixels` in each direction, repeating its edge.
+    """Return `obs` with each uint8 image shifted by up to `pixels` in each direction; edge pixels fill the gap.
 
-    Images are channels-first, (N, C, H, W) or stacks (N, T, C, H, W), whose T frames shift alike. Draws from torch's
-    global generator.
+    Images are channels-first, (N, C, H, W) or stacks (N, T, C, H, W); the T frames of a stack shift equally. Draws from
+    torch's global generator.
     """
     return tree_map(lambda x: _shift(x, pixels) if x.dtype == torch.uint8 and x.ndim >= 4 else x, obs)
 

@@ -56,11 +56,11 @@ class TD3(OffPolicyTrainer, sb3.TD3):
         return -self.critic.q1_forward(obs, self.actor(obs)).mean()
 
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
-        """Update the critics every step, the actor and all targets every `policy_delay` steps."""
+        """Update the critics at every step, the actor and all target networks at every `policy_delay`-th."""
         critic_loss = descend(self.critic.optimizer, self.critic_loss(batch))
         actor_loss = torch.zeros_like(critic_loss)
         if (self._n_updates + step + 1) % self.policy_delay == 0:
-            # weighted by the steps since the last actor update, so that the logged mean over steps is the mean loss
+            # times policy_delay, because the log divides the sum by all steps, also those without an actor update
             actor_loss = self.policy_delay * descend(self.actor.optimizer, self.actor_loss(batch))
             polyak_update(self.critic, self.critic_target, self.tau)
             polyak_update(self.actor, self.actor_target, self.tau)
@@ -70,7 +70,7 @@ class TD3(OffPolicyTrainer, sb3.TD3):
 ALGORITHM = Algorithm(
     "TD3", TD3, sb3.TD3, TD3Policy,
     actions=(spaces.Box,),
-    row={"n_envs": 4, "gradient_steps": -1},  # SB3's ratio with one env: a gradient step for each env step
+    row={"n_envs": 4, "gradient_steps": -1},  # -1: one gradient step per env step, the ratio of SB3 with one env
     stock_row={"n_envs": 1},
     columns=("batch_size", "net_arch"),
     heads=("pi", "qf"),

@@ -57,7 +57,7 @@ def test_endings_totals_and_success_by_hand():
 
 def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
     env = GymnasiumEnv("CartPole-v1", 2, seed=3)
-    assert not env.snapshots and "begins new episodes" in env.snapshot_note
+    assert not env.snapshots and "starts new episodes" in env.snapshot_note
     for _ in range(5):
         env.step(torch.tensor([0, 1]))
     saved = env.snapshot()

@@ -113,7 +113,7 @@ def test_groups_that_there_are_not_are_refused(option: Any, says: str) -> None:
 
 
 def test_declarations_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UserError, match="env='Ant' has no groups besides the policy's"):
+    with pytest.raises(UserError, match="env='Ant' has no group besides 'policy'"):
         make_vec("Ant", 1, env_options={"obs_groups": ["critic"]})
     with pytest.raises(UserError, match="'critic' names 'truth', which is not an entry of the observation; it has"):
         TensorEnv(Wrong(policy=("seen",), critic=("truth",)), 1)

@@ -94,7 +94,7 @@ def test_without_a_word_nothing_differs() -> None:
         (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, noise"),
         ({"mass": [0, 2]}, r"randomize mass=\[0, 2\] is not a range; write \[low, high\], such as \[1, 4\]"),
         ({"delay": [0, 1.5]}, r"randomize delay=\[0, 1.5\] must be whole numbers of steps"),
-        ("mass", r"randomize='mass' is neither true, false, a list of names nor a mapping"),
+        ("mass", r"randomize='mass' is not true, false, a list of names or a mapping"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(option: Any, words: str) -> None:

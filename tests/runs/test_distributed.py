@@ -185,7 +185,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     few = {**FEW, "runs_dir": str(tmp_path)}
     with pytest.raises(UserError, match="n_envs=7 cannot be shared by 2 processes; choose a multiple"):
         kit.train(**few | {"n_envs": 7, "overrides": {}})
-    with pytest.raises(UserError, match="processes=2: algo='A2C' is trained by one; PPO can"):
+    with pytest.raises(UserError, match="processes=2: algo='A2C' trains in one process; use 1"):
         kit.train(**few | {"algo": "A2C", "overrides": {}})
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Dirt on a plate: random initial distribution, and removal by a sponge (Preston's law)."""
+"""Dirt on a plate: its random initial thickness per cell, and its removal by a sponge (Preston's law)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ TRACE = 0.15
 
 
 def serve(chance: torch.Tensor, cells: torch.Tensor, radius_m: float) -> torch.Tensor:
-    """Draw the dirt of new plates: thickness (n, cells) in [0, 1], the maximum over randomly placed spots.
+    """Return the dirt of new plates, thickness (n, cells) in [0, 1]: the maximum over randomly placed spots.
 
-    `chance` (n, NUMBERS) are random numbers in [0, 1); `cells` (cells, 2) are the centres of the cells, m.
+    `chance` (n, NUMBERS) are random numbers in [0, 1); `cells` (cells, 2) are the centres of the cells, m; spots are
+    placed within `radius_m` of the plate's centre.
     """
     turn, out, width, depth = chance.view(-1, PATCHES, 4).unbind(2)  # (n, patches)
     angle, distance = 2 * math.pi * turn, radius_m * out.sqrt()  # evenly over the disc
@@ -39,8 +40,8 @@ def rubbed(
 ) -> torch.Tensor:  # fmt: skip
     """Return the thickness (n, cells) that the sponge removes in `seconds`.
 
-    The sponge is at `sponge` (n, 2), in the frame of `cells` (cells, 2), m; it presses with `force_n` (n,) and slides
-    at `speed_mps` (n,).
+    The sponge, of radius `radius_m`, is at `sponge` (n, 2), m, relative to the plate's centre, as are the centres of
+    the `cells` (cells, 2). It presses with `force_n` (n,) and slides at `speed_mps` (n,).
 
     The model is Preston's law of polishing, dh/dt = k p v, which is Archard's law of wear per area (F. W. Preston,
     J. Soc. Glass Technology 11, 1927; J. F. Archard, J. Applied Physics 24, 1953): without pressure or without sliding,

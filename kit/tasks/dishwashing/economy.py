@@ -1,7 +1,7 @@
 """Income and costs of dishwashing: prices as options, and functions that compute rewards and business metrics.
 
-Amounts are in US dollars. Every price is an option of the task. Its docstring gives the source of the default, or the
-words "an assumption".
+Amounts are in US dollars. Every price is an option of the task. Its docstring gives the source of the default value, or
+says that it is an assumption.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Economy(Options):
     place settings (140 pieces) that people wash by hand in an hour (Berkholz et al., Int. J. Consumer Studies 34, 2010:
     a full dishwasher load of EN 50242 took 60 minutes on average)."""
     advance: float = number(0.5, 0.0, 1.0)
-    """Fraction of the price that is paid in proportion as dirt is removed, and taken back if the plate does not leave
-    the sink clean. The rest is paid for the clean plate. An assumption that changes when money is paid, not how
+    """Fraction of the price that is paid bit by bit as dirt is removed, and taken back if the plate does not leave the
+    sink clean. The rest is paid when the clean plate leaves. An assumption; it changes when money is paid, not how
     much."""
     breakage_usd: float = number(1.0, 0.0, 1000.0)
     """Cost of a broken plate; an assumption: a plain white one, bought by the dozen."""
@@ -53,7 +53,7 @@ class StepOutcome(NamedTuple):
     """Outcome of one step, (n,) each."""
 
     progress: torch.Tensor
-    """Fraction of the dirt to be removed from the plate that this step removed, in [0, 1]."""
+    """Dirt removed in this step, as a fraction of all the dirt that has to be removed from the plate, in [0, 1]."""
     paid_usd: torch.Tensor
     """Advance paid for the plate so far, including this step."""
     clean: torch.Tensor
@@ -67,7 +67,7 @@ class StepOutcome(NamedTuple):
 
 
 def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
-    """Compute the reward terms `TERMS` of a step, (n, 5), USD.
+    """Return the reward terms of a step, (n, 5), USD, in the order of `TERMS`.
 
     Summed over one plate, "cleaning" and "delivery" give the price if the plate left clean, and 0 if it did not.
     """
@@ -86,14 +86,17 @@ def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
 
 
 def profit_usd(economy: Economy, ledger: torch.Tensor) -> torch.Tensor:
-    """Compute the profit of a shift so far, (n,), from its `LEDGER` (n, 5). A plate still in the sink counts as 0."""
+    """Return the profit of a shift so far, (n,), USD, from its totals `ledger` (n, 5), in the order of `LEDGER`.
+
+    A plate that is still in the sink counts as 0.
+    """
     clean, broken, _, energy_j, elapsed_s = ledger.unbind(1)
     running = economy.energy_usd_kwh / JOULES_PER_KWH * energy_j + economy.machine_usd_h / HOUR_S * elapsed_s
     return economy.price_usd * clean - economy.breakage_usd * broken - running
 
 
 def metrics(economy: Economy, ledger: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Compute business metrics of a shift from its `LEDGER` (n, 5), each (n,).
+    """Return business metrics of a shift, each (n,), from its totals `ledger` (n, 5), in the order of `LEDGER`.
 
      - "plates_per_hour": clean plates per hour.
      - "breakage_rate", "error_rate": fraction of the plates that left the sink broken, and broken or dirty.

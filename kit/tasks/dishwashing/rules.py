@@ -16,15 +16,15 @@ class Rules(Economy):
     task: ClassVar[str] = "Dishwashing"
 
     shift_s: float = number(60.0, 1.0, 36_000.0)
-    """Length of a shift, which is an episode."""
+    """Length of a shift, s. An episode is one shift."""
     force_limit_n: float = number(50.0, 1.0, 1000.0)
     """Contact force at which the weakest plate breaks; an assumption. The tool pushes with up to 50 N, and a little
     harder as it comes down. With a lower limit, plates often break during exploration, and a policy easily learns not
     to touch them at all."""
     force_spread_n: float = number(50.0, 0.0, 1000.0)
-    """The limits of plates are uniform from `force_limit_n` to `force_limit_n + force_spread_n`; an assumption."""
+    """Each plate's limit is drawn uniformly from `force_limit_n` to `force_limit_n + force_spread_n`; an assumption."""
     clean_share: float = number(0.03, 0.0, 0.9)
-    """Fraction of the initial dirt at which a plate counts as clean; an assumption."""
+    """A plate counts as clean when at most this fraction of its initial dirt is left; an assumption."""
     patience_s: float = number(60.0, 1.0, 36_000.0)
     """Time after which a plate that is not clean is taken away unpaid; an assumption."""
     change_s: float = number(2.0, 0.2, 600.0)

@@ -19,22 +19,22 @@ from kit.tasks.dishwashing import model as scene
 from kit.tasks.dishwashing.rules import Rules
 
 LOOKS = 5
-"""Force and rubbing are evaluated this many times per step, every 20 ms."""
+"""How many times per step, every 20 ms, force and removed dirt are computed."""
 SLOW_MPS = 0.1
-"""Friction is nearly proportional to speed well below this speed, so that a sponge at rest stays at rest."""
+"""Below this speed friction falls towards 0 with the speed, so that a sponge at rest stays at rest."""
 TINY = 1e-9
-"""Lower bound of denominators that can be 0, as for a plate that arrives clean, one in a million."""
+"""Lower bound of denominators that can be 0, for example for a plate that arrives clean (one in a million)."""
 START_M = 0.08
 """Greatest distance of the sponge from the centre of the sink at the start of a shift, along x and along y."""
 LIFT_M = 0.1
-"""Distance that a lift in the sink's floor moves plates down and up."""
+"""Distance by which a lift in the sink's floor moves plates down and up."""
 SEEN = 0.01
 """Dirt thinner than this is invisible in images."""
 SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
-"""Spiral of the scripted policy: distance between turns, and radius at the rim."""
+"""Spiral of the scripted policy: distance between turns, and radius of the turn along the plate's rim."""
 WIPER = (44.0, 0.4)
-"""Force, N, and speed, m/s, of the scripted policy: hard and fast, but no plate breaks (tests/bench/dishes.py)."""
+"""Force, N, and speed, m/s, of the scripted policy: hard and fast, yet no plate breaks (tests/bench/dishes.py)."""
 
 SEES = (
     Field("position of the sponge", 2, f"{scene.REACH_M} m"),
@@ -61,7 +61,7 @@ PRIVILEGED = (
     Field("force of the sponge's motors", 3, f"{scene.MOST_PRESS_N} N"),
     Field("drag of the plate on the sponge along x and y", 2, f"{scene.MOST_PRESS_N} N"),
 )
-"""Fields of "privileged", hidden from the policy, in order."""
+"""Fields of "privileged", which the policy does not see, in order."""
 
 
 class Dishwashing(MujocoTask):
@@ -70,9 +70,9 @@ class Dishwashing(MujocoTask):
     The action (3,) in [-1, 1] is the sponge's velocity along x and y, in units of 0.4 m/s, and its force, from 10 N
     upward (-1) to 50 N downward (1). Dirt is removed where the sponge presses and slides (module `dirt`). A plate is
     clean when 3 % of its dirt is left. It breaks when the contact force exceeds its limit, 50 to 100 N, which is not
-    observed; the sponge can press with 51 N as it comes down. After that the tool is lifted automatically, and a lift
-    brings the next plate. An episode is a shift and does not terminate early. The reward is money, in units of ten
-    cents (module `economy`). `Rules` has every constant.
+    observed; the sponge can press with 51 N as it comes down. When a plate is clean, broken or has taken too long, the
+    tool is lifted automatically, and a lift brings the next plate. An episode is a shift and does not terminate early.
+    The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
 
     The policy observes `SEES`, with positions along x and y; the groups "critic" and "teacher" also see `PRIVILEGED`.
     The vector to nearby dirt is a mean over the cells, weighted by their dirt and by 1 / (r² + a²)², with r the
@@ -119,7 +119,7 @@ class Dishwashing(MujocoTask):
         super().bind(sim)
         model, n = self.model, sim.n
         self._cells = torch.as_tensor(scene.cells(), dtype=sim.dtype, device=sim.device)
-        # Views of the simulator's memory, always current:
+        # views of the simulator's tensors, so they are always up to date
         self._sponge, self._velocity = sim.qpos[:, :3], sim.qvel[:, :3]
         self._middle_w = sim.mocap_pos[:, model.body(scene.PLATE).mocapid[0]]
         self._motors = sim.actuator_force
@@ -131,7 +131,7 @@ class Dishwashing(MujocoTask):
 
         self.dirt = zeros(len(self._cells))
         self.plate = zeros(8)
-        self._place, rest = self.plate[:, :2], self.plate[:, 2:]  # position of this plate once it has come up
+        self._place, rest = self.plate[:, :2], self.plate[:, 2:]  # the plate's x and y
         self._waiting_s, self._time_s, self._first_dirt, self._paid_usd = rest[:, :4].unbind(1)
         self._is_broken, self._stands_n = rest[:, 4:].unbind(1)
         self.ledger = zeros(len(economy.LEDGER))
@@ -157,7 +157,7 @@ class Dishwashing(MujocoTask):
         sim.reset(mask, qpos=qpos, mocap_pos=middle_w.unsqueeze(1))
 
     def _new_plates(self, mask: torch.Tensor) -> None:
-        """Draw a new plate in the envs of `mask` (n,) bool."""
+        """Replace the plate by a new random one in the envs where `mask` (n,) bool is True."""
         shape = self.n, dirt.NUMBERS + 3
         chance = torch.rand(shape, generator=self._generator, dtype=self.sim.dtype, device=self.device)
         new_dirt = dirt.serve(chance[:, 3:], self._cells, scene.WELL_M)
@@ -221,7 +221,7 @@ class Dishwashing(MujocoTask):
         self._is_broken.copy_(self._is_broken.bool() | broken)
 
     def _move_plates(self) -> None:
-        """Lower plates that are done and raise the next ones."""
+        """Move finished plates down on the lift and the next ones up."""
         dt_s, half_s = self.control_dt_s, self.rules.change_s / 2
         old = self._waiting_s > half_s
         self._waiting_s.sub_(dt_s).clamp_(min=0.0)
@@ -243,7 +243,7 @@ class Dishwashing(MujocoTask):
         return self._vectors()
 
     def _vectors(self) -> dict[str, Obs]:
-        """Return those of the entries "state" and "privileged" that are delivered."""
+        """Return the entries "state" and "privileged", each only if the env delivers it."""
         entries = {"state": self._state, "privileged": self._privileged}
         return {name: entries[name]() for name in self.delivered if name in entries}
 
@@ -306,8 +306,10 @@ class Dishwashing(MujocoTask):
         return {**rewards, **{f"shift/{name}": value for name, value in shift.items()}}
 
     def colours(self) -> dict[str, torch.Tensor]:
-        """Return "geom_rgba" (n, ngeom, 4) for the renderer: thicker dirt is browner, removed dirt is invisible, a
-        broken plate is red."""
+        """Return {"geom_rgba": (n, ngeom, 4)} for the renderer.
+
+        Thicker dirt is browner, removed dirt is invisible, a broken plate is red.
+        """
         china, sauce, broken = self._palette
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)

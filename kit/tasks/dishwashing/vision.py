@@ -20,10 +20,10 @@ LEAST_PIXELS = 16
 
 
 class DishwashingVideo(Dishwashing):
-    """`Dishwashing` from video: the policy sees only clips (8, 3, 64, 64) of the plate, without the contact force.
+    """`Dishwashing` from video: the policy sees only clips (8, 3, 64, 64) of the plate, not the contact force.
 
-    A clip has one frame per step, newest last. The group "teacher" sees "state", the policy observation of
-    `Dishwashing`; the group "critic" also sees "privileged". `size` is the side of the images in pixels.
+    A clip has one frame per step, newest last. The group "teacher" sees "state", which the policy of `Dishwashing`
+    sees; the group "critic" sees "state" and "privileged". `size` is the width and height of the images, pixels.
     """
 
     name = "DishwashingVideo"
@@ -49,6 +49,6 @@ class DishwashingVideo(Dishwashing):
         return {**first, "clip": self._frame(env_ids)}
 
     def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
-        """Render the newest frame (k, 3, size, size) of the envs `env_ids` (k,), or of all."""
+        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None means all envs."""
         images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
         return images[:, 0].permute(0, 3, 1, 2).contiguous()

@@ -1,6 +1,6 @@
 """Rendering of legged robots for people: cameras that follow the robot, and an arrow along the commanded path.
 
-None of this affects the physics. The arrow consists of fixed geoms below the ground without contacts. Geoms and cameras
+Neither affects the physics. In the model the arrow's geoms lie below the ground and have no contacts. Arrow and cameras
 are moved only in the poses passed to the renderer, not in the simulator's state.
 """
 
@@ -17,7 +17,7 @@ CAMERAS = ("view", "side", "front")
 """Cameras that follow the robot: from a fixed compass direction; from its right; from its front."""
 ARROW_RGB = (0.96, 0.45, 0.10)
 LINKS, LINK_M, TIP_M, RADIUS_M = 8, 0.08, 0.12, 0.014
-"""The arrow: number of capsules in a chain, greatest spacing, length of the tip, radius of the capsules."""
+"""The arrow is a chain of capsules: their number, their length (the greatest spacing), the tip's length, the radius."""
 UNDERGROUND_M = -5.0
 
 
@@ -25,9 +25,9 @@ class Scene(NamedTuple):
     """Placement of cameras and arrow for one robot, m."""
 
     distance: float
-    """Distance of the cameras from the centre of the image."""
+    """Distance of the cameras from the point that they look at."""
     middle: float
-    """Height of the image centre above the ground."""
+    """Height above the ground of the point that the cameras look at."""
     arrow: float
     """Height of the arrow."""
     begins: float
@@ -39,7 +39,7 @@ class Scene(NamedTuple):
 GO1 = Scene(distance=1.9, middle=0.25, arrow=0.48, begins=0.2, ahead_s=0.3)
 G1 = Scene(distance=3.0, middle=0.75, arrow=1.45, begins=0.0, ahead_s=0.6)
 LOOKS_FROM = {"view": (0.66, -0.66, 0.36), "side": (0.0, -0.98, 0.2), "front": (0.98, 0.0, 0.2)}
-"""Directions from the image centre to the cameras: ahead, left, up."""
+"""Direction from the point that the camera looks at to the camera: ahead, left, up."""
 
 
 def add_arrow(spec: mujoco.MjSpec) -> None:
@@ -58,10 +58,10 @@ def add_arrow(spec: mujoco.MjSpec) -> None:
 def poses(
     sim: Simulator, scene: Scene, heading_w: torch.Tensor, command: torch.Tensor, moving: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Compute the poses of geoms and cameras for rendering: fields of MjData, each of leading size n.
+    """Return the poses of geoms and cameras for the renderer: name of a field of MjData -> tensor of leading size n.
 
-    `heading_w` (n, 2) is the direction that the robot faces. The arrow shows `command` (n, 3) in the envs of `moving`
-    (n,) bool and stays hidden in the others.
+    `heading_w` (n, 2) is the direction that the robot faces. The arrow shows `command` (n, 3) where `moving` (n,) bool
+    is True, and is hidden elsewhere.
     """
     model, n = sim.model, sim.n
     fields = {name: sim.field(name).clone() for name in ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat")}
@@ -96,10 +96,11 @@ def poses(
 
 
 def path(command: torch.Tensor, begins: float, time: torch.Tensor) -> torch.Tensor:
-    """Return the path (times, n, 2), m, of a point `begins` m ahead of the robot's centre under `command` (n, 3).
+    """Return the path (times, n, 2), m, of a point `begins` m ahead of the robot's centre, if the robot moves exactly
+    as commanded, `command` (n, 3).
 
-    `time` (times, 1) is in s. Positions are in the robot's current frame. The path is the integral of a constant twist:
-    R(ωt) (b, 0) + ∫ R(ωs) v ds.
+    `time` (times, 1) is in s. Positions are in the robot's current frame. With velocity v and turning speed ω constant,
+    the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
     """
     ahead, left, turning = command.unbind(1)
     angle = turning * time

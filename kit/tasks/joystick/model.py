@@ -13,7 +13,7 @@ from kit.sim.studio import studio
 from kit.tasks.joystick.cameras import CAMERAS, add_arrow
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
-"""Names of the sites that every robot has."""
+"""Names of the sites that `_add_sensors` gives to every robot."""
 
 _GEOM, _SITE = mujoco.mjtObj.mjOBJ_GEOM, mujoco.mjtObj.mjOBJ_SITE
 _FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA_FOUND,
@@ -89,7 +89,7 @@ def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
 
 
 def _dress(spec: mujoco.MjSpec) -> None:
-    """Add lights, ground, cameras and the command arrow; `kit.tasks.joystick.cameras` positions them."""
+    """Add lights, ground, cameras and the command arrow. `kit.tasks.joystick.cameras` places cameras and arrow."""
     studio(spec, soft=True)
     spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts by explicit pairs only
     add_arrow(spec)
@@ -130,6 +130,6 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], so
 
 
 def _add_contact_sensor(spec: mujoco.MjSpec, name: str, geom: str, other: str, force: bool = False) -> None:
-    """Add a sensor of the number of contacts between two geoms; with `force`, then their net force (3,), N."""
+    """Add a sensor of the contacts between two geoms: their number and, with `force`, their net force (3,), N."""
     spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=geom, reftype=_GEOM,
                     refname=other, intprm=[_FOUND | (_FORCE if force else 0), _NET_FORCE, 1])  # fmt: skip

@@ -1,7 +1,7 @@
 """Reward terms of the joystick tasks, each (n,), as documented by MuJoCo Playground.
 
-The weights are in robots.py, together with terms that only one robot uses. The first line of each docstring appears in
-the task card. Suffixes: _w world frame, _b frame of the robot's base. SI units.
+The weights are in robots.py, together with terms that only one robot uses. The first line of each docstring is shown in
+the task info. Suffixes: _w world frame, _b frame of the robot's base. SI units.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kit.tasks.joystick.task import Joystick
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward falls to 1/e, (m/s)² or (rad/s)²."""
 LEAN = 0.073
-"""Forward component of the humanoid's torso axis in the home pose, for an up component of 1; its waist is bent forward
-by as many rad."""
+"""Angle, rad, by which the humanoid's torso leans forward in the home pose, because its waist is bent. It is used as
+the forward component of the torso's axis, for an up component of 1."""
 PHASE_SIGMA = 0.01
 """Squared foot height error at which `feet_phase` falls to 1/e, m²."""
 

@@ -159,7 +159,8 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        # Read here, because the first value that is read does not lag:
+        # registered before the first step: the value at registration belongs to the current state, while the values
+        # after a step belong to the substep before
         self.actuator_force = sim.actuator_force  # (n, joints), N m
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees
 

@@ -29,19 +29,19 @@ FORCE_NM = 20.0
 ACTION_SCALE_RAD = 0.5
 """Joint target = home position + ACTION_SCALE_RAD * action."""
 SOFT_LIMITS = 0.95
-"""Soft joint limits, as a fraction of the joint's range; angles within cost nothing."""
+"""Soft joint limits, as a fraction of the joint's range; only angles beyond them are penalised."""
 PUSH_EVERY_S = (5.0, 10.0)
 """Range of the time between two pushes."""
 STEPS_PER_S = (1.25, 1.5)
 """Range of the gait clock's frequency, steps of each foot per second."""
 START_M, START_SPEED = 0.5, 0.5
-"""Half widths of the uniform start position, m, and of the six base velocities, m/s and rad/s."""
+"""x and y, m, and the base's six velocities, m/s and rad/s, are uniform in ± these values at an episode's start."""
 BRISK = (1 / 3, 2 / 3)
 """Range of the commanded speed with `always_moving`, as a fraction of `most_speed`."""
 SUCCESS_MPS = 0.25
 """Mean velocity error of an episode, m/s, below which it is a success."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
-"""Half width of the uniform observation noise, in the units of the observation."""
+"""Observation noise is uniform in ± these values, in the units of the observation."""
 
 Rewards = Mapping[str, tuple[float, Callable[[Any], torch.Tensor]]]
 """Reward name -> (weight, term); a term is a function of the task."""
@@ -61,16 +61,14 @@ class Joystick(MujocoTask):
     Start states, commands, noise and pushes always vary. A push adds the same velocity to every body within one control
     step. Friction, masses, joints and action delay vary with env_options `randomize`, see `random_terms`.
 
-    `always_moving` is the first stage of a curriculum: every command asks for a medium speed in some direction. The
-    default commands ask for no motion, or for a speed so high that a first step earns no more than standing, so that a
-    new policy learns to stand still.
+    `always_moving=True` is the first stage of a curriculum: every command asks for a medium speed in some direction.
+    Without it, commands ask for no motion, or for a speed so high that a first step earns no more than standing, so
+    that an untrained policy would learn to stand still.
 
     An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
     on average. A high return does not imply success: a Go1 that stands still earns 15 and succeeds in one episode of
     twenty.
 
-    The task's state between steps is in `_memory`, the columns of one tensor. The random numbers of a step are drawn
-    from the env's generator in one call.
     """
 
     episode_steps = 1000
@@ -89,23 +87,23 @@ class Joystick(MujocoTask):
     swing_height_m: float
     """Target height of a foot in the middle of its swing."""
     air_time_s: tuple[float, float]
-    """Air time of a step above which it is paid, and beyond which it is not paid more."""
+    """Air time of a foot from which a step earns a reward, and up to which that reward grows."""
     most_foot_force_n = math.inf
     """Vertical force on a foot above which `contact_force` counts."""
     push_speed: tuple[float, float]
     """Range of the velocity change of a push, m/s."""
     start_joint_scale = (1.0, 1.0)
-    """Range of the random factors on the home pose's joint angles at the start of an episode."""
+    """At the start of an episode, the home pose's joint angles are multiplied by random factors in this range."""
     joint_friction_scale: tuple[float, float]
     """Range of the randomisation term "joint_friction"."""
     most_speed: tuple[float, float, float]
     """Greatest commanded velocity: ahead and to the left, m/s; turning, rad/s."""
     command_chances = 3
-    """Number of random numbers used by a new command."""
+    """Number of random numbers needed to draw a command."""
     lessons = ""
-    """Curriculum, for `task_info`."""
+    """Curriculum: `TaskInfo.lessons`."""
     clocked = False
-    """Whether the feet follow a gait clock, which is then observed as a cosine and a sine per foot."""
+    """Whether a gait clock tells each foot when to step; it is observed as a cosine and a sine per foot."""
 
     def __init__(self, model: mujoco.MjModel, always_moving: bool) -> None:
         if not isinstance(always_moving, bool):
@@ -195,6 +193,7 @@ class Joystick(MujocoTask):
             "air_time": feet, "last_contact": feet, "peak": feet, "phase": feet, "phase_rate": 1,
             "errors": 3, "command_left": 1, "push_left": 1,
         }  # fmt: skip
+        # the task's state between steps: columns of one tensor
         self._all_memory = torch.zeros(n, sum(self._widths.values()), dtype=sim.dtype, device=sim.device)
         self._memory = memory = self._named(self._all_memory)
         self.command, self.action, self.previous_action = memory["command"], memory["action"], memory["previous_action"]
@@ -209,7 +208,7 @@ class Joystick(MujocoTask):
         return self.sim.parameter(field) if varies else self.constant(getattr(self.model, field)).unsqueeze(0)
 
     def _named(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the columns of `memory` by name, as views."""
+        """Return name -> columns of `memory`, as views."""
         return dict(zip(self._widths, memory.split(list(self._widths.values()), 1), strict=True))
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
@@ -266,14 +265,14 @@ class Joystick(MujocoTask):
         self._memory["command_left"].fill_(math.inf)
 
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
-        """Change the command in the envs of `due` (n, 1) bool."""
+        """Draw a new command in the envs where `due` (n, 1) bool is True."""
         changed = self.moving_command(command) if self._always_moving else self.next_command(command)
         self.command.copy_(torch.where(due, changed, self.command))
         timer = self._memory["command_left"]
         timer.copy_(torch.where(due, self.command_duration(left), timer))
 
     def _push(self, due: torch.Tensor, chance: torch.Tensor) -> None:
-        """Push the robots in the envs of `due` (n, 1) bool."""
+        """Push the robots where `due` (n, 1) bool is True."""
         angle, speed = between(chance[:, :1], -math.pi, math.pi), between(chance[:, 1:2], *self.push_speed)
         change_w = torch.cat([torch.cos(angle), torch.sin(angle)], 1) * (speed * due)  # (n, 2), m/s
         self.sim.xfrc_applied[..., :2] = self._mass.unsqueeze(2) * change_w.unsqueeze(1) / CONTROL_DT_S  # F = m Δv/Δt
@@ -281,9 +280,10 @@ class Joystick(MujocoTask):
         timer.copy_(torch.where(due, between(chance[:, 2:], *PUSH_EVERY_S), timer))
 
     def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
-        """Return uniform random numbers in [0, 1), one tensor (n, width) per width, drawn in one call.
+        """Return uniform random numbers in [0, 1), a tensor (n, width) for each of `widths`.
 
-        A step needs many of them, and each call costs as much as an operation on all of them.
+        All are drawn in one call, because a step needs many of them and the time of a call hardly depends on their
+        number.
         """
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
@@ -304,14 +304,14 @@ class Joystick(MujocoTask):
 
     @abstractmethod
     def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
-        """Return how long a command stays, s, with the shape of the random numbers `chance`."""
+        """Return the time until the next command, s, from random numbers `chance`, in their shape."""
 
     def measure(self) -> None:
         self.joint_offset = self.joints - self.home  # (n, joints), rad
         self.contact = self._feet_contact[..., 0] > 0
-        """Feet on the ground, (n, feet) bool."""
+        """Whether each foot is on the ground, (n, feet) bool."""
         self.first_contact = (self.air_time > 1.5 * CONTROL_DT_S) & (self.contact | (self._memory["last_contact"] > 0))
-        """Feet that touched down in this step after more than one step in the air, (n, feet) bool."""
+        """Whether each foot touched down in this step, after more than one env step in the air, (n, feet) bool."""
         self.feet_z_w = self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
         """Height of the feet (n, feet), m."""
         self.swing_peak = torch.maximum(self._memory["peak"], self.feet_z_w)
@@ -322,7 +322,7 @@ class Joystick(MujocoTask):
         self._mean_errors = self._errors[:, :2] / self._errors[:, 2:].clamp(min=1.0)
 
     def has_fallen(self) -> torch.Tensor:
-        """Return which robots have fallen, (n,) bool."""
+        """Return (n,) bool: True if the robot has fallen."""
         return self.sensor("torso_up_w")[:, 2] < 0.0
 
     def observe(self) -> Obs:
@@ -372,9 +372,9 @@ class Joystick(MujocoTask):
         return ~self._fallen & (self._mean_errors[:, 0] < SUCCESS_MPS)
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Return mean errors of the episode so far (m/s along the ground, rad/s), falls, and reward terms.
+        """Return the mean velocity errors of the episode so far (m/s along the ground, rad/s), falls, and reward terms.
 
-        The terms are weighted, before the lower bound `least_reward`.
+        The terms are weighted; the lower bound `least_reward` of their sum is not applied.
         """
         velocity, turning = self._mean_errors.unbind(1)
         paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
@@ -399,7 +399,7 @@ class Joystick(MujocoTask):
         return self._readings[name]
 
     def touching(self, *sensors: str) -> torch.Tensor:
-        """Return whether any of these contact sensors reports a contact, (n,) bool."""
+        """Return (n,) bool: True if any of these contact sensors reports a contact."""
         return torch.cat([self.sensor(name)[:, :1] for name in sensors], 1).amax(1) > 0
 
     @property

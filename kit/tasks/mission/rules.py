@@ -40,8 +40,8 @@ class Rules(Options):
     zone_m: float = number(15.0, 5.0, 22.0)
     """Radius of the zone."""
     hold_s: float = number(20.0, 1.0, 120.0)
-    """Time for which the attackers must hold the zone. While they do not hold it, the time held runs back at the same
-    rate."""
+    """Time for which the attackers must hold the zone. While they do not hold it, the time counts down again at the
+    same rate."""
     hold_units: int = number(2, 1, ATTACKERS)
     """Number of attackers that must be in the zone to hold it."""
     out_s: float = number(15.0, 1.0, 120.0)
@@ -73,7 +73,7 @@ class Rules(Options):
     turn_dps: float = number(150.0, 10.0, 720.0)
     """Turning speed of a defender, degrees per second."""
     patrol_m: float = number(28.0, 5.0, 90.0)
-    """Radius of the stock defenders' patrol around the zone."""
+    """Radius of the circle around the zone on which the stock defenders patrol."""
     patrol_mps: float = number(3.0, 0.5, 8.0)
     """Speed of stock defenders on patrol."""
     chase_mps: float = number(4.5, 0.5, 8.0)
@@ -83,8 +83,8 @@ class Rules(Options):
     memory_s: float = number(3.0, 0.0, 60.0)
     """Time for which stock defenders keep going to the last seen position of an attacker."""
     threat: float = number(0.0, 0.0, 10.0)
-    """Stock defenders chase the attacker with the smallest distance to themselves plus `threat` times its distance to
-    the zone."""
+    """A stock defender chases the attacker for which (distance to the defender) + `threat` × (distance to the zone) is
+    smallest."""
 
     progress: float = number(0.05, 0.0, 100.0)
     """Reward per 100 m that an attacker moves closer to the zone, taken back when it moves away. An attacker that is
@@ -92,8 +92,8 @@ class Rules(Options):
     presence: float = number(0.03, 0.0, 100.0)
     """Reward per second for each attacker in the zone. Together with `holding` it makes up the term "holding"."""
     holding: float = number(0.06, 0.0, 100.0)
-    """Additional reward per second for each attacker in the zone, times the number of other attackers in it: twice this
-    value for two attackers, six times for three."""
+    """Additional reward per second for each attacker in the zone, times the number of other attackers in it. In sum
+    twice this value for two attackers in the zone, six times for three."""
     capture: float = number(30.0, 0.0, 100.0)
     """Reward for holding the zone for `hold_s`, which ends the episode. It is more than the attackers could earn by
     staying in the zone."""
@@ -107,7 +107,7 @@ class Rules(Options):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Build from the defaults of the level, overridden by `options`."""
+        """Build from the defaults of `options`' level, overridden by `options`."""
         level = options.get("level", cls.level)
         known = LEVELS.get(level, {}) if isinstance(level, str) else {}
         return super().of({**known, **options})

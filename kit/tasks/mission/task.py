@@ -59,8 +59,8 @@ class Mission(Task):
     every constant. `SEES` lists the observation of each side, with x to the east and y to the north of the zone's
     centre; times are fractions of their limits.
 
-    The opponents are `stock` (rule-based `defenders`, or `attackers` that go straight to the zone) or a policy. With
-    `side="defenders"` the defenders learn, and their reward is the negative of the attackers' reward.
+    The opponent's side is played by "stock" or by a policy. Stock defenders follow rules; stock attackers go straight
+    to the zone. With `side="defenders"` the defenders learn; their reward is the negative of the attackers' reward.
     """
 
     name = "Mission"
@@ -78,8 +78,11 @@ class Mission(Task):
     def __init__(
         self, side: str = "attackers", attackers: str | Team = STOCK, defenders: str | Team = STOCK, **options: Any
     ) -> None:
-        """`options` are the fields of `Rules`. In configs the other side may be a run, RUN or RUN@STEP: training,
-        evaluation and videos replace the name by the run's policy (`kit.runs.opponents`)."""
+        """`side` learns; the argument of the other side's name is its policy, and `options` are the fields of `Rules`.
+
+        In a config the other side may name a run, RUN or RUN@STEP: training, evaluation and videos replace the name by
+        the run's policy (`kit.runs.opponents`).
+        """
         if side not in UNITS:
             raise UserError(f"env_options side={side!r} is unknown; valid are {' and '.join(UNITS)}.")
         self.side, self.other = side, "defenders" if side == "attackers" else "attackers"
@@ -184,7 +187,7 @@ class Mission(Task):
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def _captured(self) -> torch.Tensor:
-        """Return in which games the zone has been held for `hold_s`, (n,) bool; independent of the rewards."""
+        """Return (n,) bool: True if the zone has been held for `hold_s`, whether or not `capture` rewards it."""
         return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -219,7 +222,7 @@ class Mission(Task):
 
 
 class _Stateless:
-    """Player from a function without hidden state."""
+    """Player that calls a function without hidden state."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._function = function
@@ -232,7 +235,7 @@ class _Stateless:
 
 
 def identity(team: str | Team) -> torch.Tensor:
-    """Return a SHA-256 that identifies `team`, (32,) uint8: of a network's weights, or else of the team's name."""
+    """Return a SHA-256 that identifies `team`, (32,) uint8: the hash of its network's weights, else of its name."""
     owner = getattr(team, "__self__", team)
     network = owner if isinstance(owner, nn.Module) else getattr(owner, "policy", None)
     if isinstance(network, nn.Module):

@@ -1,4 +1,4 @@
-"""MuJoCo model of a Fetch arm at a table, edited from Gymnasium-Robotics' files, and its reachable goal positions."""
+"""MuJoCo model of a Fetch arm at a table, based on Gymnasium-Robotics' files, and goal positions that it can reach."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def fetch_assets() -> Path:
 
 @cache
 def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
-    """Build the model: fixed base, velocity-controlled arm with gravity compensation, goal marker without contacts.
+    """Build the model: fixed base, velocity-controlled arm, goal marker without contacts.
 
-    The real arm compensates gravity, too.
+    Gravity is compensated, as in the real arm.
     """
     spec = mujoco.MjSpec.from_file(str(fetch_assets() / "reach.xml"))
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
@@ -92,7 +92,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
     for name in FINGERS:
         joint = spec.joint(name)
-        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # originally 4 kg, which suits the weld only
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the files' 4 kg need the weld
         joint.damping, joint.armature = [200, 0, 0], 1
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)
@@ -100,7 +100,10 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
 
 
 def _looking(direction: np.ndarray) -> np.ndarray:
-    """Return the quaternion of a camera that looks along `direction`, with the world's z up (x if it looks down)."""
+    """Return the quaternion of a camera that looks along `direction`; the image's vertical is the world's z axis.
+
+    For a camera that looks straight down, the reference is the x axis instead.
+    """
     z = -direction / np.linalg.norm(direction)
     x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
     x /= np.linalg.norm(x)
@@ -111,10 +114,10 @@ def _looking(direction: np.ndarray) -> np.ndarray:
 
 @cache
 def goal_bank(size: int = 1024) -> np.ndarray:
-    """Sample reachable goal positions (size, 3), world frame, m. The result is the same on every machine.
+    """Return random goal positions (size, 3), world frame, m, that the hand can reach; the same on every machine.
 
     Each is the hand's position in a random arm pose without contacts: above the table, in front of the robot, and at
-    least 0.3 m from the hand's rest position.
+    least 0.3 m from the hand's position at the start of an episode.
     """
     model = build_model()
     data = mujoco.MjData(model)

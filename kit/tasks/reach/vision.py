@@ -17,7 +17,7 @@ from kit.tasks.reach.task import SEES, Reach
 EYES = ("front", "side", "top")
 """Default cameras of the observation."""
 JOINTS = (*SEES[:2], SEES[-1])
-"""Fields of the entry "joints"."""
+"""Fields of the observation entry "joints"."""
 
 
 class ReachVision(Reach):
@@ -29,8 +29,8 @@ class ReachVision(Reach):
 
     The groups "critic" and "teacher" see only "state" (24,), the observation of Reach. A critic that sees the state
     during training (asymmetric actor-critic, Pinto et al., 2017) needs no convolutions, and a policy trained on Reach
-    can teach a vision policy. `critic_state` is the older form of `obs_groups=["critic"]`; it names the entry
-    "critic_state".
+    can teach a vision policy. `critic_state=True` is the older form of `obs_groups=["critic"]`; with it the entry is
+    named "critic_state".
     """
 
     name = "ReachVision"
@@ -70,7 +70,7 @@ class ReachVision(Reach):
         return self._observe(env_ids)
 
     def _observe(self, env_ids: torch.Tensor | None) -> Obs:
-        """Return the observations of the envs `env_ids` (k,), or of all."""
+        """Return the observations (k, ...) of the envs `env_ids` (k,); None means all envs."""
         images = self.sim.render(self.eyes, self.size, self.size, worlds=env_ids).movedim(-1, 2)  # (k, eyes, 3, h, w)
         obs: dict[str, Obs] = dict(zip(self.eyes, images.unbind(1), strict=True))
         if self.joints:

@@ -1,8 +1,8 @@
 """Process group of a distributed run: start the ranks, all-reduce, broadcast, gather.
 
-Rank 0 starts the other ranks on its machine, or torchrun starts all of them on several machines. Tensors use nccl
-between GPUs and gloo otherwise, objects use gloo. When a rank ends, the next collective operation of the others raises
-`Interrupted`.
+Rank 0 starts the other ranks on its machine, or torchrun starts all of them, possibly on several machines. Tensors on
+GPUs are sent by nccl; tensors on CPUs and Python objects by gloo. After a rank has ended, the next collective operation
+of the others raises `Interrupted`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE = timedelta(days=365)
-"""Time-out of collective operations. Rank 0 may evaluate, save, or be paused for days while the others wait. A process
-that ends is detected at once, because its connections close."""
+"""Time-out of collective operations. It is long because the others wait while rank 0 evaluates, saves, or is paused for
+days. It is not needed to notice that a process has ended, because its connections close at once."""
 TOKEN = "KIT_GROUP_TOKEN"
 """Environment variable with the secret that a process needs to join a group started on its machine."""
 LOCALHOST = "127.0.0.1"
 EXIT_CODE_S = 5.0
-"""Seconds to wait for the exit code of a rank whose connection is closed."""
+"""Seconds to wait for the exit code of a rank after its connection has closed."""
 
 
 @cache
 def from_torchrun() -> ProcessGroup | None:
-    """The group of this process if torchrun started it, else None. Restricts the process to one GPU."""
+    """Return this process's group if torchrun started it, else None. Restricts the process to one GPU."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         return None
     local = int(os.environ["LOCAL_RANK"])
@@ -47,8 +47,8 @@ def from_torchrun() -> ProcessGroup | None:
 def start(size: int, device: str, program: str, environment: Mapping[str, str]) -> ProcessGroup:
     """Start the ranks above 0 on this machine and return the group; this process is rank 0.
 
-    The others run `python -m program RANK SIZE PORT` in `environment`, each on its own GPU. Raises `UserError` if there
-    are too few GPUs.
+    The others run `python -m program RANK SIZE PORT` with the environment variables `environment`, each on its own GPU.
+    Raises `UserError` if the machine has too few GPUs.
     """
     import torch
     from torch.distributed import PrefixStore, TCPStore
@@ -76,7 +76,7 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
 
 
 def connect(rank: int, size: int, port: int) -> ProcessGroup:
-    """Join the group that rank 0 started at `port` of this machine, with the token in the environment."""
+    """Join the group of rank 0, which listens at `port` of this machine; `TOKEN` is in the environment."""
     from torch.distributed import PrefixStore, TCPStore
 
     store = PrefixStore(os.environ[TOKEN], TCPStore(LOCALHOST, port, size, timeout=timedelta(seconds=30)))
@@ -85,15 +85,15 @@ def connect(rank: int, size: int, port: int) -> ProcessGroup:
 
 
 def _gpu(local: int) -> str:
-    """CUDA_VISIBLE_DEVICES for process number `local` of this machine: one visible GPU, or "" for none."""
+    """Return CUDA_VISIBLE_DEVICES for process number `local` of this machine: one visible GPU, or "" for none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(local) if visible is None else (visible.split(",")[local:] or [""])[0]
 
 
 class ProcessGroup:
-    """Collective operations of `size` processes, `on_this_machine` of them on this machine.
+    """Collective operations of `size` processes, `on_this_machine` of which run here. Rank 0 has the run directory.
 
-    Only rank 0 has the run directory.
+    Without a `store`, torchrun's is used. `others` are the processes that this one started.
     """
 
     def __init__(
@@ -138,16 +138,16 @@ class ProcessGroup:
         return message[0]
 
     def gather(self, value: Any = None) -> list[Any]:
-        """Gather each process's `value` in rank 0; the other ranks get an empty list."""
+        """Return the `value` of every process, by rank, in rank 0; [] in the other ranks."""
         values = [None] * self.size if self.rank == 0 else None
         with self._collective():
             self._distributed.gather_object(value, values)
         return values or []
 
     def close(self) -> None:
-        """Kill the processes that this one started and close its connections.
+        """Kill the processes that this one started and close the connections.
 
-        A thread that waits on an open connection could abort a process that exits.
+        Without closing, a thread that waits on a connection could abort the process at its exit.
         """
         for other in self._others:
             other.kill()
@@ -157,7 +157,8 @@ class ProcessGroup:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Context of a collective operation. Raises `Interrupted` if a rank is lost."""
+        """Context of a collective operation. Raises `Interrupted` if another rank is gone, and `RuntimeError` if one
+        that this process started has exited with code 1."""
         try:
             yield
         except RuntimeError as error:  # gloo and nccl have no exception class of their own

@@ -1,4 +1,4 @@
-"""Main function of the ranks above 0 in a distributed run: they obey rank 0 and have no run directory."""
+"""Main function of the ranks above 0 in a distributed run: they follow rank 0 and have no run directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 def run_rank(group: ProcessGroup, make_env: Callable[[RunConfig], BatchEnv]) -> None:
-    """Train as a rank above 0 to the end. Raises `Interrupted` if rank 0 stops or a process is lost."""
+    """Train as a rank above 0 until rank 0 is done. Raises `Interrupted` if rank 0 stops early or a process is lost."""
     from kit.errors import Interrupted
     from kit.trainers import algorithm, make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO
     from kit.trainers.planning import config_of_rank
 
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # torchrun and terminals signal all ranks, but only
-        signal.signal(name, signal.SIG_IGN)  # rank 0 reacts: it saves, then ends the others
+    # torchrun and terminals send signals to all ranks. Only rank 0 reacts: it saves, then ends the others.
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
     (run_config,) = group.broadcast()
     config = config_of_rank(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
     settings.apply(config.device)

@@ -1,7 +1,8 @@
-"""Fast paths for SB3's default networks: stacked matrices, hand-written gradients, CUDA graphs.
+"""Fast implementations for SB3's default networks: stacked matrices, hand-written gradients, CUDA graphs.
 
-Trainers use `StackedActorCritic`, with the interface of `kit.trainers.networks`, and `StackedSAC`. The tests compare
-every result with SB3's. Without this package everything works at about half the speed.
+Networks of the same shape (actor and critic, or SAC's critics) are stacked, so that one batched matrix product computes
+a layer of all. PPO and A2C use `StackedActorCritic`, SAC `StackedSAC`. The tests compare every result with SB3's.
+Without this package everything works, at about half the speed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kit.trainers.networks import Networks
 
 
 def networks(policy: ActorCriticPolicy) -> Networks:
-    """The fastest `Networks` implementation that supports `policy`."""
+    """Return the fastest implementation of `Networks` that supports `policy`."""
     from kit.trainers.fast.stacked import StackedActorCritic, can_stack
 
     return StackedActorCritic(policy) if can_stack(policy) else Networks(policy)

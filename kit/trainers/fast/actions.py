@@ -24,40 +24,42 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Actions(ABC):
-    """Action distribution of a policy. An update calls `evaluate`, then `backward` once, which uses its results."""
+    """Action distribution of a policy. `backward` uses intermediate results of the `evaluate` call before it."""
 
     parameters: ClassVar[tuple[str, ...]] = ()
-    """Names of policy parameters that belong to no network, such as log_std; they are at the end of `vector`."""
+    """Names of the distribution's own policy parameters, such as log_std."""
 
     def bind(self, vector: FlatVector) -> None:
-        """Look up `parameters` in `vector`."""
+        """Look up views of `parameters` and their gradients in `vector`."""
         return None
 
     @abstractmethod
     def draw_noise(self, rollout: Rollout) -> None:
-        """Draw the noise of a whole rollout at once; the weights stay fixed during it."""
+        """Draw the noise for all steps of a rollout at once. The weights must not change during the rollout."""
 
     @abstractmethod
     def noise(self, step: int) -> Tensors:
-        """Inputs of `sample` at `step`, besides the network outputs."""
+        """Return the `noise` arguments of `sample` for `step`."""
 
     @abstractmethod
     def sample(self, out: torch.Tensor, *noise: torch.Tensor) -> Tensors:
-        """Actions for `out` (n, outputs), and log-probabilities (n,) unless `log_probs` computes them later."""
+        """Return a tuple: actions for the network outputs `out` (n, outputs), and their log-probabilities (n,) unless
+        `log_probs` computes these later."""
 
     def log_probs(self) -> torch.Tensor | None:
-        """Log-probabilities (T · n,) of all samples of the rollout, or None if `sample` returned them."""
+        """Return the log-probabilities (T · n,) of all samples of the rollout; None if `sample` returned them."""
         return None
 
     @abstractmethod
     def evaluate(self, out: torch.Tensor, actions: torch.Tensor) -> Tensors:
-        """log π (B,) of `actions` for `out` (B, outputs), and the mean entropy, a scalar."""
+        """Return log π (B,) of `actions` for the network outputs `out` (B, outputs), and the mean entropy, a scalar."""
 
     @abstractmethod
     def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
-        """Fill `grad` (B, outputs) and the gradients of `parameters`; call once after `evaluate`.
+        """Write the loss's gradients w.r.t. `out` into `grad` (B, outputs), and those of `parameters` into the vector.
 
-        `log_prob_grad` (B,) and `entropy_grad` are the loss's gradients w.r.t. log-probabilities and mean entropy.
+        `log_prob_grad` (B,) and `entropy_grad` are the loss's gradients w.r.t. log π and mean entropy, the results of
+        `evaluate`. Call it once per `evaluate`, since it overwrites intermediate results.
         """
 
 
@@ -69,7 +71,7 @@ class Gaussian(Actions):
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self._log_std = policy.log_std
         width = self._width = len(policy.log_std)
-        # Constants as tensors, because a Python number would be converted to one at every use.
+        # constants are tensors, because torch would convert a Python number to one at every use
         self._half_actions = policy.log_std.new_tensor(0.5 * width)
         self._unit_entropy = policy.log_std.new_tensor(0.5 * width * (1.0 + LOG_2PI))
         self._minus_half = policy.log_std.new_full((width,), -0.5)
@@ -97,11 +99,11 @@ class Gaussian(Actions):
         return self._log_prob(self._zz, entropy), entropy
 
     def _log_prob(self, zz: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        """log π = -½ Σ z² - Σ log σ - ½ act log 2π of actions mean + σ z, from `zz` = z² (B, act)."""
+        """Return log π = -½ Σ z² - Σ log σ - ½ act log 2π (B,) of the actions mean + σ z; `zz` = z² (B, act)."""
         return torch.addmv(self._half_actions - entropy, zz, self._minus_half)
 
     def _entropy(self) -> torch.Tensor:
-        """H = Σ (log σ + ½ + ½ log 2π)."""
+        """Return H = Σ (log σ + ½ + ½ log 2π)."""
         return self.log_std.sum().add_(self._unit_entropy)
 
     def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
@@ -114,13 +116,13 @@ class Gaussian(Actions):
 
 
 ABSENT_LOGIT = -1e9
-"""Logit of padding categories."""
+"""Logit of padding categories, which gives them probability 0."""
 
 
 class Categorical(Actions):
-    """One or G independent categorical distributions; the network outputs are the logits.
+    """One categorical distribution, or G independent ones; the network outputs are the logits.
 
-    Distributions with fewer categories are padded to the largest number K.
+    Distributions with fewer categories than the largest, which has K, are padded to K.
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -163,7 +165,7 @@ class Categorical(Actions):
         grad.copy_(flat if self._columns is None else flat.index_select(1, self._columns))
 
     def _log_p(self, out: torch.Tensor) -> torch.Tensor:
-        """log p (B, G, K) from logits (B, outputs)."""
+        """Return log p (B, G, K) from the logits `out` (B, outputs)."""
         if self._columns is not None:
             padded = out.new_full((len(out), self._choices * self._most), ABSENT_LOGIT)
             out = padded.index_copy_(1, self._columns, out)
@@ -172,7 +174,7 @@ class Categorical(Actions):
         return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
     def _log_prob(self, log_p: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """log π (B,) of `actions` (B, G)."""
+        """Return log π (B,) of `actions` (B, G)."""
         return log_p.gather(2, actions.unsqueeze(2)).sum((1, 2))
 
 

@@ -1,8 +1,9 @@
 """Closed-form derivatives of PPO's and A2C's losses, to avoid autograd's overhead.
 
-Stacked networks need the derivatives of a loss w.r.t. log-probabilities, values and entropy. Autograd computes them for
-any loss, but takes 0.3 ms for 64 rows on one core, while the rest of a minibatch takes 0.19 ms. So PPO's and A2C's are
-written out here; `tests/trainers/test_derivatives.py` compares them with autograd's.
+The stacked networks' hand-written backward pass starts from the loss's derivatives w.r.t. log-probabilities, values and
+entropy. Autograd computes them for any loss, but takes 0.3 ms for 64 rows on one core, while the rest of a minibatch
+takes 0.19 ms. So those of PPO and A2C are written out here; `tests/trainers/test_derivatives.py` compares them with
+autograd's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kit.trainers.rollout import Batch
 
 
 class Derivatives(NamedTuple):
-    """Derivatives of a scalar loss w.r.t. the three outputs in `Evaluated`."""
+    """Derivatives of a scalar loss w.r.t. the three tensors in `Evaluated`."""
 
     log_prob: torch.Tensor
     """(B,)"""
@@ -28,7 +29,7 @@ class Derivatives(NamedTuple):
 
 
 class Coefficients(Protocol):
-    """Loss coefficients that the closed forms read from their trainer."""
+    """Loss coefficients of a trainer that the functions `ppo` and `a2c` read."""
 
     vf_coef: float
     ent_coef: float
@@ -38,9 +39,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def closed_form(derivatives: Callable[..., Derivatives]) -> Callable[[F], F]:
-    """Decorate a trainer's `loss` with its `derivatives`, a function of the same arguments.
+    """Return a decorator for a trainer's `loss`: `derivatives`, a function of the same arguments, differentiates it.
 
-    A subclass that overrides `loss` without the decorator falls back to autograd.
+    If a subclass overrides `loss` without the decorator, autograd differentiates that one.
     """
 
     def decorate(loss: F) -> F:
@@ -51,7 +52,7 @@ def closed_form(derivatives: Callable[..., Derivatives]) -> Callable[[F], F]:
 
 
 def differentiate(loss: Loss, evaluated: Evaluated, batch: Batch, *numbers: Any) -> Derivatives:
-    """Differentiate `loss` w.r.t. its `evaluated` inputs, in closed form if it has one, else by autograd."""
+    """Differentiate `loss` w.r.t. `evaluated`: by its closed form if it has one, else by autograd."""
     derivatives = getattr(loss, "derivatives", None)
     if derivatives is not None:
         return derivatives(loss.__self__, evaluated, batch, *numbers)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Fast path of PPO and A2C: SB3's default actor-critic as stacked matrices with a hand-written gradient.
+"""Fast networks for PPO and A2C: SB3's default actor-critic as stacked matrices with a hand-written gradient.
 
-Actor and critic are two perceptrons of the same shape on the same input. Gradients are written straight into the
+Actor and critic are two perceptrons of the same shape on the same input. Gradients are written directly into the
 optimizer's flat vector. tests/bench/README.md breaks down the time of a minibatch.
 """
 
@@ -26,16 +26,16 @@ from kit.trainers.recorded import Recorded, Tensors
 from kit.trainers.rollout import Batch, Rollout
 
 VALUE_ROWS = 65_536
-"""Observations per forward pass of the critic after a rollout, to bound the memory of hidden layers."""
+"""Most observations in one forward pass of the critic, to bound the memory of its hidden layers."""
 
 
 def is_float_box(space: spaces.Space) -> bool:
-    """Whether SB3 passes observations of `space` to networks unchanged: floats, neither images nor integers."""
+    """Return whether SB3 passes observations of `space` to networks unchanged: floats, not images or integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_image_space(space)
 
 
 def can_stack(policy: ActorCriticPolicy) -> bool:
-    """Whether `StackedActorCritic` supports `policy`."""
+    """Return whether `StackedActorCritic` supports `policy`."""
     if type(policy) is not ActorCriticPolicy or policy.use_sde or not can_flatten(policy.optimizer):
         return False
     if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
@@ -47,7 +47,7 @@ def can_stack(policy: ActorCriticPolicy) -> bool:
 
 
 class StackedActorCritic(Networks):
-    """`policy`'s weights as stacked matrices, in memory shared with `policy`, which keeps working."""
+    """The actor and critic of `policy` as stacked matrices. They share memory with `policy`, which stays usable."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self.policy = policy
@@ -56,13 +56,14 @@ class StackedActorCritic(Networks):
         assert isinstance(head, torch.nn.Linear) and kind is not None
         nets = [[[linear] for linear in (*linears(actor), head)], [[linear] for linear in (*linears(critic), value)]]
         self._actions = KINDS[type(policy.action_dist)](policy)
-        # The distribution's parameters come last: 29 numbers before the weights would break their 16-byte alignment,
-        # which tensor cores need
+        # the distribution's parameters come last, because, say, 29 numbers before the weights would break the 16-byte
+        # alignment that tensor cores need
         others = [getattr(policy, name) for name in self._actions.parameters]
         self.optimizer = FlatOptimizer(policy.optimizer, [*layout(nets), *others])
         self._actions.bind(self.optimizer)
         self._nets = Perceptrons(self.optimizer, nets, kind)
-        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # whole, actor's, critic's
+        # batch size B -> gradient w.r.t. the networks' outputs (2, B, outputs), and its views for actor and critic
+        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._recordings: dict[Any, Recorded] = {}
         self._device = self.optimizer.data.device
         self._graphs = self._device.type == "cuda"
@@ -90,7 +91,7 @@ class StackedActorCritic(Networks):
         return torch.cat([self._nets.forward_one(1, chunk.flatten(1))[:, 0] for chunk in chunks])
 
     def _act(self, obs: torch.Tensor, *noise: torch.Tensor) -> Tensors:
-        """Sample actions with the actor network only."""
+        """Sample actions with the actor alone; `finish` computes the values."""
         return self._actions.sample(self._nets.forward_one(0, obs.flatten(1)), *noise)
 
     # -- updates ---------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class StackedActorCritic(Networks):
         return evaluated.log_prob, evaluated.values, evaluated.entropy
 
     def _run(self, name: Any, function: Any, *inputs: Any) -> Tensors:
-        """Call `function` of tensors, on a GPU as a CUDA graph; outputs are cloned except for "act"."""
+        """Call `function`; on a GPU as a CUDA graph, recorded once per `name`. Outputs are copies, except for "act"."""
         if not self._graphs:
             return tuple(function(*inputs))
         if name not in self._recordings:

@@ -1,9 +1,9 @@
-"""Fast path of SAC: SB3's default networks as stacked matrices with hand-written gradients.
+"""Fast networks for SAC: SB3's default networks as stacked matrices with hand-written gradients.
 
-Matrix products bound its speed. With 256-256 networks and batches of 256 a gradient step of SB3 takes 20.6 products of
-256 × 256 × 256 (33 Mflop each). This one takes 17, because the actor's loss needs no gradient w.r.t. the critics'
-weights, and each row's gradient goes only through the critic with the smaller value. On one core the products take over
-80 % of the time; the rest (three optimizers, target averaging, noise) takes a sixth of SB3's.
+Matrix products limit the speed. With 256-256 networks and batches of 256, SB3's gradient step computes as much as 20.6
+products of 256 × 256 × 256 (33 Mflop each), this one as much as 17: for the actor's loss it computes no gradient w.r.t.
+the critics' weights, and each row's gradient only through the critic with the smaller value. On one core the products
+take over 80 % of the time. The rest (three optimizers, target averaging, noise) takes a sixth of its time in SB3.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SQUASH_EPSILON = 1e-6
 
 
 def can_stack(model: SAC) -> bool:
-    """Whether `StackedSAC` supports `model`."""
+    """Return whether `StackedSAC` supports `model`."""
     policy = model.policy
     optimizers = [model.actor.optimizer, model.critic.optimizer]
     if model.ent_coef_optimizer is not None:
@@ -42,7 +42,7 @@ def can_stack(model: SAC) -> bool:
 
 
 class StackedSAC:
-    """`model`'s weights as stacked matrices, in memory shared with its modules, which keep working."""
+    """The networks of `model` as stacked matrices. They share memory with its modules, which stay usable."""
 
     def __init__(self, model: SAC) -> None:
         self._model = model
@@ -65,20 +65,23 @@ class StackedSAC:
         self._recorded = self.record() if device.type == "cuda" else None
 
     def record(self) -> Recorded:
-        """The gradient step as a CUDA graph."""
+        """Return `_step` as a CUDA graph, which is recorded at the first call."""
         optimizers = [self.actor_optimizer, self.critic_optimizer, self.temperature]
         changes = [tensor for optimizer in optimizers if optimizer is not None for tensor in optimizer.changes]
         return Recorded(self._step, self._target_vector.data.device, changes)
 
     def attach(self) -> None:
-        """Make all parameters views of the flat vectors again; called before a series of steps."""
+        """Make all parameters views of the flat vectors again; called before each `train`."""
         for vector in (self.actor_optimizer, self.critic_optimizer, self._target_vector, self.temperature):
             if vector is not None:
                 vector.attach()
 
     @torch.no_grad()
     def step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
-        """One gradient step of critics, actor and temperature, equal to `SAC.gradient_step`; returns its metrics."""
+        """Update critics, actor and temperature, and with `polyak` the target critics; return `SAC`'s four metrics.
+
+        The result equals that of `SAC.gradient_step` with autograd.
+        """
         assert isinstance(batch.obs, torch.Tensor) and isinstance(batch.next_obs, torch.Tensor)
         rows, num_actions = batch.actions.shape
         noise = torch.randn(2 * rows, num_actions, device=batch.actions.device)
@@ -92,9 +95,9 @@ class StackedSAC:
         self, obs: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor, next_obs: torch.Tensor,
         terminated: torch.Tensor, noise: torch.Tensor,
     ) -> Tensors:  # fmt: skip
-        """The gradient step without the target update, as a function of tensors.
+        """Take the gradient step for B transitions and standard normal `noise` (2 B, act), without the target update.
 
-        Takes a batch of B transitions and standard normal `noise` (2 B, act).
+        A function of tensors, so that a CUDA graph can capture it. Returns a tuple of one tensor, the four metrics.
         """
         obs, next_obs = obs.flatten(1), next_obs.flatten(1)
         (rows, width), num_actions = obs.shape, actions.shape[1]
@@ -140,9 +143,10 @@ class StackedSAC:
         return (torch.stack([alpha, actor_loss, critic_loss, alpha_loss]),)
 
     def _action_grad(self, argmin_q: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
-        """The gradient (B, act) of -E[min_i Q_i(s, a)] w.r.t. the actions, `columns` of the critics' input.
+        """Return the gradient (B, act) of -E[min_i Q_i(s, a)] w.r.t. the actions a.
 
-        `argmin_q` (B,) is the critic with the smallest value in each row, `inputs` the critics' layer inputs.
+        `argmin_q` (B,) is the index of the critic with the smallest value per row, `inputs` the inputs of the critics'
+        layers from the forward pass, and `columns` the actions' columns in the input of the first layer.
         """
         rows = len(argmin_q)
         if not self._on_cpu:  # selecting each critic's rows, as below, would synchronise with a GPU
@@ -156,7 +160,7 @@ class StackedSAC:
         return grad
 
     def _update_temperature(self, log_prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update α if it is learnt; returns its old value and L_α = -log α · E[log π + target entropy]."""
+        """Update α if it is learnt; return its old value and L_α = -log α · E[log π + target entropy]."""
         model = self._model
         if self.temperature is None or model.log_ent_coef is None:
             return model.ent_coef_tensor, torch.zeros_like(model.ent_coef_tensor)
