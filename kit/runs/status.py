@@ -117,5 +117,5 @@ def read(run_path: Path) -> dict[str, Any]:
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         last = f" (its last message: {status['message']})" if status["message"] else ""
-        status["message"] = f"the process was killed; resume continues from the last checkpoint{last}"
+        status["message"] = f"the process was killed; resume goes on from the last checkpoint{last}"
     return status
