@@ -159,7 +159,8 @@ def notebooks(
 ) -> Results:
     """Execute the notebooks of the YAML file at `path` (see above), here or `on` a cluster.
 
-    Arguments as in `kit.batch`.     Call it again to continue. Raises `UserError` before anything starts, also for a parameter that the notebook lacks.
+    Arguments as in `kit.batch`. Call it again to continue. Raises `UserError` before anything starts, also for a
+    parameter that the notebook lacks.
     """
     jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     check_stores(job.store for job in jobs)
