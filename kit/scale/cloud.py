@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from kit.measure.speed import Speed
 
-SAID = (
+FOOTNOTE = (
     "Hours of {}, scaled from this machine by the number of cores. For a GPU: measured by a run of this task and "
     "algorithm on the same kind of GPU, if there is one in {}."
 )
-"""Footnote of the table of machines."""
+"""Text under the table of machines; takes the number of runs and the runs_dir."""
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """URL scheme of a store -> environment variables with its keys. The task contains only their names."""
@@ -90,7 +90,7 @@ def task(
         content["notebook"] = notebook.name
         write_notebook = f"cat > {notebook.name} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
     else:
-        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in asked(path)]
+        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs_of(path)]
     for name, store, _ in jobs:
         if "://" not in (store or "") and not (volume and (store or "").startswith("/volume")):
             stores = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
@@ -152,7 +152,7 @@ def launch(sky_task: dict[str, Any]) -> int:
         return subprocess.run([*command, *secrets], check=False).returncode
 
 
-def asked(path: str | Path) -> list[RunConfig]:
+def configs_of(path: str | Path) -> list[RunConfig]:
     """Return the configs of the runs in a file; for a search, its base config once per trial. Raises `UserError`."""
     kind = files.kind(path)
     if kind == "notebook":

@@ -27,7 +27,7 @@ class Hyperparameters:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
-        self._showing: int | None = None  # thread in which `show` fills entries; only other threads change them for the user
+        self._showing: int | None = None  # thread in which `show` fills entries; edits come from other threads
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:
