@@ -147,8 +147,8 @@ def _values(name: str, choice: Any) -> list[Any]:
         or choice["min"] > choice["max"]
     ):
         raise UserError(
-            f"sweep {name}={choice!r} is neither a list of values nor a range such as "
-            "{min: 1.0e-4, max: 1.0e-2, log: true}; write one of them."
+            f"sweep {name}={choice!r} is not valid; write a list of values, or a range such as "
+            "{min: 1.0e-4, max: 1.0e-2, log: true}."
         )
     return [choice["min"], choice["max"]]
 
