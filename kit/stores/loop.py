@@ -75,6 +75,7 @@ class Watched:
 
     def _with_deadlines(self, work: Callable[[Copier], Any]) -> Any:
         """Return `work(copier)`, run in a thread. Raises `Hung`."""
+
         def call() -> Any:
             if self._copier is None:
                 self._copier = self._make(self._announce)
