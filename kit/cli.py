@@ -228,13 +228,13 @@ def _cloud(options: argparse.Namespace) -> int:
         from kit.measure.auto import resolve
         from kit.measure.speed import probe
 
-        requested = cloud.asked(options.config)
+        requested = cloud.configs_of(options.config)
         config = resolve(requested[0].replace(device="cpu"))
         runs = sum(run.total_steps for run in requested) / config.total_steps
         table = cloud.plan(config, probe(config), options.cloud, runs=runs)
         text = table.head(options.rows).round(3).to_string(index=False, na_rep="")
         count = "one run" if len(requested) == 1 else f"{len(requested)} runs, one after the other"
-        return _print(options, table.to_dict("records"), f"{text}\n\n{cloud.SAID.format(count, config.runs_dir)}")
+        return _print(options, table.to_dict("records"), f"{text}\n\n{cloud.FOOTNOTE.format(count, config.runs_dir)}")
     task = cloud.task(
         options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
         volume=options.volume,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Runs(ModuleType):
-    """A callable package: `kit.runs` holds the modules, and `kit.runs(where)` lists the runs in `where`."""
+    """Makes the package callable: `kit.runs(where)` lists the runs in the folder or store `where`."""
 
     def __call__(self, where: str = "runs") -> RunList | StoredRuns:
         from kit.runs.finding import list_runs

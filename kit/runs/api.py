@@ -31,12 +31,12 @@ def train(
     on_progress: Progress | None = None,
     **fields: Any,
 ) -> Run:
-    """Train in the foreground until the run is done, stopped or failed; its `status()` says which.
+    """Train in this process until the run is finished, stopped or failed; `status()["state"]` tells which.
 
     `fields` are fields of RunConfig. `start_from` names a pretrained policy: RUN or RUN@STEP of another run (`branch`
     lists what is copied), or a Stable-Baselines3 MODEL.zip. Opening a zip can run code, and so can importing a module
-    that a config file or another run names: both need `trust=True`. Raises `UserError` for a request that cannot be
-    met; nothing is created then.
+    that a config file or another run names: both need `trust=True`. Raises `UserError` for settings that cannot work,
+    before any file is written.
     """
     run = create(prepare_run(config, fields, start_from, trust))
     return _foreground(run, on_progress)
@@ -47,7 +47,7 @@ def launch(
 ) -> Run:
     """Train in a separate process; return at once. Arguments as in `train`.
 
-    The run has `pause`, `stop`, `checkpoint`, `wait`.
+    Control it with the methods `pause`, `stop`, `checkpoint` and `wait` of the returned run.
     """
     run = create(prepare_run(config, fields, start_from, trust, other_process=True))
     return _background(run)
@@ -58,8 +58,9 @@ def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any)
 
     `step`: a number, "best" or "latest"; default: the best. `changes` are config fields that differ:
     env_options={"level": "hard"}, overrides={"learning_rate": 1e-4}, ... The normaliser's statistics are copied too
-    and, from a whole checkpoint of the same algorithm, the optimizer's state; counters, envs and replay data start
-    fresh. Raises `UserError` if the policy does not fit; nothing is created then.
+    and, if the step has a full checkpoint (not only a policy) and the algorithm is the same, the optimizer's state.
+    Counters, envs and replay data start fresh. Raises `UserError`, before any file is written, if the policy does not
+    fit.
     """
     path = run.path if isinstance(run, Run) else run
     return launch(start_from=path if step is None else f"{path}@{step}", **changes)
@@ -80,10 +81,10 @@ def resume(
     `path_or_url`: a run directory, a store's URL with the run's name, or None for the latest unfinished run in
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
-    A run in a store is first copied into `runs_dir`, at most `max_gb` GiB of it. If its config names a module
-    (module:Class), pass `trust=True`, unless the module is imported already, or trusted on this machine because you
-    typed its name here before. Secrets in env_options are not written to the store: pass them again. Raises
-    `UserError`.
+    A run in a store is first copied into `runs_dir`; checkpoints larger than `max_gb` GiB are refused. If the config
+    names a module (module:Class), pass `trust=True`, unless the module is imported already, or trusted on this machine
+    because you typed its name here before. Secrets in env_options are not written to the store: pass them again.
+    Raises `UserError`.
     """
     from kit.stores.redact import HIDDEN
 
@@ -99,15 +100,17 @@ def resume(
         _change(run, changes)
     if HIDDEN in json.dumps(options := run.config.env_options):
         raise UserError(
-            f"env_options={options!r} of {run.path} lack what a store is not shown; resume with env_options={{...}} "
-            "(--env-options) as they were."
+            f"env_options={options!r} of {run.path} lack secrets, which are not copied to stores; resume with the "
+            "original env_options={...} (--env-options)."
         )
     return _background(run) if background else _foreground(run, on_progress)
 
 
 def existing_run(config: RunConfig) -> Run | None:
-    """Return the run that `config.run_name` names, fetched from its store if the store is ahead; None if it is new.
-    Raises `UserError`."""
+    """Return the run named `config.run_name`, or None if it does not exist here or in `config.store`.
+
+    Newer checkpoints in the store are fetched first. Raises `UserError`.
+    """
     permit(config)
     if config.run_name is None:
         return None
@@ -123,17 +126,17 @@ def existing_run(config: RunConfig) -> Run | None:
 
 
 def resume_existing(config: RunConfig) -> Run | None:
-    """`existing_run`, resumed in the background if it is unfinished."""
+    """Return `existing_run(config)`; if that run is unfinished, resume it in a separate process."""
     run = existing_run(config)
     unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
     return resume(run.path, background=True) if run is not None and unfinished else run
 
 
 def remove(run: Run, sure: bool = False) -> None:
-    """Delete `run` from this machine; its copy in a store stays.
+    """Delete the directory of `run`; a copy in a store stays.
 
-    Raises `UserError` while a process works on it and, unless `sure`, if it is unfinished and no store holds its newest
-    checkpoint.
+    Raises `UserError` if a process is training the run, or if the run is unfinished and its newest checkpoint is in no
+    store; `sure=True` skips the second check.
     """
     if run.is_working():
         raise UserError(f"{run.path} is at work; stop it first (kit stop {run.path}).")
@@ -141,8 +144,8 @@ def remove(run: Run, sure: bool = False) -> None:
     stored_step = (now["store"] or {}).get("step")
     if not sure and now["state"] != "finished" and newest and (stored_step is None or stored_step < newest[0].step):
         raise UserError(
-            f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; say --yes (sure=True) if you "
-            "want to lose it."
+            f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; to delete it all the same, "
+            "pass --yes (sure=True)."
         )
     leftovers.sweep(run.path.parent)
     with directory.lock(run.path):
@@ -184,6 +187,7 @@ def _background(run: Run) -> Run:
 
 
 def _change(run: Run, changes: dict[str, Any]) -> None:
+    """Write `changes` into config.yaml. Raises `UserError` for a field that may not change on resume."""
     from kit.stores.redact import restores
 
     for name, value in changes.items():

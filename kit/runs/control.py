@@ -13,7 +13,7 @@ Command = Literal["pause", "unpause", "stop", "checkpoint"]
 def request(run_path: Path, command: Command) -> None:
     """Send `command` to the run's training process, which polls five times a second, or to the next one that starts.
 
-    Creates an empty file named after the command, which works even on a full disk.
+    The command is the suffix of an empty file's name: creating one works even on a full disk.
     """
     folder = run_path / "control"
     folder.mkdir(exist_ok=True)
@@ -31,24 +31,24 @@ def take(run_path: Path) -> list[Command]:
 
 
 class Requests:
-    """Flags for the training thread, set by commands, signals and clocks in other threads.
+    """Flags that tell the training thread what to do; other threads set them on commands, signals and time limits.
 
-    A stop cannot be taken back; its first reason is kept.
+    `paused`: wait. `checkpoint`: save soon. `hurry`: a signal came, so the process may be killed within seconds.
     """
 
     def __init__(self) -> None:
         self.paused = self.checkpoint = self.hurry = False
         self.reason: str | None = None
-        """Why to stop; None to continue."""
+        """Why to stop; None to continue. The first reason is kept: a stop cannot be revoked."""
 
     def obey(self, command: Command) -> None:
-        """Set the flags of `command`."""
+        """Set the flags that `command` stands for."""
         if command == "stop":
             self.stop("stopped on request")
         self.checkpoint |= command == "checkpoint"
         self.paused = command == "pause" or (self.paused and command != "unpause")
 
     def stop(self, reason: str) -> None:
-        """Request a checkpoint and the end of the session."""
+        """Tell training to write a checkpoint and end."""
         if self.reason is None:
             self.reason = reason

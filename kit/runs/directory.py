@@ -3,7 +3,7 @@
 runs/<name>/
   config.yaml        resolved RunConfig; written first
   status.json        what the run is doing; rewritten whole, atomically
-  metrics.jsonl      one row per update and per evaluation; append-only
+  metrics.jsonl      one row per policy update and per evaluation; append-only
   provenance.json    versions, machine, git commit
   worker.log         what the training process printed
   tb/                TensorBoard events, the same numbers
@@ -32,7 +32,7 @@ from kit.format.files import sync_folder, write_atomic
 from kit.format.leftovers import temporary
 
 LOCK_PATIENCE_S = 0.5
-"""Seconds to wait for the lock: `is_locked` in another process holds it for an instant."""
+"""Seconds of waiting for the lock, since `is_locked` in another process takes it for an instant."""
 
 
 def create(config: RunConfig) -> Path:
@@ -79,25 +79,25 @@ def find(path: str | Path) -> Path:
     try:
         exists, has_config = path.exists(), (path / "config.yaml").is_file()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a folder that can.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a readable folder.") from None
     if not exists:
-        raise UserError(f"{path} does not exist; `kit runs` lists the runs that do.")
+        raise UserError(f"{path} does not exist; `kit runs` lists the existing runs.")
     if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path
 
 
 def refused(path: Path, error: OSError) -> UserError:
-    """`UserError` for an unwritable run directory."""
-    return UserError(f"{path} cannot be written ({error.strerror}); make room there, or use a folder that can.")
+    """Return the `UserError` for a run directory that cannot be written."""
+    return UserError(f"{path} cannot be written ({error.strerror}); free some space there, or use another folder.")
 
 
 @contextlib.contextmanager
 def lock(path: Path, inherited: int | None = None) -> Iterator[IO[str]]:
     """Hold the lock of the run at `path` while the block runs.
 
-    `inherited`: file descriptor of the lock, if the parent process took it already. Raises `UserError` naming the owner
-    if another live process holds it.
+    `inherited`: file descriptor of the lock, if the parent process took the lock already. Yields the open lock file.
+    Raises `UserError`, which names the owner, if another live process holds the lock.
     """
     import fcntl
 

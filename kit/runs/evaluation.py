@@ -21,21 +21,26 @@ if TYPE_CHECKING:
     from kit.envs.play import HiddenState, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
-"""Seed offsets, added to the run's seed: validation and test episodes, neither seen in training.
+"""Added to the run's seed, for validation and test episodes; training sees neither.
 
-Evaluations during training play the same EVAL_SEED episodes each time, and the best policy is selected by them.
-Reported results use TEST_SEED episodes, which select nothing: the best of many policies is partly the luckiest on the
-validation episodes, so its score there is biased upwards."""
+Each evaluation during training plays the same validation episodes (EVAL_SEED), which select the best policy. Reported
+results come from test episodes (TEST_SEED), because the best of many policies is partly the luckiest on the validation
+episodes, so its score there is biased upwards."""
 MAX_ENVS, MAX_ENVS_NO_PHYSICS = 32, 256
-"""Most envs in an evaluation: with physics, and without."""
+"""Maximum number of envs in an evaluation, for tasks with and without physics simulation."""
 EPISODES, EPISODES_NO_PHYSICS = 20, 100
-"""Episodes of an evaluation during training: with physics, and without."""
+"""Default number of episodes of an evaluation, for tasks with and without physics simulation."""
 TERM, RATE = "reward/", "_per_minute"
-"""Prefix and suffix of the task metrics that are summed over an episode."""
+"""Task metrics with this prefix or suffix are summed over each episode; others are taken from its last step.
+
+Sums with the suffix are then divided by the minutes of a mean episode."""
 
 
 class Evaluator:
-    """Plays whole episodes in separate envs; training's envs and random numbers are not touched."""
+    """Plays whole episodes in envs of its own, so that training's envs and random numbers do not change.
+
+    `seed`: EVAL_SEED or TEST_SEED.
+    """
 
     def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
         self.seed = config.seed + seed
@@ -47,7 +52,7 @@ class Evaluator:
         self.env = make_env(config, n_envs, self.seed, int(config.threads))
 
     def __call__(self, actor: Player, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Play the episodes with `actor`. Return the dict of `evaluate`, or None if `should_stop` became true."""
+        """Play the episodes with `actor`. Return metrics as in `evaluate`, or None once `should_stop()` is true."""
         import torch
 
         from kit.envs.play import play
@@ -94,11 +99,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
 
-    `scripted`: evaluate the task's scripted plan instead. The test episodes are neither those of training nor those
-    that selected the best policy. `trust` as in `kit.resume`.
+    `scripted`: evaluate the task's scripted baseline policy instead. The test episodes are neither those of training
+    nor those that selected the best policy. `trust` as in `kit.resume`.
 
-    Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task has none), "mean_length"}, and
-    the task's own metrics (`Task.info`), such as Reach's "within_5cm".
+    Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task does not define success),
+    "mean_length" (env steps)}, and the task's own metrics (`Task.info`), such as Reach's "within_5cm".
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
@@ -113,7 +118,7 @@ def evaluate(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread: with a few dozen rows more threads gain nothing, and cost much on a busy machine."""
+    """Let PyTorch use one thread in the block: for batches of a few dozen envs, more only slow a busy machine."""
     import torch
 
     before = torch.get_num_threads()
@@ -125,12 +130,12 @@ def one_thread() -> Iterator[None]:
 
 
 class Script:
-    """The task's scripted plan as a policy. Raises `UserError` if the task has none."""
+    """The task's scripted baseline as a policy. Raises `UserError` if the task has none."""
 
     def __init__(self, env: BatchEnv) -> None:
         self._env = env
         if env.scripted() is None:
-            raise UserError("this env has no scripted plan to compare with; write its task's `scripted`.")
+            raise UserError("this env has no scripted policy to compare with; implement `scripted` in its task.")
 
     def initial_state(self, n: int) -> HiddenState:
         """Return an empty hidden state."""

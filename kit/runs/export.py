@@ -1,6 +1,6 @@
 """Export a policy to ONNX, TorchScript, an SB3 zip or safetensors, with a JSON that describes inputs and outputs.
 
-The exported function maps observations to actions; the normaliser is inside.
+ONNX and TorchScript files hold a function from observations to actions, which includes observation normalisation.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ from kit.trainers.actor import Actor
 
 
 class ExportedFunction(NamedTuple):
-    """The exported file, loaded again: observation fields and hidden state (n, ...) to actions and hidden state."""
+    """The function in an exported file, loaded back from the file."""
 
     run: Callable[..., Sequence[torch.Tensor]]
+    """Maps observation fields and hidden state, each (n, ...), to actions and the next hidden state."""
     inputs: list[str]
-    """Names of its inputs, in order; an exporter may drop inputs that do not affect the action."""
+    """Names of the file's inputs, in order; an exporter may drop inputs that do not affect the action."""
 
 
 N_ENVS, STEPS = 50, 20
 """The exported function is compared with the policy on 50 * 20 = 1,000 observations."""
 TOLERANCE = 1e-4
-"""Largest accepted difference of an action; another runtime sums in another order."""
+"""Largest accepted difference of an action; rounding differs, because runtimes sum in different orders."""
 
 
 class PolicyModule(nn.Module):
-    """`actor` as a module of tensors: observation fields and hidden state to clipped actions and hidden state."""
+    """Module for export: maps observation fields and hidden state to clipped actions and the next hidden state.
+
+    `names`: the observation fields, in the order of the inputs.
+    """
 
     def __init__(self, actor: Actor, names: Sequence[str], action_space: spaces.Space) -> None:
         super().__init__()
@@ -76,15 +80,15 @@ def export(
 ) -> Path:
     """Write the policy of `step` (default: the best; 0: the initial one) for use without kit; return the path.
 
-    The default path is `exports/step_<step>` in the run; a JSON beside it has the name and unit of every entry. Actions
-    are deterministic.
+    The default path is `exports/step_<step>` in the run; a JSON file beside it has the name and unit of every entry.
+    Actions are deterministic.
 
-    "onnx" (needs the extra `deploy`) and "torchscript" are functions from a batch of each observation field, and the
-    LSTM's hidden state if there is one (zeros at the start of an episode), to actions inside the action space and the
-    next hidden state. They are compared with the policy on 1,000 observations of its env. "sb3" is Stable-Baselines3's
-    zip, "safetensors" holds the policy's weights only; for these the normaliser is in the JSON. In all formats the
-    input is the policy's observation group only, and a critic with a separate group is left out. `trust` as in
-    `kit.resume`. Raises `UserError`; no file is left then.
+    "onnx" (needs the extra `deploy`) and "torchscript" hold a function. Its inputs are a batch of each observation
+    field and, for an LSTM, the hidden state (zeros at the start of an episode); its outputs are actions, clipped to the
+    action space, and the next hidden state. It is compared with the policy on 1,000 observations. "sb3" is a
+    Stable-Baselines3 zip, "safetensors" holds only the policy's weights; for both, the normaliser's statistics are in
+    the JSON file. All formats take only the policy's observation group (`env.obs_groups`) and leave out a critic that
+    has a separate group. `trust` as in `kit.resume`. Raises `UserError` and then leaves no file.
     """
     run = opened(run, trust)
     if to not in WRITERS:
@@ -125,7 +129,7 @@ def _policy_obs(env: BatchEnv, obs: Obs) -> Obs:
 
 
 def describe(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
-    """Describe inputs and outputs in order: names, shapes, and the meaning and unit of each number."""
+    """Return a JSON-compatible description of inputs and outputs: names, shapes, meaning and unit of each number."""
     info = env.task_info if isinstance(env, TensorEnv) else None
     sees = {f"obs.{name}" if name else "obs": parts for name, parts in info.sees.items()} if info else {}
     action = _entry("action", env.action_space, info.does if info else ())
@@ -159,7 +163,10 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 
 @torch.no_grad()
 def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: BatchEnv, obs: Obs) -> float:
-    """Return the largest difference of an action while the policy plays, for batches of all envs and of one env."""
+    """Compare the actions of policy and export while the policy plays; return the largest absolute difference.
+
+    Compares batches of all envs and of one env.
+    """
     largest = 0.0
     for step in islice(play(env, module.actor, obs), STEPS):
         inputs = [*(field for _, field in leaves("obs", _policy_obs(env, step.obs))), *step.hidden_state]
@@ -172,7 +179,7 @@ def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: B
 def _torchscript(
     trainer: Trainer, module: PolicyModule, example: tuple[torch.Tensor, ...], path: Path
 ) -> ExportedFunction:
-    with warnings.catch_warnings():  # about branches on the shapes of spaces, which never change
+    with warnings.catch_warnings():  # the tracer warns of `if` on shapes, which are constant here
         warnings.simplefilter("ignore")
         torch.jit.trace(module, example, check_trace=False).save(str(path))
         loaded = torch.jit.load(str(path))
@@ -185,7 +192,7 @@ def _onnx(trainer: Trainer, module: PolicyModule, example: tuple[torch.Tensor, .
     inputs = _input_names(module, example)
     outputs = ["action", *(f"{name}_after" for name in inputs[len(module.names) :])]
     batched = {name: {0: "n"} for name in inputs + outputs}
-    with warnings.catch_warnings():  # as above, and about the newer exporter, which fails on SB3's distributions
+    with warnings.catch_warnings():  # as above, and of the newer exporter, which fails on SB3's distributions
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module, example, str(path), dynamo=False, input_names=inputs, output_names=outputs, dynamic_axes=batched
@@ -224,4 +231,4 @@ WRITERS: dict[str, tuple[str, Writer]] = {
     "sb3": (".zip", _sb3),
     "safetensors": (".safetensors", _safetensors),
 }
-"""File suffix and writer of each format. A writer of a function returns it, loaded again from the file."""
+"""Format -> file suffix and writer. The writers of ONNX and TorchScript return the exported function, others None."""

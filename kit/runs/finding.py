@@ -68,7 +68,7 @@ def local_runs(where: str | Path = "runs") -> RunList:
 
 
 def is_branch(run: Run, of: Run) -> bool:
-    """Whether `run` had its warm start from `of`."""
+    """Whether `run` was started from a policy of the run `of`."""
     return run.parent is not None and run.parent[0] == of.name
 
 
@@ -95,7 +95,7 @@ def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
 
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Return the run, fetched from a store if needed, and the config fields that changed by that (runs_dir, store)."""
+    """Return the run, fetched if it is in a store, and the config fields that fetching changes (runs_dir, store)."""
     if _is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
@@ -119,13 +119,13 @@ def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]
     if not 0 < max_gb < 2**20:
         raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
     run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
-    if url.startswith("gdrive-link:"):  # read only: the run has no store from now on, unless the user names one
+    if url.startswith("gdrive-link:"):  # a shared link is read-only, so it cannot be the run's store
         return run, {"runs_dir": runs_dir, "store": None}
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
 
 
 def _is_url(where: str | Path) -> bool:
-    """Whether `where` is a store or a run in a store: a URL, or a folder that the copier has written to."""
+    """Whether `where` is a store or a run in one: a URL, or a folder with latest.json files, found only in stores."""
     if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
         return True
     path = Path(where).expanduser()

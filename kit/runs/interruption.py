@@ -20,9 +20,10 @@ IMDS_PERIOD_S = 5.0
 
 
 class Signals:
-    """Signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`, while entered.
+    """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`.
 
-    Further signals do not kill the process either. SIGHUP comes when a terminal or an ssh connection closes.
+    Repeated signals call them again and do not kill the process. SIGHUP means that a terminal or an ssh connection was
+    closed.
     """
 
     def __init__(self, on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> None:
@@ -36,7 +37,7 @@ class Signals:
         return self
 
     def raise_in_main_thread(self) -> None:
-        """Raise SIGTERM if this object has installed its handler."""
+        """Run the SIGTERM handler in the main thread; do nothing if the handlers are not installed."""
         if self._previous:
             signal.raise_signal(signal.SIGTERM)
 
@@ -86,7 +87,7 @@ class SpotWatch:
             self._over.wait(IMDS_PERIOD_S)
 
     def poll(self) -> str | None:
-        """Return the notice's text, or None if there is none or the service does not answer."""
+        """Return the text of the interruption notice; None without a notice or an answer of the service."""
         try:
             token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
             headers = {"X-aws-ec2-metadata-token": token} if token else {}
@@ -106,7 +107,7 @@ class SpotWatch:
 
 
 class SessionClock:
-    """Session time limit: reports when a session must stop so that saving still fits before `limit_s`."""
+    """Session time limit: `is_over` is true early enough to save a checkpoint before `limit_s` seconds have passed."""
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row per update and per evaluation, append-only; the same numbers as TensorBoard events."""
+"""Write metrics.jsonl, one row per policy update and per evaluation, and the same numbers as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 CLOCK = ("time/", "gpu/")
-"""Prefixes of machine-dependent columns: the only ones that may differ between an interrupted and an uninterrupted
-run."""
+"""Prefixes of columns that depend on the machine. All others are the same whether or not a run was interrupted."""
 
 
 class Metrics:
     """Writes rows. A row is {"step": int, "rollout/ep_rew_mean": float, ...} with Stable-Baselines3's names.
 
-    Rows that a full disk does not take wait in memory and are written with the next row; `sync` raises the `OSError`.
+    On a full disk, rows wait in memory and are written with a later row; only `sync` raises the `OSError`.
     """
 
     def __init__(self, run_path: Path, rows: int) -> None:
-        """Continue after the first `rows` rows; later rows are removed: their iterations were lost and will repeat."""
+        """`rows`: number of rows at the checkpoint. Later rows are deleted: their iterations are trained again."""
         self.rows = rows
         self.on_row: Callable[[dict[str, Any]], None] = lambda row: None
+        """Called with each new row."""
         self._path = run_path / "metrics.jsonl"
         lines = self._path.read_bytes().splitlines(keepends=True)[:rows] if self._path.exists() else []
         if len(lines) < rows:
@@ -80,17 +80,17 @@ class Metrics:
 
 
 class Events:
-    """TensorBoard events with the same rows. Missing events are written again from metrics.jsonl."""
+    """Writes the rows of metrics.jsonl as TensorBoard events."""
 
     def __init__(self, folder: Path, before: list[dict[str, Any]]) -> None:
-        """`before`: the rows of metrics.jsonl so far; written again if `folder` has no events."""
+        """`before`: the rows of metrics.jsonl so far; written first if `folder` has no events."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._waiting = [] if any(folder.glob("events.*")) else list(before)
         self._purge_step = before[-1]["step"] + 1 if before and not self._waiting else None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Write the row's columns as scalars, after rows that failed before."""
+        """Write the row's columns as scalars, after any rows that could not be written before."""
         self._waiting.append(row)
         try:
             while self._waiting:

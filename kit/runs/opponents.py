@@ -1,4 +1,4 @@
-"""Make the envs of a config, loading policies of other runs where env_options name them as opponents."""
+"""Make the envs of a config. In games, env_options can name a policy of another run as an opponent, loaded here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
-    """Make `n_envs` envs on the config's device. Raises `UserError` for an opponent that does not fit."""
+    """Make `n_envs` envs of `config` on its device. Raises `UserError` for an opponent that was trained for another env
+    or side."""
     from kit import envs
 
     teams = {name: team(config, name, device=config.device) for name in envs.opponents(config.env, config.env_options)}
@@ -23,7 +24,7 @@ def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = No
 
 
 def check(config: RunConfig) -> None:
-    """Raise `UserError` for an opponent that does not fit; make no env."""
+    """Raise `UserError` for an opponent that was trained for another env or side, without making the envs."""
     from kit import envs
 
     envs.describe(config.env, config.env_options)
@@ -32,9 +33,9 @@ def check(config: RunConfig) -> None:
 
 
 def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
-    """Return run and checkpoint that the env option `option` names: RUN or RUN@STEP (default: its best policy).
+    """Return the run and checkpoint in the value of the env option `option`: RUN or RUN@STEP (default: the best).
 
-    Raises `UserError` if the run was not trained for this env and role.
+    Raises `UserError` if the run was not trained for this env and, as its player, for the side that `option` names.
     """
     from kit import envs
 
@@ -54,7 +55,7 @@ def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
 
 
 def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
-    """Load the policy that `option` names, with deterministic actions."""
+    """Load the opponent named in the env option `option`; it plays deterministic actions."""
     import torch
 
     from kit.runs.policies import load_policy

@@ -1,4 +1,4 @@
-"""A callback that tells the GPU monitor whether training collects a rollout or updates."""
+"""A callback that tells the GPU monitor whether training collects a rollout or updates the policy."""
 
 from stable_baselines3.common.callbacks import BaseCallback
 

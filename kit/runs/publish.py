@@ -40,9 +40,10 @@ def push(
 ) -> str:
     """Publish the policy of `step` (default: the best) to the model repository `url`, "hf://you/model"; return its URL.
 
-    One commit with an SB3 zip, ONNX if the extra `deploy` is installed, a JSON that describes inputs and outputs, the
-    run's config, an evaluation over `episodes`, a video, and a model card. A new repository is private. `trust` as in
-    `kit.resume`. Raises `UserError`; nothing is sent then. A README.md that kit did not write is never replaced.
+    Makes one commit with an SB3 zip, an ONNX file if the extra `deploy` is installed, a JSON file that describes inputs
+    and outputs, the run's config, an evaluation over `episodes`, a video, and a model card. A new repository is
+    private. A README.md that kit did not write is never replaced. `trust` as in `kit.resume`. Raises `UserError` before
+    anything is uploaded.
     """
     import huggingface_hub
 
@@ -68,7 +69,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
     if not usage.opens_in_sb3(trainer):
-        need("onnx", "deploy"), need("onnxruntime", "deploy")  # without ONNX it could be used only with kit
+        need("onnx", "deploy"), need("onnxruntime", "deploy")  # else the published policy could be used only with kit
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algo.lower()}-{config.env}").strip("-")
     scores = evaluate(run, episodes, number)
     contents: dict[str, Path | bytes] = {
@@ -113,9 +114,9 @@ def results(scores: dict[str, Any]) -> dict[str, Any]:
 def model_card(
     run: Run, step: int, name: str, scores: dict[str, Any], blocks: list[tuple[str, str]], contents: dict[str, Any]
 ) -> str:
-    """Return the model card in Markdown. `blocks`: pairs of heading and code; `contents`: the repository's files.
+    """Return the model card in Markdown. `blocks`: (heading, example code) pairs; `contents`: the repository's files.
 
-    The metadata are huggingface_sb3's `model-index`, which the Hub reads.
+    Its YAML header has the same `model-index` as huggingface_sb3 writes, from which the Hub shows the score.
     """
     import yaml
 

@@ -17,7 +17,7 @@ from kit.trainers.distributed.rank import run_rank
 
 
 def start_group(config: RunConfig) -> ProcessGroup:
-    """Return the process group of `config`: torchrun's, or one of processes started here. Raises `UserError`."""
+    """Return torchrun's process group or, without torchrun, start `config.processes` processes. Raises `UserError`."""
     from kit import envs
     from kit.machine import settings
 
@@ -28,7 +28,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 
 def train_rank(group: ProcessGroup) -> int:
-    """Train as a rank above 0. Return exit code 75 if rank 0 was stopped or any rank's process is gone, else 0."""
+    """Train as a rank above 0. Return the exit code: 75 if rank 0 was stopped or a rank's process has died, else 0."""
     try:
         run_rank(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
     except Interrupted:

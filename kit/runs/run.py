@@ -51,7 +51,7 @@ class Run:
 
     @cached_property
     def parent(self) -> tuple[str, int | None] | None:
-        """Name and step of the run whose policy was the warm start (step None: a zip); None without a warm start."""
+        """Name and step of the run (or zip, step None) whose policy was the warm start; None without a warm start."""
         first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
         return (first["name"], first.get("step")) if first else None
 
@@ -92,9 +92,9 @@ class Run:
         return saved[-1] if saved else None
 
     def policies(self) -> list[Checkpoint]:
-        """Return all saved policies, oldest first: checkpoints, and the policies kept at evaluations.
+        """Return all saved policies, oldest first: checkpoints, and policies kept at evaluations.
 
-        The latter hold the policy only and stay on the machine that wrote them.
+        The latter have no optimizer or env state, and only the best of them is copied to a store.
         """
         kept = [*checkpoint.committed(self.path / "policies"), *checkpoint.committed(self.path / "best")]
         by_step = {saved.step: saved for saved in [*kept, *self.checkpoints()]}
@@ -152,7 +152,7 @@ class Run:
         until: Callable[[dict[str, Any]], bool] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Block until no process works on the run, or until `until(status)` is true; return the status then.
+        """Block until the training process has ended, or until `until(status)` is true; return the last status.
 
         `on_progress(status)` is called five times a second. Raises TimeoutError after `timeout` seconds.
         """
@@ -168,7 +168,7 @@ class Run:
             time.sleep(0.2)
 
     def is_working(self, now: dict[str, Any] | None = None) -> bool:
-        """Whether a process is at work on it, or about to be."""
+        """Whether a process is training the run or about to; `now`: its status, if known."""
         return (now or self.status())["state"] in status.WORKING or directory.is_locked(self.path)
 
     # -- using -----------------------------------------------------------------------------------------------------
@@ -199,28 +199,29 @@ class Run:
         return saved
 
     def find_or_new(self, step: int | str | None = None) -> Checkpoint | None:
-        """`find`, but None where step 0 was not saved: a new policy with random weights stands in for it."""
+        """Like `find`, but return None for a step 0 that was not saved; `load_policy(config, None)` recreates it."""
         is_saved = self.parent is not None or any(saved.step == 0 for saved in self.policies())
         return self.find(step) if step != 0 or is_saved else None
 
     def is_untrained(self, saved: Checkpoint | None) -> bool:
-        """Whether the result of `find_or_new` has random weights.
+        """Whether `saved`, a result of `find_or_new`, is a policy with random weights.
 
-        A checkpoint of step 0 records this. One that an older version wrote does not; it is untrained unless the run
-        had a warm start.
+        Checkpoints of step 0 record this. Those of older versions do not: they are untrained if the run had no warm
+        start.
         """
         if saved is None or saved.step > 0:
             return saved is None
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
 
     def steps(self) -> list[int]:
-        """Return the steps of all policies that can be loaded, with step 0 where `find_or_new` can recreate it."""
+        """Return the steps of all policies that can be loaded, including step 0 unless the run had a warm start."""
         first = set() if self.parent else {0}
         return sorted(first | {saved.step for saved in self.policies()})
 
 
 def opened(run: Run | str | Path, trust: bool = False) -> Run:
-    """Open a run. Raises `UserError` if its config names a module that may not be imported without `trust`."""
+    """Return `run` as a `Run`. Raises `UserError` if its config names a module that may not be imported without
+    `trust`."""
     run = run if isinstance(run, Run) else Run(run)
     permit(run.config, trust)
     return run

@@ -4,8 +4,8 @@ Two threads: one trains (`kit.runs.training`), the other polls commands, clocks 
 share `Requests` and `Status`.
 
 When memory runs out, training continues from the last checkpoint with half the envs, down to 64. Policy, optimizer,
-normaliser, counters, random numbers and metrics come from the checkpoint; the envs start new episodes (as after a move
-between CPU and GPU, whose simulators hold different state). The new number is written to config.yaml.
+normaliser, counters, random numbers and metrics come from the checkpoint; the envs start new episodes (as when a run
+moves between CPU and GPU, whose simulators have different state). The new number is written to config.yaml.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 MIN_ENVS = 64
-"""Training fails when halving would go below this: with so few envs, the networks are what is too large."""
+"""Training fails when halving would go below this: if so few envs do not fit, the networks are too large."""
 FINAL_STATUS_S = 10.0
-"""Seconds for which the last status.json is retried on a disk that does not take it."""
+"""Seconds of retries to write the last status.json to a full disk."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
-"""Seconds a session waits for its last copy to arrive in the store before it reports the delay and ends."""
+"""Most seconds that a finished or interrupted session waits until its last checkpoint is in the store."""
 
 
 class Session:
@@ -57,7 +57,7 @@ class Session:
         self.requests = Requests()
         self._on_progress = on_progress or (lambda status: None)
         self._training: Training | None = None
-        """None while it is being built, and once its metrics are final."""
+        """None until it is built, and again once its metrics are final."""
         self._over = threading.Event()
         self._sync: SyncHandle | None = None
         limit = self.run.config.session_limit
@@ -83,7 +83,7 @@ class Session:
             spot, code = SpotWatch(self.requests.stop), INTERRUPTED
             try:
                 with self._monitor, listening(self._compiling):
-                    code = self._train_in_memory()
+                    code = self._train_and_shrink()
             except UserError as error:
                 self.status.set(state="failed", message=str(error))
                 raise
@@ -101,7 +101,7 @@ class Session:
                 self._on_progress(self.status.values)
             return code
 
-    def _train_in_memory(self) -> int:
+    def _train_and_shrink(self) -> int:
         """Train, halving the number of envs each time memory runs out."""
         with contextlib.suppress(OSError):
             provenance.write(self.run.path)
@@ -121,7 +121,7 @@ class Session:
                 self._training = None
                 if training is not None:
                     training.close()
-            del training  # outside the except block, where no traceback keeps its tensors alive
+            del training  # after the except block, because the traceback keeps the tensors alive until then
             shrink_message = self._halve_envs(shortage)
 
     def _train(self, training: Training, shrink_message: str) -> int:
@@ -205,7 +205,7 @@ class Session:
         return DONE
 
     def _freeze_progress(self) -> None:
-        """Report the last metrics; from now on status.json shows the step that is saved."""
+        """Write the last metrics into the status; later changes of the trainer no longer appear there."""
         self._progress()
         self._training = None
 
@@ -225,9 +225,9 @@ class Session:
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Wait until the checkpoint of `step` has arrived in the store, or a signal came; return whether it arrived.
+        """Wait until the checkpoint of `step` is in the store, or a signal comes; return whether it is in the store.
 
-        The copier process continues afterwards, for as long as the machine runs.
+        The process that copies continues afterwards, as long as the machine runs.
         """
         if self._sync is None:
             return True
@@ -245,7 +245,7 @@ class Session:
     # -- commands and progress -------------------------------------------------------------------------------------
 
     def _should_stop(self) -> bool:
-        """Whether to stop training. The trainer calls it before each env step and minibatch; blocks during a pause."""
+        """Whether to stop training. The trainer asks before each env step and minibatch. Blocks during a pause."""
         if self.requests.paused:
             paused_since = time.monotonic()
             self.status.set(state="paused", steps_per_s=None, eta_s=None)
@@ -256,7 +256,7 @@ class Session:
         return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
 
     def _on_signal(self, name: str) -> None:
-        if self.status.values["state"] == "starting":  # nothing to save: no training happened in this session
+        if self.status.values["state"] == "starting":  # nothing was trained in this session, so nothing must be saved
             self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
             self.status.write()
             sys.stdout.flush()
@@ -265,14 +265,14 @@ class Session:
         self.requests.stop(name)
 
     def _on_hangup(self) -> None:
-        """Continue after the terminal was closed (SIGHUP), as by a closed laptop; output goes to worker.log then."""
+        """On SIGHUP (the terminal was closed, as by closing a laptop), redirect output to worker.log and continue."""
         with self.run.log_path.open("ab") as log:
             for terminal in self._terminals:
                 os.dup2(log.fileno(), terminal)
         self._notify(f"the terminal was closed; training goes on (kit stop {self.run.name} ends it)")
 
     def _watch(self) -> None:
-        """Five times a second: commands, the session clock, progress; once a second: status.json."""
+        """Check commands and time limit, report progress (five times a second), write status.json (once a second)."""
         ticks, last_error = 0, ""
         while not self._over.wait(POLL_S):
             ticks += 1
@@ -305,7 +305,7 @@ class Session:
             self.status.write()
 
     def _compiling(self, sentence: str) -> None:
-        """Show compilation as the phase. Called once a second while kernels compile, then with an empty sentence."""
+        """Show `sentence` as the phase. Called once a second while kernels compile, and with "" when they are done."""
         if sentence and self._phase_before_compiling is None:
             print(sentence, flush=True)
             self._phase_before_compiling = str(self.status.values["phase"])
@@ -336,5 +336,5 @@ class Session:
 
 
 def _newest(last: dict[str, Any], eval_name: str, rollout_name: str) -> float | None:
-    """The metric's value from the final test, else from the last evaluation, else from training rollouts."""
+    """Return a metric from the final test, else from the last evaluation, else from training rollouts."""
     return last.get(f"test/{eval_name}", last.get(f"eval/{eval_name}", last.get(f"rollout/{rollout_name}")))

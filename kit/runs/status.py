@@ -23,8 +23,9 @@ TRANSITIONS = {
     "finished": (),
     "failed": (),
 }
-"""Allowed state changes of a session. It returns to "starting" when memory ran out."""
+"""State -> possible next states in a session. "running" changes back to "starting" when memory runs out."""
 WORKING = ("starting", "running", "paused", "stopping")
+"""States in which a training process exists."""
 DONE, FAILED, INTERRUPTED = 0, 1, 75
 """Exit codes of a training process, and of notebooks and commands that run one."""
 EMPTY: dict[str, Any] = {
@@ -41,15 +42,15 @@ EMPTY: dict[str, Any] = {
     "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
     "message": "",
-    "plan": "",  # how preset auto fitted the run to the machine on which it started
+    "plan": "",  # what preset auto chose for the machine on which the run started
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
 SILENT_S = 60.0
-"""A copier that has not updated its state for this long counts as dead; it does so every few seconds."""
+"""The process that copies to the store updates .sync.json every few seconds; after this long, it counts as dead."""
 KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
-"""Keys whose values a new session takes over from the previous one."""
+"""Keys whose values a new session keeps from the previous one."""
 
 
 class Status:
@@ -88,7 +89,7 @@ class Status:
             self.values.update(values)
 
     def write(self) -> None:
-        """Write the values to disk. A full disk is no error: the next call, a second later, tries again."""
+        """Write the values to disk. Errors are ignored: the next call, a second later, tries again."""
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
@@ -100,17 +101,19 @@ class Status:
 
 
 def exit_code(state: str) -> int:
-    """Return the exit code of a process whose run, or notebook, ended in `state`."""
+    """Return the exit code for a run or notebook that ended in `state`."""
     return {"finished": DONE, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
 def read(run_path: Path) -> dict[str, Any]:
-    """Read the current status. A run in a working state whose lock is free was killed: its state is "interrupted"."""
+    """Read the current status. If the state is in `WORKING` but the run's lock is free, the training process was
+    killed, and "interrupted" is returned instead."""
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
     silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or time.time()) > SILENT_S
     if silent and not is_locked(run_path):
-        status["store"] = {**store, "state": "failing", "error": "no copier is at work; kit resume copies the rest"}
+        error = "the copying process has ended; kit resume copies the rest"
+        status["store"] = {**store, "state": "failing", "error": error}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         last = f" (its last message: {status['message']})" if status["message"] else ""

@@ -18,8 +18,8 @@ def check(tracker: str | None) -> None:
 class Tracker:
     """Logs rows to the project that `config.tracker` names, under the run's name.
 
-    A resumed run continues the same record; repeated iterations send their rows again. After an error the tracker is
-    not used again, and `notify` reports it. metrics.jsonl has all rows in any case.
+    A resumed run continues the same tracker run and sends the rows of repeated iterations again. After an error,
+    `notify` reports it and nothing more is sent; metrics.jsonl has all rows in any case.
     """
 
     def __init__(self, config: RunConfig, name: str, notify: Callable[[str], None]) -> None:

@@ -1,8 +1,8 @@
 """Training of a run with a fixed number of envs: builds env and trainer; evaluates and checkpoints between iterations.
 
-Resume is exact because everything happens at iteration boundaries (one rollout and its update), in the same order
-whether or not the run was interrupted. An interruption inside an iteration saves a copy of the state taken at the
-boundary before it; the lost part is repeated identically.
+An iteration is one rollout and its update. Resume is exact because evaluations and checkpoints happen only between
+iterations, in the same order whether or not the run was interrupted. An interruption inside an iteration saves the copy
+of the state made before that iteration, which is then repeated identically.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kit.runs.tracking import Tracker
 from kit.runs.writer import Writer
 
 LONG_ITERATION_S = 1.0
-"""Longer iterations may be interrupted inside; shorter ones are completed first and need no copy of the state."""
+"""Before longer iterations, the state is copied, so that they can be interrupted; shorter ones are completed."""
 PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
-"""Seconds of retries for a session's last checkpoint on a failing disk; the second after a signal."""
+"""Seconds of retries for a session's last checkpoint on a failing disk: normally, and after a signal."""
 TESTED = "test/step"
-"""Metrics column with the step of the policy that was tested at the end."""
+"""Metrics column with the step of the policy that was tested at the end of training."""
 POLICIES = 20
 """Number of policies kept from evaluations, to show how the run learnt."""
 
@@ -110,8 +110,8 @@ class Training:
     def _load(self) -> tuple[Checkpoint | None, dict[str, Any]]:
         """Load the newest intact checkpoint into the trainer; return it and its `session` component.
 
-        Newer, damaged checkpoints are reported and renamed. A checkpoint with intact state but damaged replay data is
-        the second choice. Raises `UserError` if all checkpoints are damaged: a run never restarts from scratch.
+        Newer, damaged checkpoints are reported and renamed. If every checkpoint has damaged files, use the newest one
+        in which only replay data is damaged. Raises `UserError` without such a one: a run never restarts from scratch.
         """
         saved = checkpoint.committed(self.run.path / "checkpoints")[::-1]
         damages: dict[int, str] = {}
@@ -142,13 +142,13 @@ class Training:
             load_replay(self.trainer, loaded)
         elif isinstance(self.trainer, OffPolicy):
             self.trainer.forget_replay()
-            replay_note = "; its replay data is damaged and will fill again before learning goes on"
+            replay_note = "; its replay data is damaged, so the replay buffer fills again before learning continues"
         self._notify(f"resumed from step {loaded.step:,}{'' if same_envs else ', with reset envs'}{replay_note}")
         self.status.set(step=loaded.step, checkpoint={"step": loaded.step, "time": loaded.path.stat().st_mtime})
         return session
 
     def learn(self) -> None:
-        """Train to `total_steps`, then test the best policy. Raises `Interrupted` if it should stop before."""
+        """Train to `total_steps`, then test the best policy. Raises `Interrupted` if asked to stop before that."""
         from kit.runs.phases import Phases
 
         self.boundary()
@@ -157,14 +157,17 @@ class Training:
         self._test()
 
     def close(self) -> None:
-        """Free all resources; also safe when the constructor failed half way."""
+        """Free all resources. Also works if the constructor failed halfway."""
         while self._closing:
             self._closing.pop()()
 
     # -- between iterations ----------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
-        """Evaluate, checkpoint, stop, copy the state: each if due. Called after each iteration and before the first."""
+        """Evaluate, write a checkpoint, stop, and copy the state, each if due.
+
+        Called before the first iteration and after each. Raises `Interrupted` to stop.
+        """
         iteration_s, self._in_iteration = time.monotonic() - self._iteration_start, False
         self._monitor.phase = OTHER
         self.step, state = self.trainer.num_timesteps, None
@@ -183,7 +186,7 @@ class Training:
 
     @property
     def can_interrupt(self) -> bool:
-        """Whether training may stop now: between iterations, or inside one if the state before it was copied."""
+        """Whether training may stop now: between iterations, or in one before which the state was copied."""
         return self._copy is not None or not self._in_iteration
 
     def _state(self) -> dict[str, Any]:
@@ -195,7 +198,7 @@ class Training:
         return {**self.trainer.state(), "session": session}
 
     def _eval_due(self) -> bool:
-        """Whether to evaluate now. True also at step 0, so that the initial policy is on record for comparison."""
+        """Whether to evaluate now. Also true at step 0, to compare later policies with the initial one."""
         every = int(self.config.eval_every)
         return every > 0 and self.step // every > self._last_eval // every
 
@@ -215,9 +218,9 @@ class Training:
         self.status.set(phase="training")
 
     def _test(self) -> None:
-        """Test the best policy once, after training, in episodes that did not select it.
+        """Test the best policy once, after training, in episodes other than those that selected it.
 
-        Raises `Interrupted` if a stop comes first; the resumed session tests again.
+        Raises `Interrupted` if asked to stop before the end; the resumed session repeats the test.
         """
         from kit.runs.evaluation import Evaluator, one_thread
 
@@ -232,7 +235,7 @@ class Training:
                 result = evaluator(self.run.policy(best.step).as_actor(), self._should_stop)
         finally:
             evaluator.close()
-            generators.load_state(before)  # building a network drew from them; the checkpoint must not change
+            generators.load_state(before)  # building a network draws random numbers; the checkpoint must not change
         if result is None:
             raise Interrupted(self._requests.reason or "asked to stop")
         self._unsaved_eval = True
@@ -258,7 +261,7 @@ class Training:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        if self.step == self._saved_step or self.writer.busy:  # a busy writer delays the checkpoint, never the loop
+        if self.step == self._saved_step or self.writer.busy:  # training continues while the writer is busy
             return False
         every = self.config.checkpoint_every
         if isinstance(every, int):
@@ -285,9 +288,9 @@ class Training:
         self.writer.submit(step, state, replay, oldest)
 
     def save_now(self) -> None:
-        """Save the state and wait until it is on disk; inside an iteration, save the copy from before it.
+        """Save the state (inside an iteration: the copy made before it) and wait until it is on disk.
 
-        Retries on a failing disk, for `PATIENCE_S` seconds, then raises `OSError`.
+        Retries for `PATIENCE_S` seconds (`HURRIED_PATIENCE_S` after a signal) on a failing disk, then raises `OSError`.
         """
         step, state = self._copy if self._in_iteration and self._copy is not None else (self.step, None)
         start = time.monotonic()
@@ -300,7 +303,7 @@ class Training:
                 if self.writer.error is not None:
                     raise self.writer.error
             except OSError as error:
-                self._unsaved_eval = True  # forces another round, even where `writer.step` is this step already
+                self._unsaved_eval = True  # repeat the loop even if `writer.step` is this step already
                 patience_s = HURRIED_PATIENCE_S if self._requests.hurry else PATIENCE_S
                 if time.monotonic() - start > patience_s:
                     raise
@@ -309,7 +312,7 @@ class Training:
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - start)
 
     def _on_checkpoint(self, written: Checkpoint) -> None:
-        """Show the new checkpoint in status.json; warn once if a single one exceeds the disk budget."""
+        """Show the new checkpoint in status.json; warn once if it alone exceeds the disk budget."""
         self.status.set(checkpoint={"step": written.step, "time": time.time()})
         size = sum(written.sizes().values())
         if size > self.writer.budget and not self._size_reported:

@@ -33,9 +33,9 @@ policy = onnxruntime.InferenceSession(hf_hub_download("{repo}", "{name}.onnx"))"
 
 
 def opens_in_sb3(trainer: Trainer) -> bool:
-    """Whether plain Stable-Baselines3 can load `trainer`'s zip and use it with the env's observations.
+    """Whether Stable-Baselines3 without kit can load `trainer`'s zip and use it with the env's observations.
 
-    True if no class of the policy is kit's, and observations reach the policy unchanged.
+    It can if the policy's classes are not kit's, and the policy gets the observations unchanged.
     """
     classes = [trainer.policy_class, trainer.policy_kwargs.get("features_extractor_class")]
     needs_kit = any(cls is not None and cls.__module__.partition(".")[0] == "kit" for cls in classes)
@@ -44,14 +44,14 @@ def opens_in_sb3(trainer: Trainer) -> bool:
 
 
 def with_sb3(trainer: Trainer, about: dict[str, Any], algo: str, repo: str, name: str) -> str:
-    """Return the example for the SB3 zip; `about` is the JSON beside it."""
+    """Return the example for the SB3 zip. `about`: content of its JSON file; `repo`: user/model; `name`: file stem."""
     stock = algorithm.find(algo).stock
     names = {"package": stock.__module__.partition(".")[0], "algo": stock.__name__, "repo": repo, "name": name}
     lines, obs = [SB3.format(**names)], "observation"
     if "normalizer" in about:
         lines, obs = [*lines, NORMALIZE.format(**names)], "normalize(observation)"
     if about["memory"]:
-        lines.append("state, episode_start = None, np.array([True])  # again at the start of each episode")
+        lines.append("state, episode_start = None, np.array([True])  # repeat at the start of each episode")
         arguments = f"{obs}, state, episode_start, deterministic=True"
         lines += [EACH_STEP, f"action, state = model.predict({arguments})", "episode_start = np.array([False])"]
     else:
@@ -60,11 +60,11 @@ def with_sb3(trainer: Trainer, about: dict[str, Any], algo: str, repo: str, name
 
 
 def with_onnx(about: dict[str, Any], repo: str, name: str) -> str:
-    """Return the example for the ONNX file; `about` is the JSON beside it."""
+    """Return the example for the ONNX file; arguments as in `with_sb3`."""
     lines, inputs = [ONNX.format(repo=repo, name=name)], [f'"{i["name"]}": {_field(i)}[None]' for i in about["inputs"]]
     if about["memory"]:
         zeros = [f'"{state["name"]}": np.zeros({(1, *state["shape"])}, "float32")' for state in about["memory"]]
-        lines.append(f"hidden_state = {{{', '.join(zeros)}}}  # again at the start of each episode")
+        lines.append(f"hidden_state = {{{', '.join(zeros)}}}  # repeat at the start of each episode")
         inputs.append("**hidden_state")
     feed = "{\n    " + ",\n    ".join(inputs) + ",\n}"
     lines += [EACH_STEP, f"(action, *next_state) = policy.run(None, {feed})", "action = action[0]"]
@@ -72,6 +72,6 @@ def with_onnx(about: dict[str, Any], repo: str, name: str) -> str:
 
 
 def _field(entry: dict[str, Any]) -> str:
-    """Return the expression that reads one observation field."""
+    """Return Python code that reads one observation field as an array."""
     keys = "".join(f'["{key}"]' for key in entry["name"].split(".")[1:])
     return f'np.asarray(observation{keys}, "{entry["dtype"]}")'

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Approximate frames per second; most seconds per episode (KIT_FILM_S changes it), so that a video renders quickly and
-fits into a notebook; seconds for which the last frame is held."""
+"""Approximate frames per second; maximum seconds per episode (KIT_FILM_S changes it), so that a video renders quickly
+and fits into a notebook; seconds for which the last frame is shown."""
 AMONG, SEARCH_S = 50, 20.0
-"""Episodes searched for failures, and most seconds of the search."""
+"""Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4
 """Views per row of a video."""
 GREEN, RED, WHITE = (120, 220, 130), (255, 130, 110), (255, 255, 255)
 
 Progress = Callable[[int, int], None]
-"""Called with the number of frames drawn and the most there can be."""
+"""Called with the number of frames drawn so far and the maximum number."""
 
 
 class View(NamedTuple):
-    """A policy of `run` seen by a camera (default: the task's first).
+    """A policy of `run` and the camera that films it (default: the task's first).
 
-    `step` as in `Run.policy`; 0 is the initial policy, whose actions are sampled if it is untrained.
+    `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic, those of an untrained policy sampled.
     """
 
     run: Run
@@ -61,9 +61,9 @@ def record(
 ) -> Path:
     """Record a video (mp4) of the policy of `step`; return its path.
 
-    Cameras are side by side, `size` pixels a side each. `episodes`: how many, or a list of episode numbers. The default
-    path is `videos/step_<step>.mp4` in the run, for a list `videos/chosen/step_<step>.mp4`. Needs the extra `video`.
-    `trust` as in `kit.resume`.
+    Cameras are side by side, each `size` x `size` pixels. `episodes`: how many, or a list of episode numbers. The
+    default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes.
+    Needs the extra `video`. `trust` as in `kit.resume`.
     """
     run = opened(run, trust)
     saved = run.find_or_new(step)
@@ -74,9 +74,9 @@ def record(
 
 
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
-    """Play the first `among` episodes and return their numbers for `record`: failures first, then by return.
+    """Play the first `among` episodes and return their numbers: failures first, each group by increasing return.
 
-    Plays for at most `SEARCH_S` seconds. Raises `UserError`.
+    Starts no episode after `SEARCH_S` seconds. The numbers are valid as `record(episodes=...)`. Raises `UserError`.
     """
     player, results, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
     try:
@@ -98,11 +98,11 @@ def render_video(
     size: int,
     on_frame: Progress = lambda done, at_most: None,
 ) -> Path:
-    """Write a video of all `views` side by side, `size` pixels a side each; return `path`.
+    """Write a video of all `views` side by side, each `size` x `size` pixels; return `path`.
 
     Shows the first `MOST_S` seconds of each of `episodes` (how many, or a list of numbers). A view whose episode has
     ended holds its last frame until all have ended. Captions: title, step, return, outcome; a corner shows the policy's
-    image observations. Calls `on_frame`. Raises `UserError`; no file is left then.
+    image observations. Raises `UserError` and then leaves no file.
     """
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
@@ -131,7 +131,7 @@ def render_video(
 
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:
-    """Return env steps per frame, frames per second, and the most frames of an episode."""
+    """Return env steps per frame, frames per second, and the maximum number of frames of an episode."""
     rate = env.video_speed / env.control_dt_s
     stride = max(1, round(rate / FPS))
     max_s = float(os.environ.get("KIT_FILM_S", MOST_S))
@@ -139,7 +139,7 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """Yield frames, (rows * size, columns * size, 3) uint8, one at a time: a thousand of them take a gigabyte."""
+    """Yield frames, (rows * size, columns * size, 3) uint8; a list of a thousand would take a gigabyte."""
     stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:
@@ -184,7 +184,7 @@ class _Player:
                 raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {available}.")
 
     def reset(self, episode: int) -> None:
-        """Start episode number `episode`, which is the same for every policy."""
+        """Start episode number `episode`, whose seed is the same for every policy."""
         from kit.envs.play import play
 
         self._obs = self.env.reset(seed=self._seed + episode)
@@ -214,7 +214,8 @@ class _Player:
 
 
 def _observed_images(obs: Obs, size: int) -> np.ndarray | None:
-    """Return the newest frame of each image field of `obs` (one env), uint8, side by side, scaled for a corner."""
+    """Return the newest frame of each image field of `obs` (one env), uint8, side by side, scaled for a corner; None
+    without image fields."""
     import torch
 
     from kit.envs.obs import leaves, newest_image

@@ -1,7 +1,8 @@
-"""Warm start: begin a run with a pretrained policy, from another run or from a Stable-Baselines3 zip.
+"""Warm start: start a run from a pretrained policy, of another run or in a Stable-Baselines3 zip.
 
-Another run contributes its config (unless changed), its policy, its normaliser's statistics and, from a whole
-checkpoint of the same algorithm, the optimizer's state. Counters, random numbers, envs and replay data start fresh.
+From another run come its config (unless changed), its policy, its normaliser's statistics and, if the step has a full
+checkpoint (not only a policy) and the algorithm is the same, the optimizer's state. Counters, random numbers, envs and
+replay data start fresh.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class WarmStart(NamedTuple):
-    """A pretrained policy, and how to build a config and a trainer from it."""
+    """A pretrained policy, with functions that make a config from it and load it into a trainer."""
 
     make_config: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
-    """Returns the new run's config from the user's config (or None) and the changes."""
+    """Returns the new run's config, given the user's config (or None) and the changed fields."""
     load_into: Callable[[Trainer, RunConfig], None]
-    """Loads the policy into a new trainer of that config. Raises `UserError` if it does not fit."""
+    """Loads the policy into a trainer that was made from the config. Raises `UserError` if the policy does not fit."""
     parent: dict[str, Any]
     """Name and step of the source, for provenance.json."""
 
@@ -36,7 +37,7 @@ class WarmStart(NamedTuple):
 def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
     """Read the policy that `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest.
 
-    `trust` as in `kit.train`. Raises `UserError`; nothing is created.
+    `trust` as in `kit.train`. Raises `UserError`.
     """
     if str(start_from).endswith(".zip"):
         return _from_zip(_checked(Path(start_from), trust), algo)
@@ -91,8 +92,9 @@ def _from_run(run: Run, step: int | str | None) -> WarmStart:
 def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """Return the parent's config with `changes`, for a new run.
 
-    `overrides` and `env_options` are merged with the parent's, which count only for the same algorithm and the same
-    env. Fields that depend on the machine or on the run's length are resolved again.
+    `overrides` and `env_options` in `changes` are added to the parent's. The parent's env_options are dropped if the
+    env changes, and its overrides, except policy_kwargs and normalize, if the algorithm changes. Fields that depend on
+    the machine or on the run's length are resolved again.
     """
     from kit.trainers.algorithm import with_n_envs
 
@@ -117,7 +119,7 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def _checked(path: Path, trust: bool) -> Path:
-    """Return `path` if it is a zip that the user trusts; do not open its content. Raises `UserError` otherwise."""
+    """Return `path` if it is a zip and the user trusts it, else raise `UserError`. Does not unpickle anything."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise UserError(f"start_from={str(path)!r} is not a Stable-Baselines3 zip; save one with model.save().")
     if not trust:
@@ -139,7 +141,7 @@ def _from_zip(path: Path, algo: str) -> WarmStart:
         model: Any = record.stock.load(path, device="cpu")
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); name its algo.") from None
+        raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set its algo.") from None
     hyper = {name: getattr(model, name) for name in record.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:

@@ -1,4 +1,4 @@
-"""Write checkpoints in a background thread, from a copy of the state; training does not wait for the disk."""
+"""Write checkpoints in a background thread, from a copy of the state, so that training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Writer:
     """Checkpoint writer: one thread, one checkpoint at a time.
 
-    Each time it frees disk space, writes the checkpoint, verifies it, and deletes outdated ones
-    (`kit.format.retention`). Replay data goes to segments `replay/<first row>.safetensors` with only the rows added
-    since the previous checkpoint; manifests of later checkpoints list the same segments again.
+    For each checkpoint it frees disk space, writes, verifies, and deletes outdated ones (`kit.format.retention`).
+    Replay data is split into files ("segments"): each checkpoint adds `replay/<first row>.safetensors` with the rows
+    since the previous checkpoint, and its manifest lists all segments that are still needed.
+
+    `step`: the newest written checkpoint's, or -1. `error`: why the last attempt failed, or None.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint in progress. Re-raise the thread's exception; an `OSError` is kept in `error`."""
+        """Wait for the checkpoint in progress. An `OSError` of the thread is in `error`; others are raised here."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -85,7 +87,7 @@ class Writer:
 
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         rows = replay.rows if replay else {}
-        # after a "disk full" error the reported free space is not trusted: it does not show quotas
+        # after a "disk full" error, ignore the reported free space, which does not consider quotas
         disk_full = self.error is not None and self.error.errno in FULL
         self._retire(NO_LIMIT if disk_full else checkpoint.size_of({**state, REPLAY: rows}))
         segments = self._segments
@@ -102,7 +104,7 @@ class Writer:
         self._retire()
 
     def _retire(self, next_bytes: int = 0) -> None:
-        """Delete outdated checkpoints, so that `next_bytes` more fit."""
+        """Delete outdated checkpoints, and as many more as needed to make room for `next_bytes`."""
         saved = checkpoint.committed(self.run_path / "checkpoints")
         held = [retention.Held(c.step, c.path.stat().st_mtime, c.sizes()) for c in saved]
         disk = shutil.disk_usage(self.run_path)

@@ -1,1 +1,1 @@
-"""Many runs and several machines: batches, searches by Optuna, notebooks by papermill, clusters by Ray."""
+"""Many runs and several machines: batches, Optuna searches, papermill notebooks, Ray clusters, SkyPilot tasks."""

@@ -4,14 +4,14 @@
     total_steps: 100000
     seeds: 5                        # five runs per job, with seeds 0 to 4; or a list of seeds
     at_once: 2                      # maximum number of runs side by side; default: as many as fit
-    cpus: 4                         # and gpus: resources per job on a cluster (kit.scale.cluster)
+    cpus: 4                         # CPU cores per job on a cluster (kit.scale.cluster); also gpus
     jobs:
       - {algo: PPO}
       - {algo: A2C, overrides: {learning_rate: 0.001}}
       - {start_from: runs/reach@best, env_options: {...}}      # starts from another run's policy
 
-A batch has no state besides its run directories. Called again, it skips finished runs, watches runs that are still
-training and resumes the others. Its processes outlive it, like those of `kit.launch`.
+A batch has no state besides its run directories. Called again, it skips finished runs, waits for runs that are still
+training and resumes the others. Its training processes do not end with it, like those of `kit.launch`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
-"""Memory of one run: 0.6 GB with PPO, 0.95 GB with SAC and a replay of a million (tests/bench/memory.py)."""
+"""Memory of one run: 0.6 GB with PPO, 0.95 GB with SAC and a million transitions (tests/bench/memory.py)."""
 
 
 @dataclass
@@ -46,18 +46,18 @@ class Job:
     config: RunConfig
     """The config, with its run_name."""
     requested: dict[str, Any]
-    """The requested fields, from which the config is made."""
+    """The fields that the user set; `config` is made from them."""
     start_from: str | None = None
     trust: bool = False
-    """Whether the user trusts the run's code, see `kit.resume`."""
+    """As in `kit.resume`."""
     run: Run | None = None
     """The run, once started."""
     error: str = ""
     """Why the run could not start."""
     note: str = ""
-    """What the job waits for."""
+    """Why the job waits."""
     was_running: bool = False
-    """Whether the run was already training when the batch started; its process may end with an earlier batch."""
+    """Whether the run was training already, in a process that this batch did not start."""
 
     @property
     def path(self) -> Path:
@@ -65,7 +65,6 @@ class Job:
 
     @property
     def exists(self) -> bool:
-        """True if the run directory exists."""
         return (self.path / "config.yaml").is_file()
 
     def changes(self) -> dict[str, Any]:
@@ -104,7 +103,7 @@ class Job:
         return self.run is not None and self.run.is_working()
 
     def should_restart(self) -> bool:
-        """Return whether the run's earlier process was killed, so that the run must be started again."""
+        """Whether the process that was training before this batch has been killed, so that the run must be resumed."""
         return self.was_running and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
@@ -138,7 +137,7 @@ class Job:
 
 @lru_cache
 def runs_in_store(url: str) -> dict[str, dict[str, Any]]:
-    """Return the runs in a store by name, as of the first call."""
+    """Return name -> summary of the runs in a store, cached at the first call."""
     return {run["name"]: run for run in list_runs(open_store(url))}
 
 
@@ -157,10 +156,10 @@ def batch(
     """Train all `jobs`: a YAML file (see above), a list of configs or mappings, or one config with `seeds`.
 
     Run names consist of the batch's `name` (default: the file's), env, algo and seed. A job that fails does not stop
-    the others. Ctrl-C stops all with a checkpoint; call it again to continue. `on="ray"` or "ray://HOST:PORT" trains on
-    a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is called twice a second with the state of all jobs;
-    default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job before
-    anything is created.
+    the others. Ctrl-C stops all runs with a checkpoint; call `batch` again to continue. `on="ray"` or "ray://HOST:PORT"
+    trains on a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is called twice a second with the state of
+    all jobs; default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job
+    before any file is written.
     """
     resources: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
     if isinstance(jobs, str | Path):
@@ -177,9 +176,9 @@ def batch(
 
 
 def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
-    """Make `runs_dir` absolute if there is no store, for a run that another machine may train.
+    """Return `fields` for a run on another machine: without a store, `runs_dir` becomes absolute.
 
-    Without a store, all machines must see the same folder; with one, each machine has its own runs_dir.
+    Without a store, all machines must share this folder; with a store, each machine has its own `runs_dir`.
     """
     runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
     return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
@@ -193,7 +192,10 @@ def run_batch(
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Run all `jobs` of the batch `name` on this machine or on `engine`'s cluster; `configs` are resolved."""
+    """Run all `jobs` of the batch `name` on this machine or on `engine`'s cluster.
+
+    `configs`: the jobs' resolved configs. `unit`: what the progress bar counts.
+    """
     notes = Notes.beside(jobs, name)
     if engine.on is None:
         return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
@@ -211,7 +213,10 @@ def read_jobs(
     trust: bool = False,
     **resources: Any,
 ) -> tuple[list[Job], Engine]:
-    """Read a YAML file of jobs; `seeds` and `resources` take precedence over the file's. Raises `UserError`."""
+    """Read a YAML file of jobs; `seeds` and `resources` take precedence over the file's. Raises `UserError`.
+
+    `elsewhere` as in `plan_jobs`.
+    """
     jobs, shared = _read(Path(path))
     engine = Engine.of(shared, **resources)
     file_seeds = shared.pop("seeds", None)
@@ -252,7 +257,7 @@ def plan_jobs(
     elsewhere: bool = False,
     trust: bool = False,
 ) -> list[Job]:
-    """Return the jobs with every seed and a unique name each. Raises `UserError`.
+    """Return one job per entry of `jobs` and seed, with unique names. Raises `UserError`.
 
     `elsewhere`: the jobs may run on other machines than this one.
     """
@@ -284,7 +289,7 @@ def plan_jobs(
 
 
 def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
-    """Return the resolved configs of `jobs`. Raises `UserError` for the first that cannot be trained.
+    """Return the resolved configs of `jobs`. Raises `UserError` for the first job that cannot be trained.
 
     `elsewhere`: the jobs may run on other machines, so this machine's GPU is ignored.
     """
@@ -303,14 +308,14 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
 
 
 def check_stores(stores: Iterable[str | None]) -> None:
-    """Raise `UserError` for the first unusable store; a store that does not answer passes, because jobs wait for it."""
+    """Raise `UserError` for the first unusable store, but not for one that does not answer: jobs wait for it."""
     for store in {store: None for store in stores if store is not None}:
         with contextlib.suppress(StoreError):
             open_store(store, write=True)
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """Return how many of `count` runs train side by side: `at_once`, one on a GPU, or as many as fit.
+    """Return how many of `count` runs train side by side: `at_once` or, by default, one on a GPU, else as many as fit.
 
     `configs` are resolved. Raises `UserError` if `at_once` is more than the cores or the memory allow.
     """

@@ -1,7 +1,7 @@
 """Runs on rented cloud machines: a SkyPilot task that starts or resumes them, and a table of machines and prices.
 
 SkyPilot needs its own environment (`pipx install 'skypilot[aws,runpod,lambda]'`), because it requires older versions of
-some packages. It gets a YAML file; machines and prices come from its catalogue.
+some packages. kit passes it the task as a YAML file and reads machines and prices from its catalogue files.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ if TYPE_CHECKING:
 
     from kit.measure.speed import Speed
 
-SAID = (
+FOOTNOTE = (
     "Hours of {}, scaled from this machine by the number of cores. For a GPU: measured by a run of this task and "
     "algorithm on the same kind of GPU, if there is one in {}."
 )
-"""Footnote of the table of machines."""
+"""Text under the table of machines; takes the number of runs and the runs_dir."""
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-"""Environment variables with a store's keys, by URL scheme; the task names them and never contains their values."""
+"""URL scheme of a store -> environment variables with its keys. The task contains only their names."""
 EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebook": "notebook,video,stores,gpu"}
 
 
 @dataclass(frozen=True)
 class Provider:
-    """SkyPilot's features on a cloud, from its sources: `sky/clouds/*.py` of 0.14.1."""
+    """What SkyPilot supports on a cloud, according to `sky/clouds/*.py` of version 0.14.1."""
 
     recovers: bool
-    """Managed jobs: a job whose machine is taken away starts again on another."""
+    """Managed jobs: if a machine is taken away, its job starts again on another."""
     spot: bool
+    """Spot machines: cheaper ones that the cloud may take away."""
     volumes: bool
+    """Network volumes, which outlast the machine."""
     why: str = ""
+    """Why a feature is missing, for error messages."""
 
 
 PROVIDERS = {
@@ -68,11 +71,11 @@ def task(
     spot: bool = True,
     volume: str | None = None,
 ) -> dict[str, Any]:
-    """Make the SkyPilot task for the YAML file at `path`: a config, jobs, a search or notebooks.
+    """Return the SkyPilot task, as a dict for YAML, for the file at `path`: a config, jobs, a search or notebooks.
 
-    Its `store:` must be outside the machine. `cloud` is aws, runpod, lambda, or None for the cheapest; `gpu` such as
-    "L4" or "A100:1", or None for a machine with `cpus` cores. Raises `UserError`, also for an option that the provider
-    lacks.
+    The file's `store:` must be outside the machine. `cloud`: aws, runpod, lambda, or None for the cheapest. `gpu`: such
+    as "L4" or "A100:1", or None for a machine with `cpus` cores. `volume`: name of a RunPod network volume, mounted at
+    /volume. Raises `UserError`, also for an option that the cloud lacks.
     """
     provider = _provider(cloud)
     if provider is not None and spot and not provider.spot:
@@ -87,7 +90,7 @@ def task(
         content["notebook"] = notebook.name
         write_notebook = f"cat > {notebook.name} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
     else:
-        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in asked(path)]
+        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs_of(path)]
     for name, store, _ in jobs:
         if "://" not in (store or "") and not (volume and (store or "").startswith("/volume")):
             stores = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
@@ -112,6 +115,7 @@ def task(
 
 
 def _provider(cloud: str | None) -> Provider | None:
+    """Return the entry of `PROVIDERS`, or None without a cloud. Raises `UserError` for an unknown one."""
     if cloud is not None and cloud not in PROVIDERS:
         raise UserError(f"cloud={cloud!r} is unknown; valid are {', '.join(PROVIDERS)}.")
     return None if cloud is None else PROVIDERS[cloud]
@@ -148,11 +152,11 @@ def launch(sky_task: dict[str, Any]) -> int:
         return subprocess.run([*command, *secrets], check=False).returncode
 
 
-def asked(path: str | Path) -> list[RunConfig]:
-    """Return the configs of a file's runs; of a search, its base config once per trial. Raises `UserError`."""
+def configs_of(path: str | Path) -> list[RunConfig]:
+    """Return the configs of the runs in a file; for a search, its base config once per trial. Raises `UserError`."""
     kind = files.kind(path)
     if kind == "notebook":
-        raise UserError(f"{path} holds notebooks, whose runs are not known; plan with the config of one run instead.")
+        raise UserError(f"{path} holds notebooks, whose configs are unknown; plan with the config of one run instead.")
     if kind == "sweep":
         search = sweep.plan(path)[0]
         return [search.base] * search.trials
@@ -166,9 +170,9 @@ def plan(
 ) -> pd.DataFrame:
     """Table of the machines in SkyPilot's catalogue, with the hours and price of `runs` runs of `config` in sequence.
 
-    The hours are scaled from `speed`, measured on this machine, by the number of cores; for a GPU they come from runs
-    in `config.runs_dir` on such a GPU. Only the cheapest offer of each machine is listed. Raises `UserError` without
-    a catalogue.
+    For machines without a GPU, the hours are scaled by the number of cores from `speed`, measured on this machine. For
+    a GPU, they come from a run in `config.runs_dir` on such a GPU, if there is one. Only the cheapest offer of each
+    machine is listed. `folder`: SkyPilot's catalogue. Raises `UserError` if it is missing.
     """
     import pandas as pd
 
@@ -202,10 +206,9 @@ def plan(
 
 
 def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
-    """Return (GPU name, hours) from each GPU run of the same task and algorithm, the newest first.
+    """Return (words of the GPU's name, hours) of each GPU run of the same task and algorithm, the newest first.
 
-    The name is a set of words, as in SkyPilot's A100-80GB or RTX4090; the hours are those of `config` at the run's
-    steps per second.
+    The words match SkyPilot's names, such as A100-80GB or RTX4090. The hours are for `config`, at the speed of the run.
     """
     measured = []
     for run in local_runs(config.runs_dir):
@@ -220,6 +223,6 @@ def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
 
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
-    """Estimate the hours on `cores` CPU cores: physics scales with the cores, the network takes as long as here."""
+    """Estimate the hours on `cores` CPU cores. Physics is scaled by the cores; the network takes as long as here."""
     share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
     return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600

@@ -3,8 +3,8 @@
     kit batch jobs.yaml --on ray                      # this machine, or the cluster that RAY_ADDRESS names
     kit batch jobs.yaml --on ray://head:10001         # a cluster, from outside
 
-If a worker or node is lost, Ray retries the task on another, and the job resumes from its run directory or its store.
-It waits there until the lost machine's lease has expired, so that only one of two attempts can write.
+If a worker process or node is lost, Ray retries the task on another, and the job resumes from its run directory or its
+store. It first waits until the lease of the lost machine has expired, so that no two machines write to the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRIES = 10
 WATCH_S = 1.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A cut link is noticed after 15 s; with Ray's defaults its tasks were not retried within three minutes.
+    # A cut connection is noticed after 15 s; with Ray's defaults, tasks were not retried within three minutes.
     "RAY_grpc_client_keepalive_time_ms": "10000",
     "RAY_grpc_client_keepalive_timeout_ms": "5000",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "4",
     # With gRPC's fork handlers the server behind `ray://` often dies as it starts (ray-project/ray issue 63202).
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 would put jobs behind whatever else the machine does
+    "RAY_worker_niceness": "0",  # with Ray's 15, all other processes of the machine would have priority
 }
 """Environment variables of every Ray process; set them also where `ray start` is called."""
 STORE_BYTES = 100 * 2**20
@@ -44,7 +44,7 @@ STORE_BYTES = 100 * 2**20
 
 
 def _room(node_cpus: float, cpus: float, node_gpus: float, gpus: float) -> int:
-    """Return the number of jobs that fit on a node."""
+    """Return how many jobs, which need `cpus` and `gpus` each, fit on a node with `node_cpus` and `node_gpus`."""
     return int(min(node_cpus / cpus if cpus else 1, node_gpus / gpus if gpus else float("inf")))
 
 
@@ -61,21 +61,21 @@ def cluster(engine: Engine) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _connected(where: str) -> Iterator[Any]:
-    """Yield Ray, connected to the cluster; a cluster started here needs its own token and ends with the context."""
+    """Yield the module `ray`, connected to a cluster; a cluster that was started here ends with the block."""
     match = re.fullmatch(r"ray(://[\w.-]+:\d+)?", where)
     if not match:
         raise UserError(f"on={where!r} is no cluster; write ray, or ray://head:10001.")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray: Any = need("ray", "scale")
-    if ray.is_initialized():  # by the caller
+    if ray.is_initialized():  # by the user
         yield ray
         return
     address = where if match[1] else os.environ.get("RAY_ADDRESS")
     settings: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="critical", **settings)
-    except Exception as error:  # Ray raises Exception itself for a node that does not start within 30 s
+    except Exception as error:  # if a node does not start within 30 s, Ray raises a plain Exception
         reason = str(error).strip().splitlines()[-1]
         problem = "cannot be reached" if address else "cannot be started"
         hint = "is RAY_AUTH_TOKEN the cluster's?" if address else "try again when this machine is less busy."
@@ -87,14 +87,14 @@ def _connected(where: str) -> Iterator[Any]:
 
 
 class _Board:
-    """Ray actor on the batch's machine to which tasks report the rows of their jobs."""
+    """Ray actor on the batch's machine; tasks report the rows of their jobs to it, and ask whether to stop."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.stopping = set[str]()
 
     def report(self, row: dict[str, Any]) -> bool:
-        """Store a job's row; return whether the job must stop."""
+        """Store a job's row (its state, see `Work.row`); return whether the job must stop."""
         self.rows[row["name"]] = row
         return row["name"] in self.stopping
 
@@ -106,7 +106,10 @@ class _Board:
 
 
 def _attempt(job: Work, board: Any, threads: int, runs_per_gpu: int, version: str) -> dict[str, Any]:
-    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` for a retry."""
+    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` to be retried.
+
+    `version`: that of kit on the batch's machine.
+    """
     import ray
 
     executor = ThreadPoolExecutor(1)  # waiting in the task's own thread would release its cores to other tasks
@@ -135,20 +138,20 @@ def _attempt(job: Work, board: Any, threads: int, runs_per_gpu: int, version: st
 
 
 class Cluster:
-    """A connected Ray cluster: its room, its tasks, and the rows that tasks have reported."""
+    """A connected Ray cluster. `cpus` and `gpus`: resources of each job."""
 
     def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         rooms = [_room(node.get("CPU", 0), cpus, node.get("GPU", 0), gpus) for node in nodes]
         self.room = sum(rooms)
         """Number of jobs that fit at the same time."""
-        if not self.room:  # Ray itself would wait forever
+        if not self.room:  # Ray would wait forever without an error
             available = "; ".join(f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes)
             message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; they have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))
         self.runs_per_gpu = round(1 / gpus) if 0 < gpus < 1 else 1
-        this_node = ray.get_runtime_context().get_node_id()  # the board is on it, because the batch ends with it
+        this_node = ray.get_runtime_context().get_node_id()  # if this node ends, so does the batch; hence the board
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
         self.attempt = ray.remote(_attempt).options(
@@ -160,11 +163,11 @@ class Cluster:
         self._looked = float("-inf")
 
     def remote(self, job: StoredWork) -> Work:
-        """Return the job as work that runs on the cluster."""
+        """Return a job that runs `job` on the cluster."""
         return _Remote(job, self)
 
     def poll(self) -> tuple[dict[str, dict[str, Any]], set[Any]]:
-        """Return the reported rows by name, and the ended tasks; refreshed every `POLL_S` / 2 at most."""
+        """Return job name -> reported row, and the set of ended tasks; asks the cluster at most every `POLL_S` / 2."""
         if time.monotonic() - self._looked > POLL_S / 2:
             self._rows = self.ray.get(self.board.read.remote())
             self._ended = (
@@ -176,7 +179,7 @@ class Cluster:
 
 @dataclass
 class _Remote:
-    """A job on the cluster, with the batch's interface."""
+    """A job that runs on the cluster, with the interface `Work`."""
 
     job: StoredWork
     on: Cluster
@@ -206,7 +209,7 @@ class _Remote:
             self.error = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
             self._last = {**self.job.row(), "state": "failed", "message": self.error}
         with contextlib.suppress(UserError):
-            self.job.look()  # this machine may see its folder
+            self.job.look()  # sets `job.run` if this machine sees the run directory
         return False
 
     def should_restart(self) -> bool:
@@ -229,5 +232,5 @@ class _Remote:
         return self._last or self.on.poll()[0].get(row["name"]) or {**row, **waits}
 
 
-if __name__ == "__main__":  # the output is for `eval` in the shell that starts Ray
+if __name__ == "__main__":  # for `eval "$(python -m kit.scale.cluster)"` in the shell that starts Ray
     print("\n".join(f"export {name}={value}" for name, value in ENVIRONMENT.items()))

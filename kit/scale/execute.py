@@ -1,7 +1,7 @@
-"""The worker process of one notebook: `python -m kit.scale.execute FOLDER LOCK`.
+"""The process that executes one notebook: `python -m kit.scale.execute FOLDER LOCK`.
 
-papermill runs in this process, so the kernel ends with it. The notebook is copied to the store every few seconds, and
-result.json is written last.
+FOLDER is the job's folder, LOCK the file descriptor of its lock. papermill runs in this process, so the kernel ends
+with it. The notebook is copied to the store every few seconds; result.json is written last.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _execute(folder: Path, job: dict[str, Any]) -> tuple[str, str]:
-    """Execute the notebook; return its state and message, from the exception or the run, never from its metadata."""
+    """Execute the notebook; return state and message, taken from the exception or from the run that it trained."""
     import papermill
 
-    os.environ["KIT_GO_ON"] = "1"  # a run that exists is resumed
+    os.environ["KIT_GO_ON"] = "1"  # the notebook resumes its run if it exists
     parameters = job["parameters"]
     try:
         papermill.execute_notebook(
@@ -70,7 +70,7 @@ def _watch(folder: Path, done: threading.Event, store: StoreFolder | None) -> No
     while not done.wait(SAVE_S):
         _write_progress(folder)
         if store is not None:
-            with contextlib.suppress(LeaseHeld):  # reported by `finish`
+            with contextlib.suppress(LeaseHeld):  # `store.finish` reports it
                 store.put(NOTEBOOK)
 
 
@@ -86,7 +86,7 @@ def _write_progress(folder: Path) -> None:
 
 
 def _end(folder: Path, result: dict[str, Any], store: StoreFolder | None) -> int:
-    """Copy the notebook and the result to the store, then write the result here; return the exit code."""
+    """Copy the notebook and the result to the store, then write result.json here; return the exit code."""
     if store is not None:
         files = {NOTEBOOK: (folder / NOTEBOOK).read_bytes()} if (folder / NOTEBOOK).exists() else {}
         if error := store.finish({**files, RESULT: json.dumps(result, indent=1).encode()}):

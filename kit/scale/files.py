@@ -1,4 +1,4 @@
-"""Dispatch of `kit batch` on a YAML file's kind: runs, a notebook with parameters, or a hyperparameter search."""
+"""`kit batch` on a YAML file: runs, notebooks with parameters, or a hyperparameter search, depending on its content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kind(path: str | Path) -> str:
 
 
 def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where: Any) -> Results | sweep.Sweep:
-    """Run the file's jobs; `trust` and `where` as for `kit.batch`. Raises `UserError`."""
+    """Run the file's jobs; arguments as in `kit.batch` (`where`: at_once, on, ...). Raises `UserError`."""
     file_kind = kind(path)
     if file_kind != "jobs" and seeds is not None:
         raise UserError(f"--seeds={seeds} is for runs; write the seed, or a grid of seeds, into {path}.")
@@ -32,7 +32,7 @@ def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where:
 
 
 def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
-    """Return the state of all jobs, here and in their store; `fetch` downloads them first. Starts nothing."""
+    """Return the state of all jobs, here and in their store, without starting any; `fetch`: download them first."""
     batch.runs_in_store.cache_clear()
     file_kind = kind(path)
     if file_kind == "sweep":
@@ -52,11 +52,11 @@ def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
 
 
 def _row(job: StoredWork, note: str | None) -> dict[str, Any]:
-    """Return a job's state; `note` is what another process waits for before it starts the job."""
+    """Return a job's state. `note`: why another process, which runs the batch, has not started the job yet."""
     return job.look() if note is None else {**job.row(), "state": "waiting", "message": note}
 
 
 def forget_failures(path: str | Path) -> None:
-    """Delete the results of failed notebooks, so that they start again; failed runs are always resumed."""
+    """Delete the results of failed notebooks, so that they are executed again; failed runs are always resumed."""
     if kind(path) == "notebook":
         notebooks.retry(path)

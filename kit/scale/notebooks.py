@@ -1,14 +1,14 @@
 """Bulk execution of a notebook with many parameters by papermill, each execution in its own process.
 
     notebook: notebooks/01_train.ipynb
-    parameters: {total_steps: 50000}        # for all
+    parameters: {total_steps: 50000}        # of every execution
     grid: {env: [Reach, Ant], seed: [0, 1, 2]}    # every combination; or `jobs:`, a list of parameters
     store: hf://you/notebooks               # notebooks are copied there during execution and at the end
     at_once: 2
 
-Job `bulk-reach-s0` of bulk.yaml has the folder `runs/bulk.notebooks/bulk-reach-s0`: notebook.ipynb as far as it is
-executed, worker.log, and result.json, which is written last. If the job is started again, the run that its notebook
-trains resumes from its run directory or its store.
+Job `bulk-reach-s0` of bulk.yaml has the folder `runs/bulk.notebooks/bulk-reach-s0` with notebook.ipynb (the outputs so
+far), worker.log, and result.json, which is written last. If the job is started again, the run that its notebook trains
+resumes from its run directory or its store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
 STARTS = 3
-"""Maximum number of starts of a job whose process is killed."""
+"""Number of starts after which a job counts as failed, if its process is killed each time."""
 SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir")
 JOB, SOURCE, NOTEBOOK = "job.json", "source.ipynb", "notebook.ipynb"
 RESULT, PROGRESS = "result.json", "progress.json"
 
 
 def trained(parameters: Mapping[str, Any]) -> Run | None:
-    """Return the run that a notebook with these parameters trains; None until its run directory exists."""
+    """Return the run that a notebook with these parameters trains, or None if it has no run directory yet."""
     path = Path(str(parameters.get("runs_dir", "runs"))) / str(parameters.get("run_name"))
     return Run(path) if (path / "config.yaml").is_file() else None
 
@@ -55,7 +55,7 @@ class NotebookJob:
     path: Path
     """The job's folder."""
     source: str
-    """The notebook's JSON."""
+    """The content of the notebook file."""
     parameters: dict[str, Any]
     store: str | None
     starts: int = 0
@@ -82,7 +82,7 @@ class NotebookJob:
         return result if isinstance(result, dict) else None
 
     def start(self, threads: int, runs_per_gpu: int) -> None:
-        """Start the worker process, unless the job is running or has a result here or in the store."""
+        """Start executing the notebook in a process, unless it runs already or has a result, here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":
             self.fetch()
@@ -100,7 +100,7 @@ class NotebookJob:
             )  # fmt: skip
 
     def stored(self) -> dict[str, Any] | None:
-        """Return the result in the store, from an execution on another machine; None without one."""
+        """Return the result of an execution on another machine, from the store; None without one."""
         content = open_store(self.store).read_or_none(f"{self.store_path}/{RESULT}") if self.store else None
         return None if content is None else parse_json(content, RESULT)
 
@@ -116,11 +116,11 @@ class NotebookJob:
 
     def is_working(self) -> bool:
         if self._process is not None:
-            self._process.poll()  # so that no zombie is left
+            self._process.poll()  # reaps the process if it has ended
         return (self.path / ".lock").exists() and directory.is_locked(self.path)
 
     def should_restart(self) -> bool:
-        """Return whether the process ended without a result and the job may be started again."""
+        """Whether the process was killed, so that the job must be started again."""
         return self.result is None and self.starts < STARTS
 
     def held_for(self) -> float:
@@ -157,9 +157,10 @@ def notebooks(
     gpus: float | None = None,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Execute the notebooks of the YAML file at `path` (see above), here or `on` a cluster as `kit.batch` does.
+    """Execute the notebooks of the YAML file at `path` (see above), here or `on` a cluster.
 
-    Call it again to continue. Raises `UserError` before anything starts, also for a parameter that the notebook lacks.
+    Arguments as in `kit.batch`. Call it again to continue. Raises `UserError` before anything starts, also for a
+    parameter that the notebook lacks.
     """
     jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     check_stores(job.store for job in jobs)
@@ -216,7 +217,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
 
 
 def retry(path: str | Path) -> list[str]:
-    """Delete the results of a file's failed jobs, so that they start again; return their names."""
+    """Delete the results of a file's failed jobs, so that they can be executed again; return the jobs' names."""
     failed = [job for job in plan_jobs(Path(path))[0] if job.row()["state"] == "failed" and not job.is_working()]
     for job in failed:
         (job.path / RESULT).unlink(missing_ok=True)

@@ -5,17 +5,17 @@
     at_once: 2                        # trials side by side; default: as many as fit
     sweep:
       trials: 20
-      seed: 0                         # seed of Optuna's choices
+      seed: 0                         # seed of Optuna's sampler
       pruner: median                  # or hyperband, or none: rule for stopping bad trials early
-      space:                          # RunConfig fields, hyperparameters, or network settings
+      space:                          # values to try for RunConfig fields, hyperparameters, network settings
         learning_rate: {min: 1.0e-4, max: 3.0e-3, log: true}
         n_steps: {min: 64, max: 512, step: 64}
         net_arch: [[64, 64], [128, 128]]
 
-Trial 7 of sweep.yaml is the run `sweep-t007`, which can be watched, resumed and branched. Optuna's journal is
-`sweep.sweep/journal.log` in runs_dir, with a copy in the store. A search that is started again, also on another
-machine, continues: its runs from their checkpoints, its choices from the journal. The score of a trial is the task's
-own score in its evaluations.
+Trial 7 of sweep.yaml is the run `sweep-t007`, which can be watched, resumed and branched. Optuna records trials and
+values in a journal file, `sweep.sweep/journal.log` in runs_dir, with a copy in the store. A search that is started
+again, also on another machine, continues from this file, and its runs from their checkpoints. A trial's score is the
+task's `score` metric (success rate or mean return) in its last evaluation.
 """
 
 from __future__ import annotations
@@ -49,28 +49,29 @@ if TYPE_CHECKING:
 TRIALS, STARTS = 20, 3
 """Default number of trials, and the maximum number of starts of a trial's run before it counts as failed."""
 SEEDS = 100_003
-"""Seed distance between searches whose `seed` differs by 1."""
+"""Multiplier of a search's `seed`; trial numbers are added, so that all trials of all searches have their own seed."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
-"""Fields that are valid only in certain combinations; a trial with an invalid combination counts as failed."""
+"""Fields whose valid values depend on each other; a trial with an invalid combination counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
 JOURNAL, JOURNAL_BYTES = "journal.log", 2**30
-"""File name of Optuna's journal, and the maximum number of bytes read of it from a store."""
+"""Name of Optuna's journal file, and its maximum size in bytes when read from a store."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A search as described by its file."""
+    """The settings of a search, read from its file."""
 
     name: str
     base: RunConfig
+    """The config that all trials share."""
     space: dict[str, Any]
-    """Name -> choices: a list of values, or {min, max, log, step}."""
+    """Name -> values to choose from: a list, or {min, max, log, step}."""
     trials: int = TRIALS
     seed: int = 0
     pruner: str = "median"
     kinds: tuple[RunConfig, ...] = ()
-    """Resolved configs, one per device that a choice would train on."""
+    """Example configs, resolved: one for each device on which a trial might train."""
 
     @property
     def folder(self) -> Path:
@@ -78,19 +79,19 @@ class Plan:
 
     @property
     def score(self) -> str:
-        """Name of the evaluation metric by which the task judges a policy."""
+        """Name of the evaluation metric to maximise, chosen by the task."""
         from kit import envs
 
         return str(getattr(envs.find(self.base.env), "score", "mean_return"))
 
     @property
     def eval_every(self) -> int:
-        """Steps between the points at which trials are compared."""
+        """Steps between evaluations; trials are compared at its multiples."""
         every = self.base.eval_every
         return every if isinstance(every, int) and every > 0 else max(1, self.base.total_steps // 10)
 
     def config(self, values: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
-        """Return the base config with a trial's values, which come from this file or from a journal in a store."""
+        """Return the base config with a trial's `values`, which may come from a journal in a store (`kit.trust`)."""
         from kit.trainers.arguments import nested
 
         own = {name: value for name, value in values.items() if name in RunConfig().to_dict()}
@@ -104,7 +105,7 @@ class Plan:
 def plan(
     path: str | Path | Mapping[str, Any], name: str | None = None, trust: bool = False, **resources: Any
 ) -> tuple[Plan, Engine]:
-    """Read a search and its engine from a file or a mapping; `resources` take precedence. Raises `UserError`."""
+    """Read a search from a file or a mapping; `resources` take precedence over the file's. Raises `UserError`."""
     from kit.trainers import planning
 
     content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
@@ -136,7 +137,7 @@ def plan(
 
 
 def _values(name: str, choice: Any) -> list[Any]:
-    """Return the values of a list, or the two ends of a range. Raises `UserError`."""
+    """Return the values of a list, or the two ends of a range. Raises `UserError` if `choice` is neither."""
     if isinstance(choice, list) and choice:
         return choice
     is_range = isinstance(choice, dict) and {"min", "max"} <= choice.keys() <= {"min", "max", "log", "step"}
@@ -146,7 +147,8 @@ def _values(name: str, choice: Any) -> list[Any]:
         or choice["min"] > choice["max"]
     ):
         raise UserError(
-            f"sweep {name}={choice!r} is no choice; write a list, or {{min: 1.0e-4, max: 1.0e-2, log: true}}."
+            f"sweep {name}={choice!r} is not valid; write a list of values, or a range such as "
+            "{min: 1.0e-4, max: 1.0e-2, log: true}."
         )
     return [choice["min"], choice["max"]]
 
@@ -167,7 +169,7 @@ def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class TrialJob(Job):
-    """Job of a trial's run; its row also has `scores` of the evaluations, [[step, score], ...]."""
+    """The run of a trial; its row also has `scores`, those of its evaluations: [[step, score], ...]."""
 
     score: str = "mean_return"
     _metrics: GrowingRows | None = field(default=None, repr=False)
@@ -191,10 +193,10 @@ class _RunningTrial:
     reported: int = 0
     """Number of scores reported to Optuna."""
     stopped: bool = False
-    """Whether the trial was stopped early, because it was behind or its score was not finite."""
+    """Whether the trial was stopped early: pruned, or because of a score that is not finite."""
 
     def set_note(self, note: str) -> None:
-        """Write what the trial waits for into the journal, where `kit batch status` reads it."""
+        """Write why the trial waits into the journal, from which `kit batch status` reads it."""
         if note != self.trial.user_attrs.get("message", ""):
             self.trial.set_user_attr("message", note)
 
@@ -203,7 +205,7 @@ class Sweep:
     """A search in its current state: `table()` of trials, `best` config, and Optuna's `study`."""
 
     def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
-        """Without a `study`, read a copy of the journal, because another process may be writing to it."""
+        """`study` default: one in memory, read from the journal, for use while another process runs the search."""
         self.plan, self.study = plan, study or _study(plan, _MemoryJournal(journal(plan)))
 
     def __repr__(self) -> str:
@@ -211,7 +213,7 @@ class Sweep:
 
     @property
     def best(self) -> RunConfig | None:
-        """Config of the finished trial with the highest score; another seed may reach another score."""
+        """Config of the completed trial with the highest score, or None; other seeds may reach other scores."""
         done = {t.value: t for t in reversed(self.study.trials) if t.state.name == "COMPLETE" and t.value is not None}
         return self.plan.config(values_of(done[max(done)])) if done else None
 
@@ -231,7 +233,7 @@ class Sweep:
 
 
 def values_of(trial: Any) -> dict[str, Any]:
-    """Return a trial's values as `suggest` returned them."""
+    """Return the values that `suggest` chose for an Optuna trial."""
     return {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
 
 
@@ -240,15 +242,15 @@ def run_name(plan: Plan, number: int) -> str:
 
 
 def trials(search: Sweep) -> list[TrialJob]:
-    """Return the jobs of all trials so far."""
+    """Return the runs of all trials so far, as jobs."""
     configs = [search.plan.config(values_of(t), run_name(search.plan, t.number)) for t in search.study.trials]
     return [TrialJob(config, config.non_defaults()) for config in configs]
 
 
 def journal(plan: Plan) -> bytes:
-    """Read the complete lines of Optuna's journal, from this machine or, if another machine wrote last, from the store.
+    """Return the complete lines of Optuna's journal, from this machine or, if another machine wrote last, the store.
 
-    Writes nothing. Raises `UserError`.
+    Raises `UserError`.
     """
     content = b""
     with contextlib.suppress(FileNotFoundError):
@@ -263,7 +265,7 @@ def journal(plan: Plan) -> bytes:
 
 
 class _MemoryJournal:
-    """Optuna journal backend in memory."""
+    """Optuna journal backend in memory, filled with the content of a journal file."""
 
     def __init__(self, content: bytes) -> None:
         self._logs: list[dict[str, Any]] = [json.loads(line) for line in content.splitlines()]
@@ -279,7 +281,7 @@ def writable(plan: Plan) -> Sweep:
     """Open the search to continue it, from the journal here or in the store. The caller holds the folder's lock."""
     optuna: Any = need("optuna", "scale")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(plan.folder / JOURNAL, journal(plan))  # drops an incomplete last line, which would corrupt the next
+    write_atomic(plan.folder / JOURNAL, journal(plan))  # without an incomplete last line, which would corrupt the next
     return Sweep(plan, _study(plan, optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))))
 
 
@@ -288,7 +290,7 @@ def _study(plan: Plan, backend: Any) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     steps, kinds = plan.base.total_steps, optuna.pruners
     pruners = {
-        "median": lambda: kinds.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // 4),  # early scores are noise
+        "median": lambda: kinds.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // 4),  # early scores are noisy
         "hyperband": lambda: kinds.HyperbandPruner(min_resource=max(1, steps // 9), max_resource=steps),
         "none": kinds.NopPruner,
     }
@@ -312,8 +314,8 @@ def sweep(
     """Search hyperparameters as described by the YAML file at `path`, or by the same content as a mapping (see above).
 
     Run names start with `name` (default: the file's). Trials run here or `on` a cluster, as in `kit.batch`. Ctrl-C
-    stops all trials with a checkpoint; call it again to continue. `on_progress` is called twice a second; default: a
-    progress bar. `trust` as in `kit.train`. Raises `UserError`.
+    stops all trials with a checkpoint; call `sweep` again to continue. `on_progress` is called twice a second with the
+    search; default: a progress bar. `trust` as in `kit.train`. Raises `UserError`.
     """
     import warnings
 
@@ -339,7 +341,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
-    """Wait until no other machine holds the search; yield it, and its folder in the store (None without a store)."""
+    """Wait until no other machine runs the search; yield it, and its folder in the store (None without a store)."""
     if plan.base.store is None:
         yield writable(plan), None
         return
@@ -347,7 +349,7 @@ def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
     with readable(open_store(plan.base.store)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
             until = utc(time.time() + held_s)
-            print(since(f"another machine has the search {plan.name!r} (until {until})", started), flush=True)
+            print(since(f"another machine runs the search {plan.name!r} (until {until})", started), flush=True)
             time.sleep(min(held_s, HELD_S))
     search = writable(plan)
     store_folder = StoreFolder(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
@@ -369,10 +371,10 @@ def _search(
     on_progress: Callable[[Sweep], None],
     store_folder: StoreFolder | None,
 ) -> None:
-    """Run all trials, `at_once` side by side, each on the machine that `place` chooses.
+    """Run all trials, `at_once` side by side. `place` makes a job that runs here or on the cluster.
 
-    A trial's choice is copied to the store before its run starts: a stored run without a recorded choice would block
-    the trial's name.
+    The journal with a trial's values is copied to the store before its run starts. Otherwise another machine could
+    choose other values for the same trial, whose name the run in the store has already.
     """
     import optuna
 
@@ -404,7 +406,7 @@ def _search(
 
 
 def _next_trial(search: Sweep) -> optuna.Trial:
-    """Create the next trial; its choice depends on its number and on earlier scores, not on when the search started."""
+    """Create the next trial; its values depend only on its number and on earlier scores."""
     import optuna
 
     seed = SEEDS * search.plan.seed + len(search.study.trials)
@@ -420,7 +422,7 @@ def _start(
     threads: int,
     on_progress: Callable[[Sweep], None],
 ) -> _RunningTrial | None:
-    """Start or resume the run of `trial`; return None, and record the trial as failed, if that raises an error."""
+    """Start or resume the run of `trial`; on an error, record the trial as failed and return None."""
     plan = search.plan
     try:
         config = plan.config(values, run_name(plan, trial.number))
@@ -437,10 +439,10 @@ def _start(
 
 
 def at_common_steps(scores: Sequence[Sequence[float]], every: int) -> list[tuple[int, float]]:
-    """Move `scores`, [[step, score], ...], to multiples of `every`, so that all trials can be compared.
+    """Round the steps in `scores`, [[step, score], ...], down to multiples of `every`, so that trials can be compared.
 
     A trial evaluates at the end of the iteration (n_steps × n_envs steps) that reaches a multiple of `every`. If one
-    iteration passes several multiples, the earlier ones get the previous score.
+    iteration passes several multiples, all but the last get the previous score.
     """
     common: list[tuple[int, float]] = []
     for step, score in scores:
@@ -451,7 +453,7 @@ def at_common_steps(scores: Sequence[Sequence[float]], every: int) -> list[tuple
 
 
 def _update(search: Sweep, running: _RunningTrial, threads: int) -> bool:
-    """Report a trial's new scores to Optuna, stop it if it is behind; return whether the trial has ended."""
+    """Report a trial's new scores to Optuna and stop the trial if Optuna prunes it; return whether it has ended."""
     trial, work = running.trial, running.work
     ended = not work.is_working()
     now = work.row()
@@ -468,7 +470,7 @@ def _update(search: Sweep, running: _RunningTrial, threads: int) -> bool:
         work.stop()
     if not ended:
         return False
-    if broken:  # a sampler cannot use a score that is not finite
+    if broken:  # Optuna's sampler cannot use scores that are not finite
         _record(search, trial, "FAIL", None, steps, broken)
     elif now["state"] == "finished" and scores:
         _record(search, trial, "COMPLETE", scores[-1][1], steps)
@@ -494,7 +496,7 @@ def _record(search: Sweep, trial: optuna.Trial, state: str, score: float | None,
 
 @contextlib.contextmanager
 def _progress(search: Sweep, on_progress: Callable[[Sweep], None] | None) -> Iterator[Callable[[Sweep], None]]:
-    """Yield `on_progress`, or a function that updates a progress bar over trials."""
+    """Yield `on_progress` or, if it is None, a function that updates a progress bar over trials."""
     if on_progress is not None:
         yield on_progress
         return

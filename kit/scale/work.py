@@ -1,4 +1,4 @@
-"""Jobs of a batch: their interface, and a loop that runs many side by side on this machine."""
+"""Jobs of a batch: their interface, and the loop that runs several side by side."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 STOPPING_S = 120.0
+"""Seconds of waiting for each job to end after Ctrl-C."""
 HELD_S = 30.0
 """Seconds between checks whether another machine still holds a job's lease."""
 AGAIN_S, PATIENCE_S = 5.0, 300.0
-"""Seconds between retries of a store that does not answer, and seconds after which its jobs count as failed."""
+"""Seconds between retries if a store does not answer, and seconds after which the job fails for this reason."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
 
@@ -54,22 +55,22 @@ class Engine:
 
     @classmethod
     def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
-        """Take the engine's fields out of a file's `content`; `resources` that are not None take precedence."""
+        """Make an engine from fields taken out of a file's `content`; `resources` that are not None take precedence."""
         in_file = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
         return cls(**{**in_file, **{name: value for name, value in resources.items() if value is not None}})
 
 
 class Work(Protocol):
-    """Job interface: a run, or any other process that can be started again.
+    """Interface of a job: a run, or any other process that can be started again.
 
-    `should_restart`: whether its process was killed and must be started again; `held_for`: seconds for which another
-    machine still holds its lease; `row`: its state, with `KEYS`.
+    `should_restart`: whether its process was killed and must be started again. `held_for`: seconds until the lease of
+    another machine on this job ends. `row`: the job's state, a dict with `KEYS`.
     """
 
     error: str
     """Why the job could not start."""
     note: str
-    """What the job waits for."""
+    """Why the job waits."""
 
     @property
     def run(self) -> Run | None: ...
@@ -83,7 +84,7 @@ class Work(Protocol):
 
 
 class StoredWork(Work, Protocol):
-    """Job with a folder here and in its store: `look` returns its state from either, `fetch` downloads it."""
+    """Job with a folder on this machine or in its store. `look` returns its row from either, `fetch` downloads it."""
 
     @property
     def path(self) -> Path: ...
@@ -93,7 +94,7 @@ class StoredWork(Work, Protocol):
 
 @dataclass
 class Starter:
-    """Starts a job once no other machine holds it and its store answers; until then its note says why."""
+    """Starts a job once its store answers and no other machine holds its lease; until then, its note says why."""
 
     _next: float = 0.0
     """Monotonic time of the next attempt."""
@@ -104,15 +105,15 @@ class Starter:
     """Unix seconds since when `_reason` holds."""
 
     def wait(self, job: Work, reason: str, details: str) -> None:
-        """Write the reason for waiting, and since when it holds, into the job's note."""
+        """Write why the job waits, and since when, into its note."""
         if reason != self._reason:
             self._reason, self._since = reason, time.time()
         job.note = since(f"{reason} ({details})", self._since)
 
     def begin(self, job: Work, threads: int, runs_per_gpu: int) -> bool:
-        """Try to start the job; return whether it was started. Call again soon if not.
+        """Try to start the job; return whether it was started. Otherwise call this again soon.
 
-        Raises the errors of `job.start`, and the store's error after `PATIENCE_S`.
+        Raises the errors of `job.start`, and the store's error if it has not answered for `PATIENCE_S`.
         """
         now = time.monotonic()
         if now < self._next:
@@ -137,7 +138,7 @@ class Starter:
 
 
 class Results(list[dict[str, Any]]):
-    """A row with `KEYS` for each job, in the jobs' order; `runs` holds the runs that have started."""
+    """List of dicts with `KEYS`, one per job, in order; `runs` holds the runs that have started."""
 
     def __init__(self, jobs: Sequence[Work], rows: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__([job.row() for job in jobs] if rows is None else rows)
@@ -154,7 +155,7 @@ class Results(list[dict[str, Any]]):
 
 
 def since(reason: str, moment: float) -> str:
-    """Append a start time in UTC to a reason; `moment` in unix seconds."""
+    """Append ", since TIME" in UTC to `reason`; `moment` in unix seconds."""
     return f"{reason}, since {utc(moment)}"
 
 
@@ -163,7 +164,7 @@ def utc(moment: float) -> str:
 
 
 class Notes:
-    """File that tells other processes what jobs wait for; valid while the process that wrote it exists."""
+    """File that tells other processes why jobs wait; valid while the process that wrote it exists."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, dict[str, str]()
@@ -176,13 +177,13 @@ class Notes:
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         waiting = {row["name"]: row["message"] for row in rows if row["state"] == "waiting" and row["message"]}
         if waiting != self._written:
-            with contextlib.suppress(OSError):  # then other processes do not see the notes
+            with contextlib.suppress(OSError):  # the notes only inform other processes
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(self._path, json.dumps({"process": _process(os.getpid()), "waiting": waiting}), False)
                 self._written = waiting
 
     def read(self) -> dict[str, str]:
-        """Return job name -> note."""
+        """Return job name -> why it waits; empty if the process that wrote the file has ended."""
         content = read_json(self._path, {})
         process = content.get("process") or {"pid": 0}
         return content["waiting"] if process == _process(process["pid"]) else {}
@@ -193,7 +194,7 @@ class Notes:
 
 
 def _process(pid: int) -> dict[str, Any] | None:
-    """Identify this machine's process `pid` uniquely over time; None if it does not exist."""
+    """Return pid, host and start time, which identify a process of this machine; None if it does not exist."""
     try:
         return {"pid": pid, "host": socket.gethostname(), "created": psutil.Process(pid).create_time()}
     except psutil.Error:
@@ -207,7 +208,10 @@ def run_all(
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Run all `jobs`, `at_once` side by side; call `on_progress` twice a second (default: show a progress bar)."""
+    """Run all `jobs`, `at_once` side by side; call `on_progress` twice a second (default: a progress bar).
+
+    `notes`: file for the reasons why jobs wait. `unit`: what the progress bar counts.
+    """
     if on_progress is None:
         with _bar(unit) as show:
             return run_all(jobs, at_once, notes, show)
@@ -229,7 +233,7 @@ def run_all(
                 working += [job] if job.is_working() else []
             if len(working) == at_once:
                 for job in waiting:
-                    if not job.note:  # no other reason to wait
+                    if not job.note:
                         starters[id(job)].wait(job, "no slot is free", f"{at_once} at work")
             results = Results(jobs)
             notes.write(results)
@@ -254,7 +258,7 @@ def run_all(
 
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
-    """Progress bar over all steps (or cells) of all jobs, in a notebook or a terminal."""
+    """Yield a function that updates a progress bar over all steps (or cells) of all jobs."""
     with progress_bar(unit=unit, unit_scale=True) as shown:
 
         def show(now: Results) -> None:

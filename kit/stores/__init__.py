@@ -1,7 +1,7 @@
 """Remote storage for runs: folders (Google Drive, network volumes), the Hugging Face Hub, S3 and other object stores.
 
-`open_store(url)` returns a `Store`; `start_sync` copies a run to it in the background and verifies the copy; `pull`
-fetches a run.
+`open_store(url)` returns a `Store`; `start_sync` copies a run to a store in the background and verifies the copy;
+`pull` fetches a run from a store.
 """
 
 from kit.stores.base import MissingFile, Store, StoreError

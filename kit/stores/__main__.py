@@ -1,8 +1,9 @@
-"""The copier process: python -m kit.stores RUN_DIR URL [OWNER].
+"""The copier process, which copies a run to its store: python -m kit.stores RUN_DIR URL [OWNER].
 
-It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. Passes run in
-a thread, and every request to the store has a deadline. When a request hangs, the process reports it in .sync.json and
-replaces itself by exec, which ends the thread. That is safe at any time, because `latest.json` is updated last.
+It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. A thread
+copies, and every request to the store has a time limit. When a request hangs, the process reports it in .sync.json and
+restarts itself by exec, which ends the thread. That is safe at any time, because `latest.json`, from which readers
+start, is updated last.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(folder: str, url: str, owner: str = "", saved_state: str = "") -> int:
-    """Run the copier; return the exit code of `Sync.run`. `saved_state`: JSON of the loop's state before an exec."""
+    """Run the copier; return the exit code of `Sync.run`. `saved_state`: the loop's state before an exec, as JSON."""
     run_dir, before = Path(folder).resolve(), json.loads(saved_state) if saved_state else None
     owner = owner or lease.owner_of(run_dir)
     drain = threading.Event()
@@ -36,10 +37,10 @@ def main(folder: str, url: str, owner: str = "", saved_state: str = "") -> int:
     os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     if before is None:
         with contextlib.suppress(OSError):
-            os.nice(5)  # training goes first
+            os.nice(5)  # training has priority
     parent = before["parent"] if before else os.getppid()
 
-    def should_drain() -> bool:  # a signal, a closed pipe, or a dead parent (a fork of it may keep the pipe open)
+    def should_drain() -> bool:  # after a signal, or with a closed pipe or a dead parent (a fork may keep the pipe)
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
         return drain.is_set() or closed or os.getppid() != parent
 

@@ -14,17 +14,17 @@ from typing import TypeVar
 from kit.errors import UserError
 
 CHUNK = SMALL = 2**20
-"""Bytes: the size of a read, and the default limit of `Store.read`."""
+"""Bytes per read of a local file, and the default limit of `Store.read`."""
 THREAD = "store"
 """Name of the threads that send requests to a store."""
 
 Files = Mapping[str, Path | bytes]
-"""Contents to write, by path in the store."""
+"""Path in the store -> content to write, as bytes or as the path of a local file."""
 _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """A request to a store failed. `transient`: a retry may help, after `retry_after_s` seconds if that is not 0."""
+    """A request to a store failed. `transient`: a retry may succeed. `retry_after_s`: pause that the store asks for."""
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class MissingFile(StoreError):
 
 
 class Unusable(UserError):
-    """`UserError` for a store that cannot be used. `reason` completes the sentence "store=URL ..." and has a remedy."""
+    """`UserError` for a store that cannot be used. Its message is "store=URL " and `reason`, which has a remedy."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(f"store={url!r} {reason}")
@@ -48,32 +48,32 @@ class Unusable(UserError):
 class Store(ABC):
     """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`.
 
-    A new store is added to kit.stores.urls; tests/stores/test_stores.py runs the same tests on all of them.
+    Add a new subclass to kit.stores.urls and to tests/stores/test_stores.py, which tests all stores alike.
     """
 
     url: str
     """The URL as the user wrote it."""
     min_interval_s: float = 0.0
-    """Least seconds between two puts. Each put is a commit on the Hub, and the Hub limits the rate of commits."""
+    """Minimum seconds between two puts. Each put is a commit on the Hub, and the Hub limits the rate of commits."""
     has_page: bool = False
-    """Whether a README.md at the top is shown to visitors."""
+    """Whether the store has a web page that shows its README.md."""
     keeps_history: bool = False
-    """Whether replaced and deleted files still take space, until `squash`."""
+    """Whether replaced and deleted files take up space until `squash` is called."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> dict[str, int]:
-        """Return path and size in bytes of every file at or below `prefix`; an empty dict if there are none."""
+        """Return path -> size in bytes of the file `prefix`, or of all files in the folder `prefix`; may be empty."""
 
     @abstractmethod
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's current content, never from a cache. Raises `MissingFile`, `StoreError`."""
+        """Yield the file's content in pieces, never from a cache. Raises `MissingFile`, `StoreError`."""
 
     @abstractmethod
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         """Write `files` in order, then delete `delete` (missing files are no error).
 
-        Each file is replaced as a whole; on the Hub one put is one commit. `message`: the commit message of stores that
-        keep a history.
+        Each file is replaced as a whole; on the Hub one put is one commit. `message`: the commit message, if the store
+        keeps a history.
         """
 
     def read(self, path: str, limit: int = SMALL) -> bytes:
@@ -107,29 +107,29 @@ class Store(ABC):
         return self.read_or_none(path) == new
 
     def sweep(self, prefix: str) -> int:
-        """Remove temporary files of killed writers below `prefix`, whose lease the caller holds. Return the count."""
+        """Remove temporary files of killed processes in `prefix`, whose lease the caller holds; return their number."""
         return 0
 
     def whole(self) -> Store:
-        """Return the store of everything that shares one history with this store, such as the Hub repository."""
+        """Return the store that contains this one and has one common history, such as the whole Hub repository."""
         return self
 
     def squash(self) -> None:
         """Delete the history of `whole()`, keeping the current files. No other process may write there meanwhile.
 
-        Tried once. Raises `StoreError` or `UserError`; it may or may not have happened then.
+        Does not retry. After a `StoreError` or `UserError`, the history may be deleted or not.
         """
         raise StoreError(f"{self.url} keeps no history", transient=False)
 
     def read_or_none(self, path: str) -> bytes | None:
-        """`read`, or None if the file does not exist."""
+        """Like `read`, but return None if the file does not exist."""
         try:
             return self.read(path)
         except MissingFile:
             return None
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """`chunks`, but raises `StoreError` beyond `limit` bytes."""
+        """Like `chunks`, but raise `StoreError` after more than `limit` bytes."""
         received = 0
         for chunk in self.chunks(path):
             received += len(chunk)
@@ -138,17 +138,17 @@ class Store(ABC):
             yield chunk
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
-        """Run a read. Overridden by stores whose client library does not retry."""
+        """Return `call()`, which reads from the store. Overridden by stores whose client library does not retry."""
         return call()
 
 
 def size_of(content: Path | bytes) -> int:
-    """Return the size in bytes."""
+    """Return the size of a file or of bytes."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Run `call` in a daemon thread: a request to a dead mount may block forever and must not block the exit."""
+    """Run `call` in a daemon thread, so that a request that blocks forever, as on a dead mount, does not block exit."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -162,7 +162,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
 
 
 def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
-    """Return `call()`, run with a time limit of `seconds`. Raises `UserError` with `name` after it."""
+    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`."""
     future = in_thread(call)
     if not wait([future], seconds).done:
         raise UserError(f"{name} did not answer within {seconds:.0f} s; is it mounted and reachable?")

@@ -1,7 +1,7 @@
 """Object stores and other file systems of fsspec as a store: s3://, gs://, az://, sftp://, memory:// ...
 
-Files are written whole (`pipe_file`, `put_file`), never through `with fs.open(...)`, which commits a partial file when
-an exception leaves the block. Sizes are compared after each write.
+Files are written by `pipe_file` and `put_file`. `with fs.open(...)` would leave a partial file after an exception in
+the block. Sizes are compared after each write.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ READ_CHUNK = 8 * 2**20
 PROBE = "kit-write-probe"
 _S3 = ("s3", "s3a")
 _NO_FOLDERS = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "memory")
-"""Schemes where files need no parent folder, and where making one might create a bucket."""
+"""URL schemes without real folders; creating a folder there might create a bucket."""
 
 
 class BucketStore(Store):
-    """Files below an fsspec URL. Credentials come from the environment, as each system expects them."""
+    """Files below an fsspec URL. Each file system reads its usual credentials from the environment."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         fsspec = need("fsspec", "stores")
@@ -93,18 +93,19 @@ class BucketStore(Store):
                 self._fs.rm_file(self._full(path))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Compare-and-swap; on S3 by a conditional write, which the server refuses if another write came first."""
+        """Compare-and-swap; on S3 atomic, by a conditional write, which S3 refuses if the file has changed since."""
         if self._scheme not in _S3:
             return super().swap(path, old, new)
         tag = self._tag(path)
         if self.read_or_none(path) != old or self._tag(path) != tag:
             return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
-        with contextlib.suppress(OSError):  # refused, or the response was lost: reading shows which
+        with contextlib.suppress(OSError):  # refused, or only the response was lost: reading the file tells which
             self._fs.pipe_file(self._full(path), new, **condition)
         return self.read_or_none(path) == new
 
     def _tag(self, path: str) -> str | None:
+        """Return the file's ETag; None if the file does not exist."""
         self._fs.invalidate_cache()
         try:
             return str(self._fs.info(self._full(path))["ETag"])
@@ -121,7 +122,7 @@ class BucketStore(Store):
             yield
         except FileNotFoundError:
             raise MissingFile(f"{name} is not in {self.url}") from None
-        except Exception as error:  # each system has its own errors: OSError, botocore's, aiohttp's, gcsfs's ...
+        except Exception as error:  # each library has its own classes: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
             transient = not isinstance(error, PermissionError)

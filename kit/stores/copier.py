@@ -1,4 +1,4 @@
-"""Copy a run to a store in passes; each pass uploads, verifies and then publishes the newest checkpoint.
+"""Copy a run to a store in passes; each pass uploads and verifies the newest checkpoint, then names it in latest.json.
 
 The order of a pass ensures that readers of the store never see a reference to a missing file:
 
@@ -6,8 +6,8 @@ The order of a pass ensures that readers of the store never see a reference to a
     2. read all of them back and compare SHA-256
     3. update `latest.json`, then remove older checkpoints
 
-On the Hub every put is a commit and commits are rate-limited, so step 3 of one checkpoint and step 1 of the next share
-one commit.
+On the Hub every put is a commit and commits are rate-limited, so action 3 for one checkpoint and action 1 for the next
+are one commit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import one_line, redact_bytes
 
 KEEP = 2
-"""Verified checkpoints kept in the store."""
+"""Number of verified checkpoints kept in the store."""
 HISTORY, HISTORY_BYTES = 5, 2**30
-"""The history is squashed once the bytes put exceed both HISTORY times the current size and HISTORY_BYTES."""
+"""Old versions are deleted once the bytes put exceed both HISTORY times the current size and HISTORY_BYTES."""
 USUAL_BYTES_PER_S = 1_000_000
-"""Assumed transfer rate, for how long a lease must last."""
+"""Assumed transfer rate, from which a lease's duration is computed."""
 
 Watch = Callable[[str, int], None]
 Files = dict[str, Path | bytes]
@@ -54,26 +54,29 @@ class Copier:
         self.run_dir, self.store, self.owner, self.name = run_dir, store, owner, run_dir.name
         self._clock, self._watch = clock, watch
         self.step: int | None = None
-        """The newest step that is verified in the store."""
+        """The step of the newest checkpoint that is verified in the store."""
         self.time: float | None = None
+        """When it was verified, in unix seconds."""
         self.problem: str | None = None
+        """Why a local checkpoint was not copied."""
         self._lease: lease.Lease | None = None
         self._lease_ends = 0.0  # monotonic time, which no change of the clock affects
         self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store
         self._verified: dict[int, Checkpoint] = {}
-        self._latest: int | None = None
+        self._latest: int | None = None  # step in the store's latest.json
         self._damaged: set[str] = set()
         self._unverified: set[str] = set()  # put, but not read back yet
         self._opened = False
         self._put_bytes = 0
         """Bytes put since the last squash, including those of earlier sessions."""
         self.note: str | None = None
+        """Why old versions were not deleted, which does no harm."""
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
-        """Copy what is due; `final`: also the last metrics, status and page, whatever the commit rate.
+        """Copy the newest checkpoint, metrics, status, best policy and videos, as far as the commit rate allows.
 
-        Return {"step", "time" (of the newest checkpoint verified in the store), "pending" (whether more is to be done),
-        "problem", "note" (a harmless failure)}.
+        `final`: the last pass, which copies all of these and the Hub page, whatever the commit rate. Return {"step",
+        "time", "problem", "note" (the attributes), "pending" (whether latest.json is not up to date yet)}.
         """
         self._hold_lease()
         stored = self._list()
@@ -93,7 +96,7 @@ class Copier:
         lease.release(self.store, self.name, self.owner, self._clock)
 
     def _copy_newest(self, stored: dict[str, int]) -> bool:
-        """Copy and verify the newest checkpoint. Return False if the store has it already, or if there is none."""
+        """Copy and verify the newest checkpoint. Return False if there is no checkpoint that the store lacks."""
         for _ in range(3):  # training may delete a checkpoint before its files are pinned
             newest = next(self._local(), None)
             if newest is None or not self._is_new(newest):
@@ -108,7 +111,7 @@ class Copier:
         raise StoreError("checkpoints are deleted on this machine before they can be read")
 
     def _copy_rest(self, final: bool) -> None:
-        """Copy latest.json, texts, the best policy and videos; at the end of a finished run also the Hub page."""
+        """Copy latest.json, text files, the best policy and videos; if `final`, also the Hub page."""
         stored = self._list()
         files = {**self._best(), **self._videos(stored), **self._texts(), **self._latest_json()}
         page = model_card.page(self.run_dir, self.store) if final and self.store.has_page else {}
@@ -118,12 +121,12 @@ class Copier:
             self._put(files, outdated, message, page)
 
     def _squash(self, stored: dict[str, int]) -> dict[str, int]:
-        """Squash the store's history if it is large. Return the files listed afterwards: this pass copies lost ones
-        again."""
+        """Delete the store's old versions if they are large. Return the run's files, listed again afterwards, so that
+        this pass replaces any that were lost."""
         if not self.store.keeps_history or self._put_bytes <= max(HISTORY * sum(stored.values()), HISTORY_BYTES):
             return stored
         try:
-            self._watch("looking for others at work", 0)
+            self._watch("checking that no other process writes", 0)
             if not (reason := self._squash_obstacle()):
                 self._watch("squashing the history", 0)
                 self.store.squash()
@@ -135,7 +138,7 @@ class Copier:
         return self._list()
 
     def _squash_obstacle(self) -> str:
-        """Return why the shared history must not be squashed: a file that is no run's, or another run at work."""
+        """Return why the history must not be squashed: a file that belongs to no run, or another run in training."""
         whole = self.store.whole()
         paths = whole.list()
         folders = tuple(path.removesuffix(lease.FILE) for path in paths if path.endswith(f"/{lease.FILE}"))
@@ -167,7 +170,7 @@ class Copier:
         return {}
 
     def _videos(self, stored: Mapping[str, int]) -> Files:
-        """Return the videos that the store lacks, holds with another size, or was sent without a verified copy."""
+        """Return the videos of which the store has no copy, one of another size, or one that was never verified."""
         files: Files = {}
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
             with contextlib.suppress(FileNotFoundError, Refused):
@@ -178,7 +181,7 @@ class Copier:
         return files
 
     def _latest_json(self) -> Files:
-        """Return latest.json, which names the newest verified checkpoint; empty if the store's is up to date."""
+        """Return a latest.json that names the newest verified checkpoint; empty if the store's is up to date."""
         if self.step is None or self.step == self._latest:
             return {}
         digest = hashlib.sha256(self._verified[self.step].raw or b"").hexdigest()
@@ -187,10 +190,10 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return files to delete from the store, manifests first.
+        """Return the files to delete from the store, manifests first.
 
-        These are checkpoints older than the last `KEEP` verified ones, best policies before the newest, and shared
-        files that no checkpoint on this machine or in the store needs.
+        These are all but the last `KEEP` verified checkpoints, all but the newest best policy, and shared files that no
+        checkpoint on this machine or in the store needs.
         """
         if self.step is None:
             return []
@@ -206,7 +209,7 @@ class Copier:
         if max(steps.values(), default=0) <= self.step:  # the manifest of a newer checkpoint might name any shared file
             kinds = (f"{REPLAY}/",) if bests - needed - old else (f"{REPLAY}/", f"{FROZEN}/")
             old |= {path for path in stored if path.startswith(kinds)} - needed
-        # manifests first, so that a partly deleted checkpoint never looks complete
+        # without its manifest, a partly deleted checkpoint does not look complete
         return sorted(old, key=lambda path: (not path.endswith("/manifest.json"), path))
 
     def _local(self, subfolder: str = "checkpoints") -> Iterator[Checkpoint]:
@@ -237,10 +240,10 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """Hard-link the files that the store lacks, so that they stay while training deletes the originals.
+        """Hard-link the files that the store lacks, so that they stay if training deletes the checkpoint meanwhile.
 
-        Yields path in the run -> local path: the original where the disk has no hard links. Checks each file against
-        the manifest first.
+        Yields path in the run -> local path (of the original, if the disk has no hard links), after comparing each file
+        with the SHA-256 in the manifest.
         """
         sources: dict[str, Path] = {}
         missing = self._missing_files(checkpoint)
@@ -262,7 +265,7 @@ class Copier:
             yield sources
 
     def _hold_lease(self, size: int = 0) -> None:
-        """Renew the lease once half of it is over; it must outlast the transfer of `size` bytes.
+        """Renew the lease if half of it is over, or if it would end during the transfer of `size` bytes.
 
         Raises `LeaseHeld` if another machine has taken the run.
         """
@@ -275,7 +278,7 @@ class Copier:
     def _load_stored(self, stored: dict[str, int]) -> None:
         """Read from the store which checkpoints earlier sessions verified."""
         latest = None
-        self._watch("sweeping", 0)
+        self._watch("removing temporary files", 0)
         self.store.sweep(self.name)
         self._watch("reading latest.json", 0)
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -320,9 +323,9 @@ class Copier:
         page: Files | None = None,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Put `files`, read them back and compare SHA-256; put `page` beside the run and delete `delete`.
+        """Put `files` and, beside the run's folder, `page`; delete `delete`; read `files` back and compare SHA-256.
 
-        `digests`: SHA-256 from the manifest, used instead of the local file's, which may change while it is read.
+        `digests`: path -> SHA-256 from the manifest; the local file's own may change while the file is read.
         """
         for path in files:
             self._stored.pop(path, None)

@@ -1,8 +1,8 @@
-"""Lock for one copier per run and machine: RUN_DIR/.sync.lock.
+"""Lock so that only one copier process works on a run: RUN_DIR/.sync.lock.
 
-The lock is a flock. The file names the holder, {"host", "boot", "pid", "started"}: a copier on this machine, left
-behind by an earlier session, is killed, which is safe at any time. On a folder shared between hosts or containers the
-same pid may belong to an unrelated process; all four values must match before a process is killed.
+The lock is a flock, and the file names the holder: {"host", "boot", "pid", "started"}. If an earlier session's copier
+on this machine still holds it, that copier is killed, which is safe at any time. In a folder that hosts or containers
+share, the same pid may belong to an unrelated process; a process is killed only if all four values match.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COPIER = "kit.stores"
 
 
 def take(file: IO[str]) -> None:
-    """Take the lock on `file`, open for appending and reading. Raises `StoreError` if another process keeps it."""
+    """Lock `file`, which is open for appending and reading. Raises `StoreError` if another process keeps the lock."""
     import fcntl
 
     reason = ""
@@ -41,7 +41,7 @@ def take(file: IO[str]) -> None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Return host, boot id, pid and start time, which identify a process. Raises `psutil.Error` if it is gone."""
+    """Return host, boot id, pid and start time, which identify a process. Raises `psutil.Error` if it has ended."""
     import psutil
 
     boot, stat = Path("/proc/sys/kernel/random/boot_id"), Path(f"/proc/{pid}/stat")
@@ -63,10 +63,10 @@ def _kill_holder(file: IO[str]) -> str:
         running = identity(int(holder["pid"]))
         if running == holder:
             process = psutil.Process(running["pid"])
-            ended = process.status() == psutil.STATUS_ZOMBIE  # only a thread that is stuck in the kernel remains
+            ended = process.status() == psutil.STATUS_ZOMBIE  # but a thread that hangs in the kernel keeps the lock
             if ended or COPIER in process.cmdline():
                 process.kill()
-                return f"the copier of an earlier session (process {process.pid}) hangs, and the system cannot end it"
+                return f"the copier of an earlier session (process {process.pid}) hangs and cannot be killed"
     except (psutil.Error, OSError, KeyError, TypeError, ValueError):
         pass
     who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "an unknown process"

@@ -1,12 +1,12 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts can disappear, and they cache writes. Therefore a root folder that disappears is never created again (that
-would write to the disk below the mount point), each file is written to a temporary name, fsynced and renamed, and a
-read asks the system to drop its cached copy first.
+Such mounts can disappear, and they cache writes. Therefore a root folder that has disappeared is not created again
+(files would land on the disk below the mount point), each file is written to a temporary name, fsynced and renamed, and
+before a file is read, the system is asked to drop its cached copy.
 
-Files deleted in Google Drive, or replaced by a rename, go to its bin, where they still take space. Therefore they are
-truncated first. A file being replaced is called `.kit-old-NAME` until the new one has its name; after a kill in between
-it is read under NAME.
+Google Drive moves deleted files, and those replaced by a rename, to its bin, where they still take up space. Therefore
+they are truncated first. During a replacement the old file is called `.kit-old-NAME`; if the process is killed then,
+readers of NAME get the old file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DirectoryStore(Store):
                         replaced = path != public and public.name in names
                         if stat.S_ISREG(status.st_mode) and not public.name.startswith(".") and not replaced:
                             sizes[public.relative_to(self.root).as_posix()] = status.st_size
-            self._check_mounted()  # if the mount went away meanwhile, the list is incomplete
+            self._check_mounted()  # a mount that disappeared meanwhile would make the list incomplete
         return sizes
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -128,7 +128,7 @@ class DirectoryStore(Store):
                 return super().swap(path, old, new)
 
     def _write(self, target: Path, source: IO[bytes]) -> None:
-        """Write to a temporary name, fsync, rename; then compare the size that the mount reports."""
+        """Write to a temporary name, fsync, rename, and check the size that the mount reports."""
         with leftovers.temporary(target.parent, file_mode=0o666) as temporary:
             try:
                 with temporary.open("wb") as file:
@@ -146,7 +146,7 @@ class DirectoryStore(Store):
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
 
     def _replace(self, temporary: Path, target: Path) -> None:
-        """Rename `temporary` to `target`. At every moment the new or the old file can be read."""
+        """Rename `temporary` to `target`; readers get the old or the new file at any moment."""
         if not self.has_bin:
             temporary.replace(target)
             return
@@ -157,7 +157,7 @@ class DirectoryStore(Store):
         self._discard(leftovers.old(target))
 
     def _discard(self, path: Path) -> None:
-        """Delete a file; where the mount has a bin, truncate it first."""
+        """Delete a file, after truncating it if the mount moves deleted files to a bin."""
         if self.has_bin:
             with contextlib.suppress(OSError):  # missing, or a symlink
                 handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
@@ -169,14 +169,17 @@ class DirectoryStore(Store):
         path.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
-        """Create `folder` and its parents below the root, never the root itself: its mount may have gone away."""
+        """Create `folder` and its parents below the root, but not the root, whose mount may have disappeared."""
         chain = [folder, *folder.parents]
         for each in reversed(chain[: chain.index(self.root)]):
             with contextlib.suppress(FileExistsError):
                 each.mkdir()
 
     def _sweep(self, folder: Path, owned: bool) -> int:
-        """Remove temporary files of killed writers; `owned`: no other machine writes in `folder`. Return the count."""
+        """Remove temporary files of killed processes and return their number.
+
+        `owned`: no other process writes in `folder`, so all temporary files are removed, also in subfolders.
+        """
         count = 0
         for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
             with contextlib.suppress(OSError):  # the next sweep tries again
@@ -185,6 +188,7 @@ class DirectoryStore(Store):
         return count
 
     def _remove(self, target: Path) -> None:
+        """Delete a file, its old version, and parent folders that are empty then."""
         self._discard(leftovers.old(target))
         self._discard(target)
         with contextlib.suppress(OSError):  # not empty, or removed already
@@ -194,7 +198,7 @@ class DirectoryStore(Store):
                 folder.rmdir()
 
     def _inside(self, path: str) -> Path:
-        """Return the local path of `path`. Raises `Refused` if a symlink leads out of the root."""
+        """Return the local path of `path`. Raises `Refused` if a symlink leads outside the root folder."""
         target = self.root / safe_path(path)
         real = Path(os.path.realpath(target.parent))
         if not real.is_relative_to(os.path.realpath(self.root)):
@@ -202,11 +206,11 @@ class DirectoryStore(Store):
         return target
 
     def _check_mounted(self) -> None:
-        """Raise `StoreError` if the folder disappeared, or is on another disk because its mount was dropped."""
+        """Raise `StoreError` if the root folder is missing, or on another disk because it is no longer mounted."""
         try:
             device = self.root.stat().st_dev
         except OSError as error:
-            raise StoreError(f"{self.url} is not there any more ({error.strerror}); is it still mounted?") from None
+            raise StoreError(f"{self.url} has disappeared ({error.strerror}); is it still mounted?") from None
         if device != self._device:
             raise StoreError(f"{self.url} is on another disk than before; is it still mounted?")
 
@@ -224,7 +228,7 @@ class DirectoryStore(Store):
 
 
 def _locate(url: str, write: bool) -> Path:
-    """Return the folder that `url` names. Raises `UserError` if its parent is missing: a mistyped mount point."""
+    """Return the folder of `url`. Raises `UserError` if its parent is missing, probably a mistyped mount point."""
     if url.lower().startswith("drive:"):
         mount = places.drive()
         folder = url.split(":", 1)[1].strip("/")

@@ -1,4 +1,4 @@
-"""A shared Google Drive folder as a read-only store, without an account, by gdown.
+"""A shared Google Drive folder as a read-only store, downloaded with gdown, without a Google account.
 
 URL: gdrive-link:https://drive.google.com/drive/folders/…
 """
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class GoogleDriveLink(Store):
-    """Files behind a shared link. gdown lists names, not sizes (`list` gives -1); the folder is listed once."""
+    """Files behind a shared link, listed once. gdown lists no sizes, so `list` returns -1 for each."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
@@ -46,7 +46,10 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Download to a temporary file (gdown writes files) and yield it; abort a transfer over `limit` bytes."""
+        """Download to a temporary file, since gdown can only write files, and yield its content.
+
+        Raises `StoreError` as soon as more than `limit` bytes arrive.
+        """
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 

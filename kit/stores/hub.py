@@ -1,9 +1,11 @@
 """The Hugging Face Hub as a store: hf://user/repo[/prefix]. One put is one commit; new repositories are private.
 
-This module adds what the client library lacks. Time limits: it has none. Retries: it never repeats a commit, a creation
-or a look-up of a repository; `_attempt` does (after a lost response the commit may exist already, and the client skips
-files that are unchanged). Rate limits: on a 429 it would sleep inside the call; here the call raises `StoreError` with
-the time to wait.
+This module adds what the client library lacks:
+
+- time limits of requests
+- retries of commits, of creating and of looking up a repository (`_attempt`). After a lost response the commit may
+  exist already; the retry is harmless, because the client skips unchanged files.
+- rate limits: on a 429 the client would sleep inside the call; here the call raises `StoreError` with the time to wait
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ MIN_INTERVAL_S = 90.0
 TIMEOUT_S = 90.0
 """Seconds without data before a request fails. The Hub aborts a commit after 60 s. KIT_HUB_TIMEOUT_S changes it."""
 PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
-"""Seconds between retries. A Retry-After longer than the second is passed to the caller instead of slept."""
+"""Seconds before each retry. If the Hub asks for a pause longer than LONGEST_PAUSE_S, the error is raised instead."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
 _NETWORK = ("httpx", "httpx2", "httpcore")  # packages whose errors mean a refused, lost or silent connection
@@ -76,8 +78,8 @@ class HubStore(Store):
         self._attempt(lambda: self._commit(files, delete, message or f"update {next(iter(files), 'files')}"))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Compare-and-swap, atomic: the commit names its parent; the Hub refuses it if another commit came first."""
-        for _ in range(5):  # retried, because a commit to any other file of the repository also makes it fail
+        """Compare-and-swap; atomic, because the Hub refuses a commit whose parent is not the newest commit."""
+        for _ in range(5):  # a commit to any other file of the repository also makes it fail
             head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
             content = self.read_or_none(path)
             if content != old:
@@ -127,7 +129,7 @@ class HubStore(Store):
             raise
 
     def _sizes(self, prefix: str = "") -> dict[str, int]:
-        """Return the size of every file below `prefix`, by path in this store."""
+        """Return path in this store -> size in bytes, for every file below `prefix`."""
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
@@ -141,7 +143,7 @@ class HubStore(Store):
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T], pauses: Sequence[float] = PAUSES_S) -> _T:
-        """Return `call()`, retried after transient errors. Raises `UserError` or `StoreError`, no client error."""
+        """Return `call()`, retried after transient errors. The client's errors become `UserError` or `StoreError`."""
         token = _is_kit_call.set(True)
         try:
             for pause in (*pauses, None):
@@ -161,7 +163,7 @@ class HubStore(Store):
             _is_kit_call.reset(token)
 
     def _translate(self, error: Exception) -> Exception:
-        """Return the `UserError` or `StoreError` for a client error; return errors not from the Hub unchanged."""
+        """Return the `UserError` or `StoreError` for a client error; return any other error unchanged."""
         from huggingface_hub.errors import EntryNotFoundError, LocalTokenNotFoundError, RepositoryNotFoundError
 
         status, reason = _status(error), one_line(error)
@@ -185,11 +187,11 @@ class HubStore(Store):
 
 
 class _Conflict(StoreError):
-    """The repository has a newer commit than the parent of this one."""
+    """The Hub refused a commit, because its parent is no longer the newest commit."""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes: the client wraps a failed upload in a RuntimeError."""
+    """Yield an error and its chain of causes, because the client wraps a failed upload in a RuntimeError."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -202,12 +204,12 @@ def _status(error: BaseException) -> int | None:
 
 
 def _set_time_limits() -> None:
-    """Set the client's time limits unless they are set already; its default is to wait forever."""
+    """Set time limits for the client's requests, unless they are set already; by default it waits forever."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import get_session
 
     def limit(request: Any) -> None:
-        """Set a limit on requests for which the client itself asks for none, in spite of the session's limit."""
+        """Set a limit on requests for which the client overrides the session's limit with none."""
         if (request.extensions.get("timeout") or {}).get("read") is None:
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s())
 
@@ -222,7 +224,7 @@ def _set_time_limits() -> None:
 
 
 def _refuse_to_sleep(response: Any) -> None:
-    """On a 429 to one of kit's calls, raise `StoreError` with the time to wait, before the client sleeps."""
+    """On status 429 (too many requests) to a call from kit, raise `StoreError` before the client sleeps."""
     if response.status_code == 429 and _is_kit_call.get():
         wait = response.headers.get("Retry-After", "")
         if not wait.isdigit():

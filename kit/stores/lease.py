@@ -1,4 +1,4 @@
-"""Lease of a run in a store: only its owner, one machine at a time, may write; the owner must renew it.
+"""Lease of a run in a store: only the machine that holds the lease may write; it must renew the lease.
 
 <run_name>/lease.json   {"version": 1, "owner", "host", "since", "expires"}    unix seconds
 """
@@ -22,12 +22,12 @@ from kit.stores.base import Store, StoreError
 from kit.stores.urls import open_store
 
 TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
-"""Seconds that a lease lasts, and that a machine which vanished still holds its run. Renewed at half time."""
+"""Seconds that a lease lasts, so also how long a run stays locked after its machine dies. Renewed at half time."""
 FILE = "lease.json"
 
 
 class LeaseHeld(UserError):
-    """`UserError` for a run that another machine owns. `lease` has owner, start and end."""
+    """`UserError` for a run whose `lease` another machine holds."""
 
     def __init__(self, run_name: str, lease: Lease) -> None:
         owner = f"{lease.owner} on {lease.host} since {_time(lease.since)}, until {_time(lease.expires)}"
@@ -66,7 +66,10 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
 
 
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
-    """Return for how many seconds another owner than `run_dir`'s still holds the run in the store at `url`."""
+    """Return the seconds until another machine's lease of the run in the store at `url` ends; 0 if it has none.
+
+    `run_dir`: this machine's copy, whose own lease does not count.
+    """
     if url is None:
         return 0.0
     _, lease = read(open_store(url), run_name)
@@ -74,7 +77,7 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
-    """Extend a lease. Raises `LeaseHeld` if another machine took it, even if that lease has expired since."""
+    """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that machine's has expired since."""
     _, lease = read(store, run_name)
     if lease is not None and lease.owner != owner:
         raise LeaseHeld(run_name, lease)
@@ -89,7 +92,7 @@ def release(store: Store, run_name: str, owner: str, clock: Clock = time.time) -
 
 
 def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
-    """Return the lease file and its content: (None, None) if it is missing, (bytes, None) if it cannot be parsed."""
+    """Return the lease file's bytes and the lease: (None, None) if missing, (bytes, None) if it cannot be parsed."""
     raw = store.read_or_none(_path(run_name))
     if raw is None:
         return None, None
@@ -102,9 +105,9 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
 
 
 def owner_of(run_dir: Path) -> str:
-    """Return the owner name of this copy of the run, created if needed and kept in `.owner`.
+    """Return the name under which this copy of the run holds leases; create it in the file `.owner` if needed.
 
-    It stays the same after a crash and changes when the directory is moved to another machine or folder.
+    The name stays the same after a crash, and a new one is made after a move to another machine or folder.
     """
     if (known := known_owner(run_dir)) is not None:
         return known
@@ -115,7 +118,7 @@ def owner_of(run_dir: Path) -> str:
 
 
 def known_owner(run_dir: Path) -> str | None:
-    """Return the owner name of this copy of the run without creating one; None if it has none."""
+    """Like `owner_of`, but return None instead of creating a name."""
     record = read_json(run_dir / ".owner")
     is_valid = isinstance(record, dict) and _location(run_dir).items() <= record.items() and "owner" in record
     return str(record["owner"]) if is_valid else None

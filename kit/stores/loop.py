@@ -1,8 +1,9 @@
-"""The main loop of the copier process (`kit.stores.__main__`): schedules passes, retries, writes .sync.json.
+"""The main loop of the copier process (`kit.stores.__main__`): calls the copier, retries, writes .sync.json.
 
 RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
-  state   "ok" (the newest checkpoint is in the store, verified), "behind" (on its way), "failing" (see error)
+  state   "ok" (the newest checkpoint is in the store, verified), "behind" (not yet), "failing" (see error)
   step, time   of the newest checkpoint verified in the store
+  failures     number of failed passes since the last one that succeeded
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ STATE = ".sync.json"
 TICK_S = 0.25
 HEARTBEAT_S = 5.0
 REFRESH_S = 240.0
-"""Seconds between passes without a new checkpoint: they copy metrics and status, and check the store for lost files."""
+"""Seconds between passes if there is no new checkpoint; they copy metrics and status, and replace lost files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
-"""Seconds before a retry: the first, doubled after each failure up to the second."""
+"""Seconds before the first retry; the pause doubles after each failure, up to the second value."""
 ORPHAN_S = 24 * 3600.0
-"""Seconds of retries after training has ended while the store cannot be reached."""
+"""Seconds of retries after training has ended, if the store cannot be reached."""
 PATIENCE_S = 180.0
-"""Time limit of one request to a store, without the time for its bytes. KIT_STORE_PATIENCE_S changes it."""
+"""Time limit of a request in seconds, to which size / SLOWEST is added. KIT_STORE_PATIENCE_S changes it."""
 SLOWEST = 100_000
 """Bytes per second; a slower transfer counts as hanging."""
 
 
 class Hung(StoreError):
-    """A request to the store exceeded its time limit. Its thread can only be ended with the process."""
+    """A request to the store exceeded its time limit. Only the end of the process ends its thread."""
 
 
 class Watched:
@@ -60,10 +61,11 @@ class Watched:
 
     @property
     def interval_s(self) -> float:
+        """Minimum seconds between passes."""
         return self._copier.store.min_interval_s if self._copier else 0.0
 
     def run_pass(self, final: bool) -> dict[str, Any]:
-        """Run one pass of the copier. Raises its errors, and `Hung`."""
+        """Return `Copier.run_pass(final)`. Raises its errors, and `Hung`."""
         return self._with_deadlines(lambda copier: copier.run_pass(final))
 
     def close(self) -> None:
@@ -72,6 +74,8 @@ class Watched:
             self._with_deadlines(Copier.close)
 
     def _with_deadlines(self, work: Callable[[Copier], Any]) -> Any:
+        """Return `work(copier)`, run in a thread. Raises `Hung`."""
+
         def call() -> Any:
             if self._copier is None:
                 self._copier = self._make(self._announce)
@@ -92,10 +96,9 @@ class Watched:
 
 
 def _in_kernel() -> bool:
-    """Whether a request is in uninterruptible sleep (state D), where no signal reaches it.
+    """Whether a thread is in uninterruptible sleep (state D), so that the process cannot even be killed.
 
-    A FUSE file system such as Google Drive's can be interrupted once and enters that state afterwards; hence the signal
-    first.
+    A request to a FUSE file system, such as Google Drive's, enters that state only after a signal; hence the signal.
     """
     signal.signal(signal.SIGUSR1, lambda *_: None)
     for thread in threading.enumerate():
@@ -113,8 +116,8 @@ class Sync:
     """The loop of the copier process.
 
     `should_drain()`: whether training is over; the loop then copies the rest and returns. `restart(before)` replaces
-    the process after a hang and does not return; the new loop gets `before`. `clock` gives timestamps, `timer` measures
-    durations, since a clock may be set meanwhile.
+    the process after a request hung and does not return; the loop of the new process gets `before`. `clock` gives
+    timestamps; `timer` measures durations, because the clock may be set meanwhile.
     """
 
     run_dir: Path
@@ -157,7 +160,7 @@ class Sync:
             if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
                 try:
                     self._record_pass(self.copier.run_pass(final=draining))
-                except lease.LeaseHeld as error:  # copy nothing more, but report it while training continues
+                except lease.LeaseHeld as error:  # copy no more, but keep the report alive while training continues
                     self._record_failure(error)
                     lost = True
                 except Exception as error:
@@ -167,7 +170,7 @@ class Sync:
                 else:
                     if draining and self.state["state"] == "ok":
                         return self._end(0)
-            if not self.run_dir.is_dir():  # the run was deleted: free it for other machines
+            if not self.run_dir.is_dir():  # the run was deleted: release its lease
                 return self._end(4)
             if self._drain_since is not None and self.timer() - self._drain_since > ORPHAN_S:
                 return 4
@@ -220,5 +223,5 @@ class Sync:
 
 
 def newest_step(run_dir: Path) -> int | None:
-    """Return the step of the newest committed checkpoint on this machine, from folder names only; None without one."""
+    """Return the step of the newest checkpoint on this machine, None without one; reads only folder names."""
     return max((checkpoint.step for checkpoint in committed(run_dir / "checkpoints")), default=None)

@@ -1,7 +1,7 @@
 """Fetch a run from a store to this machine, to resume it here. The content of the store is not trusted.
 
 Names, sizes and the manifest are checked before files are fetched, every file's SHA-256 during the transfer, and every
-safetensors file against its header before it is loaded. The run gets its name once it is complete.
+safetensors file against its header before it is loaded. The run directory gets its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.stores.redact import one_line
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
 SAME_RUN = ("env", "algo", "encoder", "seed")
-"""Fields of config.yaml by which two runs of the same name are told apart."""
+"""Fields of config.yaml; if one differs, two runs of the same name are different runs."""
 AT_WORK = ("starting", "running", "paused", "stopping")
 
 Notify = Callable[[str], None]
@@ -67,8 +67,9 @@ def pull(
 ) -> Path:
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
-    Without `run_name`: the latest unfinished run, or else the latest. A damaged or incomplete checkpoint is reported
-    through `notify`, and the one before it is used. If `dest` has the run already, only newer files are fetched.
+    Without `run_name`: the latest unfinished run, or else the latest. A checkpoint that is damaged, incomplete or
+    larger than `max_bytes` is reported through `notify`, and the one before it is used. If `dest` has the run already,
+    only newer files are fetched.
     """
     with readable(store):
         files = store.list()
@@ -78,7 +79,7 @@ def pull(
 
 
 class _Pull:
-    """Fetches one run. `prefix` is "<run_name>/", or "" if the store is the run itself; `files`: sizes by path."""
+    """Fetches one run. `prefix`: "<run_name>/", or "" if the store holds one run at its top; `files`: path -> size."""
 
     def __init__(self, store: Store, prefix: str, files: dict[str, int], notify: Notify, max_bytes: int) -> None:
         self.store, self.prefix, self.files, self.notify, self.max_bytes = store, prefix, files, notify, max_bytes
@@ -104,12 +105,12 @@ class _Pull:
                 raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
             checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
-            if self.passed_over:  # so that the copier does not take damaged checkpoints for a newer state of the run
+            if self.passed_over:  # tells the copier that newer checkpoints in the store are damaged
                 (run_dir if is_local else building).joinpath(PASSED_OVER).write_text(json.dumps(self.passed_over))
             if not is_local:
                 self._fetch_videos(building)
                 building.rename(run_dir)
-            elif checkpoint:  # the checkpoint is moved last: only it refers to the other files
+            elif checkpoint:  # the checkpoint is moved last, because it refers to the other files
                 shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
                 for path in [*shared, "metrics.jsonl", "status.json", *best, checkpoint.folder]:
                     if (building / path).exists() and not (run_dir / path).is_dir():
@@ -118,7 +119,7 @@ class _Pull:
         return run_dir
 
     def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
-        """Fetch the newest intact checkpoint with its shared files. None if no step is above `newer_than`."""
+        """Fetch and return the newest intact checkpoint with its shared files; None if none is above `newer_than`."""
         folders = [folder for folder, step in folders_in(self.files).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
@@ -163,14 +164,14 @@ class _Pull:
         return checkpoint
 
     def _fetch_best(self, building: Path) -> list[str]:
-        """Fetch the best policy and return its folder in a list; empty without one. A damaged one is reported."""
+        """Fetch the best policy and return [its folder]; [] if the store has none, or a damaged one (reported)."""
         for folder in list(folders_in(self.files, "best"))[:1]:
             with self._tolerated(building / folder):
                 return [self._fetch_folder(folder, building).folder]
         return []
 
     def _fetch_videos(self, building: Path) -> None:
-        """Fetch the last videos; damaged ones are reported."""
+        """Fetch the last `MAX_VIDEOS` videos; failures are reported."""
         for path in [p for p in self.files if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
             with self._tolerated(building / path):
                 safe_name(path.removeprefix("videos/"))
@@ -188,7 +189,7 @@ class _Pull:
 
 
 def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[str, str]:
-    """Return (prefix, name) of the run to fetch."""
+    """Return (prefix, name) of the run to fetch; arguments as in `pull`, `files` as in `_Pull`."""
     names = _names(files)
     if "" in names and run_name in (None, _own_name(store)):
         return "", _own_name(store)
@@ -205,7 +206,7 @@ def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[
 
 
 def _names(files: dict[str, int]) -> list[str]:
-    """Return the names of the folders that are runs; [""] if the store itself is a run. Unsafe names are skipped."""
+    """Return the names of the runs' folders; [""] if the store holds one run at its top. Unsafe names are skipped."""
     if "config.yaml" in files:
         return [""]
     names: list[str] = []
@@ -218,7 +219,7 @@ def _names(files: dict[str, int]) -> list[str]:
 
 
 def _own_name(store: Store) -> str:
-    """Return the name of a run that is the whole store: the last part of its URL."""
+    """Return the name for a run at the store's top: the last part of the store's URL."""
     last = store.url.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0]
     try:
         return safe_name(last)
@@ -246,7 +247,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
 
 
 def _values(store: Store, path: str, files: dict[str, int]) -> dict[str, Any]:
-    """Read a small JSON object; {} if missing or damaged, so that one bad run does not hide the others."""
+    """Read a small JSON object; return {} if it is missing or damaged, so that other runs are still listed."""
     if path in files:
         with contextlib.suppress(StoreError, Refused):
             value = parse_json(store.read(path), path)

@@ -1,8 +1,8 @@
 """Redact secrets (tokens, keys, signatures) from error messages and text files before they leave this machine.
 
-Names, paths and ids must stay, or a run could not be opened again: "pick-task-reach-ppo-baseline" contains "sk-" and no
-key. Therefore a token must be a separate word of its kind's length. A Weights & Biases key looks like a git commit and
-is recognised only as the value of its environment variable.
+Names, paths and ids must not change, or a run could not be opened again: "pick-task-reach-ppo-baseline" contains "sk-"
+but is no key. Therefore only a whole word with the length of a token is redacted. A Weights & Biases key looks like a
+git commit and is recognised only as the value of its environment variable.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 HIDDEN = "(hidden)"  # valid anywhere in YAML, JSON and URLs
 TEXT = (".yaml", ".json", ".md")
 EMPTIED = ("store", "tracker")
-"""Config fields set to None if they contain a secret: "(hidden)" is not valid in them, and a resume works without."""
+"""Config fields set to None if they contain a secret: "(hidden)" would be invalid, and a run resumes without them."""
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
 """Start of a token: no letter, digit, hyphen or underscore before it, except an escape in a URL or in JSON."""
 _MIXED = r"(?=[a-z]*[A-Z0-9])"
-"""The following letters and digits are more than lower-case letters, hence no ordinary word."""
+"""Lookahead: a capital letter or a digit follows, after any lower-case letters, so this is no ordinary word."""
 _TOKENS = re.compile(
     r"(?<=://)[^/@\s:\"']*:[^/@\s\"']+(?=@)"  # user:password in a URL
     rf"|{_START}(?:"
@@ -38,14 +38,13 @@ _TOKENS = re.compile(
 )
 _MARKS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "rpa_", "sk-", "AKIA", "ASIA", "ya29.", "AIza",
           "glpat-", "xox", "earer ", "://", "?", "&")  # fmt: skip
-"""Text without any of these holds no token. The check is a hundred times faster than the pattern; metrics are long."""
+"""Text without any of these holds no token. Checking this first is a hundred times faster for long metrics files."""
 
 
 def redact(text: str, environment: bool = True) -> str:
     """Replace every token, key and signature in `text` by (hidden).
 
-    `environment`: also values of environment variables with secret names, where they are whole words of 12 characters
-    or more.
+    `environment`: also replace values, of 12 characters or more, of environment variables whose names sound secret.
     """
     if environment:
         for name, value in os.environ.items():
@@ -55,7 +54,7 @@ def redact(text: str, environment: bool = True) -> str:
 
 
 def redact_bytes(data: bytes, name: str = "") -> bytes:
-    """`redact` for the bytes of the file `name`; bytes that are not UTF-8 are returned unchanged."""
+    """Redact the content of the file `name`; return bytes that are not UTF-8 unchanged."""
     try:
         return _config_text(data.decode()) if name == "config.yaml" else redact(data.decode()).encode()
     except UnicodeDecodeError:
@@ -63,17 +62,17 @@ def redact_bytes(data: bytes, name: str = "") -> bytes:
 
 
 def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`redact` for RunConfig's fields.
+    """Redact the fields of a RunConfig.
 
-    Environment variables are compared only with values in mappings and lists: a plain field such as the run's name may
-    equal a secret-named variable without being a secret.
+    Values of environment variables are searched only in mappings and lists: a plain field such as the run's name may
+    be equal to one without being a secret.
     """
     clean = {name: _values(value, environment=isinstance(value, dict | list)) for name, value in values.items()}
     return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}
 
 
 def restores(whole: Any, redacted: Any) -> bool:
-    """Whether `redacted` could be the result of redacting `whole`, and `whole` has nothing hidden."""
+    """Whether `redacted` could be the result of redacting `whole`, and `whole` itself is not redacted."""
     redacted_json, whole_json = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
     pattern = re.escape(redacted_json).replace(re.escape(HIDDEN), ".+")
     return HIDDEN not in whole_json and re.fullmatch(pattern, whole_json) is not None
@@ -88,7 +87,7 @@ def _values(value: Any, environment: bool) -> Any:
 
 
 def _config_text(text: str) -> bytes:
-    """`redact` for config.yaml, applied to parsed values: in the text, YAML may wrap a line inside a token."""
+    """Redact the text of config.yaml, after parsing it, because YAML may wrap a line inside a token."""
     import yaml
 
     try:

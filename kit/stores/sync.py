@@ -2,7 +2,8 @@
 
     training   --pipe-->   copier process (python -m kit.stores), the only writer to the store
 
-A copier that dies is started again. When training ends, the copier finishes its work before it ends.
+The pipe's end tells the copier that training has ended; it then copies the rest and ends. A copier that dies is started
+again.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from kit.stores.urls import OPEN_S, open_store
 ENDED = (0, 3, 4)
 """Exit codes of a copier that ended on purpose, see `kit.stores.loop.Sync.run`."""
 LAST_TRIES = 3
-"""How often a copier that dies after `stop` is started again."""
+"""Number of times that a copier which dies after `stop` is started again."""
 
 
 class SyncHandle:
-    """Handle of the background copier: restarts it if it dies, until `stop`, and then until all is copied."""
+    """Handle of the copier process; starts it again if it dies, after `stop` at most `LAST_TRIES` times."""
 
     def __init__(self, run_dir: Path, url: str, owner: str) -> None:
         self.run_dir, self.url, self.owner = run_dir, url, owner
@@ -46,13 +47,13 @@ class SyncHandle:
         return {**unknown, **read_json(self.run_dir / STATE, {})}
 
     def is_done(self) -> bool:
-        """Whether the copier has ended after `stop`: it has copied everything, or given up."""
+        """Whether the copier has ended for good: after `stop`, having copied everything or given up."""
         return not self._guard.is_alive()
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
-        """Tell the copier to copy the rest and end; wait at most `drain_s` seconds; return the state then.
+        """Tell the copier to copy the rest and end; wait at most `drain_s` seconds; return `state()`.
 
-        If files are left after that, the copier process continues without this one.
+        If files are left then, the copier continues, even after this process has ended.
         """
         self._stopping.set()
         with contextlib.suppress(OSError):

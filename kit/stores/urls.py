@@ -17,7 +17,7 @@ OPEN_S = 120.0
 
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
-    """Open the store at `url`; `write`: create it if needed, and check that it can be written.
+    """Open the store at `url`. `write`: create it if needed, and check that it can be written.
 
     `url`: a path, drive:folder, hf://user/repo[/prefix], s3://bucket/prefix or another URL that fsspec knows, or
     gdrive-link:… (read only). Raises `UserError` for a URL that cannot be parsed, reached or written, and for a token

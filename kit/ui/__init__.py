@@ -1,4 +1,4 @@
-"""Panels, dashboards, reports and video players for notebooks. Nothing else in kit imports this package."""
+"""Panels, dashboards, reports and video players for notebooks. No other package of kit imports this one."""
 
 from typing import Any
 

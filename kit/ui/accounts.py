@@ -1,4 +1,4 @@
-"""Profit, throughput and breakage of a Dishwashing run compared with the scripted policy, as a figure and a table."""
+"""Profit, throughput and breakage of a Dishwashing run and of the task's scripted policy, as a figure and a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARES = ("breakage_rate", "error_rate")
 def economy(run: Run, episodes: int = EPISODES) -> Any:
     """Plot profit, clean plates and breakage over training, with a dashed line for the scripted policy.
 
-    Returns a matplotlib figure. Raises `UserError` for a task whose evaluations have no such metrics.
+    Returns a matplotlib figure. Raises `UserError` if the run's evaluations have no such metrics.
     """
     rows = run.rows()
     empty = series([], "")
@@ -47,7 +47,7 @@ def economy(run: Run, episodes: int = EPISODES) -> Any:
 
 
 def account(run: Run, episodes: int = EPISODES) -> pd.DataFrame:
-    """Table of the `TITLES` metrics over `episodes` shifts, for the scripted policy and the run's best policy."""
+    """Table of the `TITLES` metrics of the scripted policy and the run's best policy, over `episodes` shifts."""
     import pandas as pd
 
     step = run.find().step

@@ -1,7 +1,7 @@
 """A live line chart as SVG text.
 
-Drawing takes about a millisecond, so watching a run does not slow it down. Its text has the page's colour, readable on
-light and dark themes. `kit.ui.plots` makes figures to keep.
+Drawing takes about a millisecond, so watching a run does not slow it down. Text has the page's colour, readable on
+light and dark themes. `kit.ui.plots` makes figures that stay in a saved notebook.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_POINTS = 300
 
 
 def chart(curve: Curve, total_steps: int) -> str:
-    """Draw `curve` as SVG from step 0 to its last point, or to `total_steps` while it has no points."""
+    """Return `curve` as SVG. The x axis ends at the last point, or at `total_steps` while there are no points."""
     training, evaluation = thinned(curve.training), thinned(curve.evaluation)
     lines = [("train", 188, style.BLUE, training), ("eval", 240, style.ORANGE, evaluation)]
     steps, values = np.concatenate([training, evaluation]).T
@@ -62,7 +62,7 @@ def chart(curve: Curve, total_steps: int) -> str:
 
 
 def thinned(points: np.ndarray) -> np.ndarray:
-    """Keep about `MAX_POINTS` points, counted from the end, so that the newest point stays."""
+    """Return about `MAX_POINTS` of the points, evenly spaced, including the newest."""
     return points[::-1][:: max(1, len(points) // MAX_POINTS)][::-1]
 
 

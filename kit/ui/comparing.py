@@ -1,4 +1,4 @@
-"""Comparison of several runs by task, with the seeds of one config grouped: figure, table and verdict."""
+"""Compare runs of each task, grouping those that differ only in their seed: figure, table and a verdict in words."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_THRESHOLD = 0.9
-"""The default threshold: the untrained score plus this fraction of the gap to the best score."""
+"""The default threshold is the untrained score plus this fraction of the gap to the best score."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
     "disk_budget", "processes",
 )  # fmt: skip
-"""Fields in which runs of one config may differ."""
+"""Fields in which runs may differ and still count as runs of one config."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class RunScores:
 
     curves: list[Curve]
     elapsed: np.ndarray
-    """(k, 2) steps, and seconds of training until then, over all sessions."""
+    """(k, 2) pairs (step, seconds of training until then), over all sessions."""
     episodes: int
     """Episodes of the final test or, without one, of the last evaluation with a success rate; 0 if unknown."""
     test: float | None = None
-    """The best policy's score in the final test, whose episodes did not choose it; None without a test."""
+    """The best policy's score in the final test, in episodes that did not select it; None without a test."""
 
     @classmethod
     def of(cls, run: Run) -> RunScores:
@@ -55,12 +55,12 @@ class RunScores:
         return cls(curves, elapsed_of(rows), test.get("test/episodes") or _episodes(rows), score)
 
     def without_test(self) -> RunScores:
-        """Return a copy that is scored by its evaluations alone, for comparison with runs without a test."""
+        """Return a copy without the final test's score, for comparison with runs that have no test."""
         return self if self.test is None else replace(self, test=None)
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """(k, 2) steps and scores: success rate if the task has one, else mean return; evaluations if any."""
+        """(k, 2) pairs (step, score): success rate if the task has one, else mean return; see `points_of`."""
         return points_of(self.curves[0])
 
     @property
@@ -69,7 +69,7 @@ class RunScores:
         return float(self.scores[-1, 1]) if self.test is None else self.test
 
     def reached(self, score: float) -> tuple[float, float]:
-        """Return the steps and seconds until the first evaluation of at least `score`; infinite without one."""
+        """Return steps and seconds until the first evaluation with at least `score`; both infinite without one."""
         above = self.scores[self.scores[:, 1] >= score, 0]
         if not len(above):
             return np.inf, np.inf
@@ -83,13 +83,14 @@ def _episodes(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def elapsed_of(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Return (k, 2) steps, and seconds of training until then, over all sessions.
+    """Return (k, 2) pairs (step, seconds of training until then), over all sessions.
 
-    Each session counts its seconds from 0, and its steps per second from its first step. A row starts a new session if
-    its seconds are fewer than the previous row's, or if its rate implies another first step.
+    In each session the logged seconds start at 0, and the logged rate counts steps from the session's first step. So a
+    row belongs to a new session if its seconds are fewer than the previous row's, or if its rate implies another first
+    step.
     """
     clock, before, last = [(0.0, 0.0)], 0.0, 0.0
-    earliest, latest = -np.inf, np.inf  # bounds of the session's first step, from its rows
+    earliest, latest = -np.inf, np.inf  # bounds of the session's first step, implied by the rates so far
     for row in rows:
         if (now := row.get("time/time_elapsed")) is None:
             continue
@@ -112,20 +113,20 @@ class Group:
 
     @cached_property
     def last(self) -> np.ndarray:
-        """(seeds,) the final scores."""
+        """(seeds,) final scores."""
         return np.array([seed.last for seed in self.seeds])
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The mean of the final scores with its interval."""
+        """Mean of the final scores, with its 95 % interval."""
         known = all(seed.episodes for seed in self.seeds)
         episodes = sum(seed.episodes for seed in self.seeds) if known else 0
         return Estimate.of(self.last, self.seeds[0].curves[0].percent, episodes)
 
     def band(self, column: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps (k,) that all seeds cover, and the seeds' values there (seeds, k).
+        """Return steps (k,) in the range that all seeds cover, and each seed's interpolated values there (seeds, k).
 
-        `column` indexes `curves`; -1 is the mean return, which all tasks have.
+        `column`: index in `curves`; -1 is the mean return, which all tasks have.
         """
         curves = [points_of(seed.curves[column]) for seed in self.seeds]
         steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
@@ -140,7 +141,7 @@ def points_of(curve: Curve) -> np.ndarray:
 
 
 def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
-    """Group runs by task and config, in the order of their first run; runs without any score are left out."""
+    """Return task -> groups of runs of one config, in the order of first runs; runs without a score are left out."""
     tasks: dict[str, list[tuple[dict[str, Any], RunScores]]] = defaultdict(list)
     scored = [(run, scores) for run in runs if len((scores := RunScores.of(run)).scores)]
     starts = first_policies([run for run, _ in scored])
@@ -156,20 +157,20 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Return the fields that runs of one config share."""
+    """Return the config's fields except `NOT_THE_CONFIG`."""
     return {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
 
 
 def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
-    """Return for each run the name and step of its parent (the run it was branched from), or None.
+    """Return [name, step] of each run's parent, the run whose policy it started from, or None; to group runs by it.
 
-    Parents that differ only in their seed are all named as the first of them. Their steps are told apart only if runs
-    of one config branch from several steps of one parent.
+    Parents that differ only in their seed all get the name of the first. They also get its step, unless runs of one
+    config branch from several steps of one parent.
     """
     by_name = {run.name: run for run in runs}
 
     def history(run: Run, younger: tuple[str, ...] = ()) -> list[Any]:
-        """Return the configs of the run and its known ancestors, then the name of an unknown ancestor, or None."""
+        """Return the configs of the run and its ancestors, then None, or the name of an ancestor that is missing."""
         if run.parent is None:
             return [config_of(run), None]
         name = run.parent[0]
@@ -193,7 +194,7 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
 
 
 def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
-    """Group one task's runs by config; a group's label names its algorithm and the fields that differ."""
+    """Group one task's runs by config; a group's label is its algorithm and the fields in which groups differ."""
     groups: dict[str, list[RunScores]] = defaultdict(list)
     for config, scores in members:
         others = [other for other, _ in members if other["algo"] == config["algo"]]
@@ -204,7 +205,7 @@ def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
 
 
 def _short(value: Any, values: Sequence[Any]) -> str:
-    """Format a value with three digits if that tells it from the other `values`; searches choose long floats."""
+    """Format a float with three digits, if no other of `values` looks the same then; searches choose long floats."""
     if not isinstance(value, float):
         return to_text(value)
     equal = {other for other in values if isinstance(other, float) and f"{other:.3g}" == f"{value:.3g}"}
@@ -212,23 +213,25 @@ def _short(value: Any, values: Sequence[Any]) -> str:
 
 
 def threshold_of(groups: Sequence[Group]) -> float:
-    """Return the default threshold: the median first score plus `DEFAULT_THRESHOLD` of the gap to the best mean."""
+    """Return the default threshold: the median first score plus `DEFAULT_THRESHOLD` times the gap to the best mean."""
     start = float(np.median([seed.scores[0, 1] for group in groups for seed in group.seeds]))
     return start + DEFAULT_THRESHOLD * (max(group.estimate.mean for group in groups) - start)
 
 
 def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
-    """Ranking of runs as numbers: a row per task and config, best first.
+    """Return a ranking of configs as numbers: one row per task and config, best first.
 
     Columns:
         seeds: number of runs
-        score: mean success rate (or mean return) of the final tests or, unless all runs have one, of the last
-            evaluations; low and high: its 95 % interval (infinite with one or two seeds); worst: the lowest score
+        score: mean success rate (or mean return) of the final tests or, unless all runs of the task have one, of the
+            last evaluations; low, high: its 95 % interval (infinite with one or two seeds); worst: the lowest score
         p: probability of so large a difference from the first row if both configs were equally good
-        threshold: the score whose time is compared; reached: number of seeds that reached it; steps and after_s: median
-            steps and seconds until then (infinite if fewer than half reached it)
+        threshold: a score; reached: number of seeds that reached it; steps, after_s: median steps and seconds until
+            then (infinite if fewer than half of the seeds reached it)
         steps_per_s: environment steps per second
         seconds, usd: training time of all seeds in total, and its price at `usd_per_hour`
+
+    `threshold` as in `compare`.
     """
     return _table(by_task(runs), threshold, usd_per_hour)
 
@@ -256,7 +259,7 @@ def _table(tasks: dict[str, list[Group]], threshold: float | None, usd_per_hour:
 
 
 def _median(values: np.ndarray) -> float:
-    """Median of values that may be infinite: the upper of the two middle values, never their average."""
+    """Return the median of values that may be infinite; of two middle values the larger, not their average."""
     return float(np.sort(values)[len(values) // 2])
 
 
@@ -268,8 +271,8 @@ def _rate(ends: np.ndarray) -> float:
 def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> style.Page:
     """Compare runs task by task: learning curves, a table, and a verdict in words.
 
-    A line is the mean over a config's seeds, its band reaches from the lowest to the highest seed. `threshold` is the
-    score whose time is compared; by default the untrained score plus 90 % of the gap to the best score.
+    A line is the mean over a config's seeds, its band reaches from the lowest to the highest seed. The table also
+    compares the time until the score `threshold`, by default the untrained score plus 90 % of the gap to the best.
     """
     tasks, texts, parts, pngs = by_task(runs), [], [], []
     table = _table(tasks, threshold, usd_per_hour)
@@ -291,7 +294,10 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
 
 
 def verdict(rows: pd.DataFrame, percent: bool) -> str:
-    """Say which config is best, which are not measurably worse, and which was fastest, from one task's standings."""
+    """Return a text: which config is best, which are not measurably worse, and which was fastest.
+
+    `rows`: one task's rows of `standings`.
+    """
     best = rows.iloc[0]
     if len(rows) == 1:
         return f"{rows.index[0]} reached {_score(best.score, percent)}."
@@ -314,7 +320,7 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
 
 
 def cells_of(rows: pd.DataFrame, percent: bool, priced: bool) -> pd.DataFrame:
-    """Format one task's standings as text."""
+    """Return one task's rows of `standings` as text, for display."""
     import pandas as pd
 
     threshold = _score(rows.threshold.iloc[0], percent)

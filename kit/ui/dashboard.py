@@ -1,6 +1,6 @@
-"""The dashboard: a live view of one run with its buttons.
+"""The dashboard: a live view of one run, with buttons.
 
-It holds no state of its own, so it can be created again for the same run at any time.
+It only reads the run directory, so a new dashboard can be created for the same run at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.ui.learning import COLUMNS, Curve
 
 REFRESH_S = 0.5
 REDRAW_FACTOR = 20
-"""Curves are redrawn after 20 times the duration of the last drawing: every few seconds for a very long run."""
+"""Curves are redrawn after 20 times the duration of the last drawing; for a very long run, every few seconds."""
 
 
 class Dashboard:
@@ -40,7 +40,7 @@ class Dashboard:
     def __init__(self, run: Run | None = None) -> None:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
-        """Callbacks, called with the run when watching starts, when the run ends, and when its last video is ready."""
+        """Functions called with the run when watching starts, when the run ends, and when its last video is ready."""
         self._watching: threading.Thread | None = None
         self._shown_videos: list[Path] = []
 
@@ -91,11 +91,11 @@ class Dashboard:
         return self.run is not None and self.run.is_working()
 
     def say(self, message: str, bad: bool = False) -> None:
-        """Show one sentence under the values of the run, in red if `bad`."""
+        """Show a message below the run's values, in red if `bad`; "" removes it."""
         self._message.value = style.wrap(style.note(message, bad)) if message else ""
 
     def do(self, work: Callable[[], object], message: str = "") -> None:
-        """Run `work` in its own thread, show `message` meanwhile, and show the error if it fails."""
+        """Run `work` in its own thread; show `message`, and then the error if it fails."""
 
         def guarded() -> None:
             try:
@@ -110,18 +110,18 @@ class Dashboard:
         threading.Thread(target=guarded, name="button", daemon=True).start()
 
     def _changed(self) -> None:
-        """Hook: the run has started, failed to start, or ended."""
+        """Called after the run has started, failed to start, or ended. For subclasses."""
 
     def _end(self, run: Run) -> None:
-        """Hook: the run's process has ended and everything is shown."""
+        """Called after the run's process has ended and everything is shown. For subclasses."""
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
-        """Hook: the status `now` has been drawn."""
+        """Called after the status `now` was drawn. For subclasses."""
 
     # -- watching --------------------------------------------------------------------------------------------------
 
     def _watch(self, run: Run) -> None:
-        """Redraw until the run's process has ended; record a last video of a finished run."""
+        """Redraw until the run's process has ended; if the run is finished, record a last video."""
         recorder, rows, draw_next = videos.Recorder(run), GrowingRows(run.path / "metrics.jsonl", COLUMNS), 0.0
         family = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
@@ -239,5 +239,5 @@ def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
 
 
 def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
-    """Live charts as HTML: success rate (if the task has one) and mean return."""
+    """Return charts as HTML: success rate (if the task has one) and mean return."""
     return style.wrap(style.flex(f"<div>{chart(curve, total_steps)}</div>" for curve in Curve.of(rows)))

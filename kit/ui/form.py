@@ -1,4 +1,4 @@
-"""A form for RunConfig: one entry per field, in groups; pointing at a field's name shows its help."""
+"""A form for RunConfig: one entry per field, in groups; a field's name shows its help text as a tooltip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS = {
 CHOICES = {"algo": ALGOS, "encoder": ENCODERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
 PLACEHOLDERS = {"env": "Reach, Ant-v5, module:Class", "run_name": "env, algo, seed and time"}
 PLACEHOLDERS |= {"store": "none: this machine only", "session_limit": "none", "tracker": "none"}
-"""The grey text in an empty entry: what is used if nothing is typed."""
+"""Grey text in an empty entry: the value that is used then, or examples."""
 
 
 class Form:
@@ -70,7 +70,7 @@ class Form:
         return float(text) if text else None
 
     def mark(self, message: str) -> None:
-        """Mark the entry that the `UserError` text `message` names first, in red; an empty text marks none."""
+        """Mark in red the entry whose name begins the error `message` ("name=..."); "" removes the mark."""
         match = re.match(r"(?:overrides (?:policy_kwargs )?)?(\w+)=", message)
         wrong = match and match[1]
         for name, entry in [*self.hyper.entries.items(), *self.entries.items(), ("dollars_per_hour", self.price)]:
@@ -88,7 +88,7 @@ class Form:
             entry.value = text
 
     def _suggest(self, change: Any) -> None:
-        """Set the new task's number of steps if the entry still holds the previous task's number."""
+        """Suggest the new task's `total_steps`, unless the user has changed the previous suggestion."""
         before, after = sensible_steps(change["old"]), sensible_steps(change["new"])
         if after and self.entries["total_steps"].value == to_text(before):
             self.entries["total_steps"].value = to_text(after)

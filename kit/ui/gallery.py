@@ -39,7 +39,7 @@ def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run
 
 
 def statistics(run: Run, episodes: int = 100) -> pd.DataFrame:
-    """Evaluate the best and the latest policy of `run`; a table of text (`kit.evaluate` returns numbers)."""
+    """Evaluate the best and the latest policy of `run`; return a table of texts (`kit.evaluate` returns numbers)."""
     import pandas as pd
 
     best, latest = run.best(), run.latest()
@@ -66,7 +66,7 @@ def from_cameras(
 def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
     """Video of failed episodes among the first 50 of the policy of `step` (default: the best).
 
-    Episodes with the lowest returns fill up if too few fail.
+    If fewer than `episodes` fail, the ones with the lowest returns are added.
     """
     number = run.find(step).step
     return _video([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))
@@ -75,14 +75,14 @@ def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | s
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
-    """Video of the policies of `steps` in the same episodes; by default four from the first to the last checkpoint."""
+    """Video of the policies of `steps` in the same episodes (default: four steps, evenly spaced over training)."""
     steps = steps or spread(run.steps(), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     return _video([View(run, step, camera, _title(run, step)) for step in steps], episodes)
 
 
 def runs_side_by_side(runs: Sequence[Run], camera: str | None = None, episodes: int = EPISODES) -> Page:
-    """Video of the best policies of `runs`, which have one task and seed, in the same episodes."""
+    """Video of the best policies of `runs` in the same episodes. The runs must have the same task and seed."""
     camera = camera or _cameras(runs[0])[0]
     return _video([View(run, run.find().step, camera, f"{run.config.algo}, {run.name}") for run in runs], episodes)
 
@@ -94,7 +94,7 @@ def spread(items: Sequence[int], count: int) -> list[int]:
 
 
 def _video(views: Sequence[View], episodes: int | tuple[int, ...]) -> Page:
-    """Return a player of `views` side by side, recorded if needed."""
+    """Return a player of a video with `views` side by side; record the video unless its file exists."""
     size = SIZE.get(len(views), SMALL)
     path = PolicyVideo(tuple(views), size, episodes).file()
     return players([(" · ".join(view.title for view in views), path)], size * min(len(views), COLUMNS))

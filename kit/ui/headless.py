@@ -1,4 +1,4 @@
-"""Detects notebooks executed without a user (papermill, nbconvert) and scripts; panels then work without clicks."""
+"""Detect scripts and notebooks executed without a user (papermill, nbconvert), where panels must work by themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kit.ui import style
 
 
 class RunFailed(RuntimeError):
-    """A run that a notebook waited for has failed; the text holds its message and the end of its log."""
+    """A run that a notebook waited for has failed. The text is the run's message and the end of its log."""
 
 
 def nobody_there() -> bool:
-    """Return whether no user can press buttons: outside a notebook, or in one executed by papermill or nbconvert.
+    """Whether no user can press buttons: outside a notebook, or in one executed by papermill or nbconvert.
 
-    A notebook with a user allows cells to ask for input; papermill and nbconvert do not. KIT_HEADLESS=1 (no user) or 0
-    (a user) overrides the detection.
+    Detected from whether cells may ask for input (stdin), which papermill and nbconvert forbid. KIT_HEADLESS=1 (no
+    user) or 0 (a user) overrides the detection.
     """
     forced = os.environ.get("KIT_HEADLESS", "")
     if forced:
@@ -36,10 +36,10 @@ def shell_of_notebook() -> Any:
 
 
 def follow(run: Run) -> None:
-    """Wait for `run`; show a progress bar, and print a line at each tenth of its steps.
+    """Wait until `run` has ended; show a progress bar, and print a line at each tenth of its steps.
 
-    Raises `RunFailed` if the run failed. Interrupting the wait (the notebook's stop button, a time limit) first stops
-    the run with a checkpoint, so that it can be resumed.
+    Raises `RunFailed` if the run failed. If the wait is interrupted (KeyboardInterrupt, by the notebook's stop button
+    or a time limit), the run is stopped with a checkpoint, so that it can be resumed.
     """
     printed_tenth, shown = -1, None
     handle: Any = None

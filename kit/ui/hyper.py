@@ -1,4 +1,4 @@
-"""The algorithm's hyperparameters as form fields: the preset's value stands in grey; a typed value is an override."""
+"""The algorithm's hyperparameters as form fields: grey values come from the preset; typed values are overrides."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from kit.trainers import algorithm
 from kit.trainers.arguments import hyperparameter_docs, nested
 
 STOCK_NET_ARCH = {"SAC": [256, 256], "TD3": [400, 300]}
-"""Stable-Baselines3's own default layers where they are not [64, 64]; its policies compute them from None."""
+"""Stable-Baselines3's default layers, if not [64, 64]; its policies compute them from the default None."""
 
 
 class Hyperparameters:
-    """One text entry per hyperparameter; `on_change` gets all overrides after each edit."""
+    """One text entry per hyperparameter; calls `on_change(overrides)` with all overrides after each edit."""
 
     def __init__(self, w: Any, on_change: Callable[[dict[str, Any]], None]) -> None:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
-        self._showing: int | None = None  # the thread in which `show` fills entries; edits come from other threads
+        self._showing: int | None = None  # thread in which `show` fills entries; edits come from other threads
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:
-        """Fill the entries: typed values are `config`'s overrides, grey ones the values used otherwise, in `resolved`.
+        """Fill the entries: with `config`'s overrides or, in grey, with the values in the `resolved` config.
 
         An override that differs from the preset is marked. Takes about a second.
         """
@@ -73,7 +73,7 @@ class Hyperparameters:
 
 
 def stock_value(record: algorithm.Algorithm, name: str) -> Any:
-    """Return what Stable-Baselines3 uses for a hyperparameter whose default is no plain value; None if it is off."""
+    """Return the value that Stable-Baselines3 uses for a hyperparameter whose default is None; None if it is off."""
     if name == "net_arch":
         return STOCK_NET_ARCH.get(record.name, [64, 64])
     if name == "activation_fn":
@@ -85,7 +85,7 @@ def stock_value(record: algorithm.Algorithm, name: str) -> Any:
 def text_entry(
     w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
 ) -> Any:
-    """Return an entry of ipywidgets `w` whose label shows `explanation` when the pointer is on it."""
+    """Return an entry whose label has `explanation` as a tooltip. `w`: ipywidgets; `kind`: widget class (`w.Text`)."""
     return (kind or w.Text)(
         description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
         description_allow_html=True, style={"description_width": f"{label_px}px"},
@@ -94,7 +94,7 @@ def text_entry(
 
 
 def value_of(text: str) -> Any:
-    """Parse a typed value: JSON, a number such as 1e6 or 400k, or else a text such as lin_0.0003."""
+    """Parse a typed value: JSON, else a number such as 1e6 or 400k, else a text such as lin_0.0003."""
     try:
         return json.loads(text)
     except ValueError:
@@ -102,14 +102,14 @@ def value_of(text: str) -> Any:
 
 
 def layers_of(text: str) -> Any:
-    """Parse the widths of a network's layers; `64, 64` means [64, 64], and anything else is read by `value_of`."""
+    """Parse the widths of a network's layers; `64, 64` means [64, 64]. Parse anything else with `value_of`."""
     if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
         return [int(width) for width in text.split(",")]
     return value_of(text)
 
 
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides with the `POLICY_KEYS` of `policy_kwargs` beside the others; the rest stays nested."""
+    """Return the overrides with `POLICY_KEYS` moved out of `policy_kwargs`, whose other entries stay nested."""
     policy = dict(overrides.get("policy_kwargs", {}))
     own = {name: policy.pop(name) for name in POLICY_KEYS if name in policy}
     flat = {name: value for name, value in overrides.items() if name != "policy_kwargs"} | own

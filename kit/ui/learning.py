@@ -1,4 +1,4 @@
-"""Learning curves: success rate and mean return from a run's metrics, for live charts and figures."""
+"""Learning curves of a run: success rate and mean return over steps, as arrays for charts and figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 SMOOTH = 5
-"""Updates in the running mean of the noisy training curve; the evaluation curve is not smoothed."""
+"""Width, in updates, of the running mean over the noisy training curve; the evaluation curve is not smoothed."""
 
 
 MEASURES = (
@@ -22,7 +22,7 @@ COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over environment steps; `training` and `evaluation` have shape (k, 2): steps and values, k >= 0."""
+    """One metric over environment steps. `training` and `evaluation` are (k, 2) pairs (step, value), k >= 0."""
 
     title: str
     training: np.ndarray
@@ -44,14 +44,14 @@ class Curve:
 
 
 def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    """Return the finite values of a metric, shape (k, 2): steps and values."""
+    """Return (k, 2) pairs (step, value) of a metric, without values that are not finite."""
     points = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
     points = points.reshape(-1, 2)
     return points[np.isfinite(points[:, 1])]
 
 
 def _smooth(series: np.ndarray) -> np.ndarray:
-    """Running mean of each value and up to SMOOTH - 1 values before it."""
+    """Replace each value by the mean of itself and up to SMOOTH - 1 values before it."""
     sums = np.cumsum(np.concatenate([[0.0], series[:, 1]]))
     stop = np.arange(1, len(sums))
     start = np.maximum(0, stop - SMOOTH)

@@ -26,13 +26,14 @@ from kit.ui.task import task
 
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
 SETTLE_S = 0.4
-"""Seconds between the last key stroke and the start of an estimate."""
+"""Seconds after the last edit until the estimate starts."""
 
 
 class Panel(Dashboard):
-    """A dashboard that also starts the run.
+    """A dashboard that also starts the run, in `_start_run` of a subclass.
 
-    `end_session=True` ends the machine's session once the run is finished and its last checkpoint is in the store.
+    `end_session=True` ends the machine's session (Colab's, or a rented machine) once the run is finished and its last
+    checkpoint is in the store.
     """
 
     def __init__(self, end_session: bool = False) -> None:
@@ -42,8 +43,8 @@ class Panel(Dashboard):
             host.can_end_session()
 
     def show(self) -> Self:
-        """Display the panel. In a notebook executed without a user (papermill), do the work now and wait for it; only
-        then raises `RunFailed`."""
+        """Display the panel. In a notebook executed without a user (papermill), start the run and wait for its end
+        instead; raises `RunFailed` if it fails."""
         if not nobody_there():
             return super().show()
         self.run = self._start_run()
@@ -65,7 +66,7 @@ class Panel(Dashboard):
 
 
 def not_safe(run: Run) -> str | None:
-    """Return the reason why the machine of `run` must stay, or None if the run is finished and stored."""
+    """Return why the machine's session must not end yet, or None if `run` is finished and in the store."""
     now = run.status()
     stored_step = (now["store"] or {}).get("step")
     if now["state"] != "finished":
@@ -138,7 +139,7 @@ class TrainPanel(Panel):
         self._edited()
 
     def _edited(self) -> None:
-        """After each edit: show the error at once, or else an estimate as soon as it is known."""
+        """After each edit, show the error at once or, without an error, an estimate as soon as it is known."""
         self.estimator.cancel()
         try:
             self.config, price = self.form.read(), self.form.read_price()
@@ -150,14 +151,14 @@ class TrainPanel(Panel):
         self._update_title()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
-        if self.is_working:  # a speed probe during training would slow it and measure wrong values
+        if self.is_working:  # measuring the speed now would slow down training and give wrong values
             self._show_label("", True)
         else:
             self._show_label("…", True)
             self.estimator.start(self.config, price)
 
     def _paste(self, text: str) -> None:
-        """Fill the form from a config in YAML, without its run name, so that it becomes a new run."""
+        """Fill the form from a config in YAML, except for run_name, so that Train starts a new run."""
         if not text.strip():
             return
         try:
@@ -168,13 +169,13 @@ class TrainPanel(Panel):
             self._show_label(str(error), False)
 
     def _show_label(self, message: str, valid: bool) -> None:
-        """Show an estimate or an error above the buttons; mark the wrong entry and disable Train if not `valid`."""
+        """Show a message above the buttons. If not `valid`, it is an error: mark the wrong entry and disable Train."""
         self.form.mark("" if valid else message)
         self.label.value = style.wrap(style.note(message, bad=not valid))
         self.train_button.disabled = not valid or self.is_working
 
     def _changed(self) -> None:
-        """Fold the form while a run trains; unfold it and estimate again when the run has ended."""
+        """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
         self.choices.selected_index = None if self.is_working else 0
         self._update_title()
         if self.is_working:
@@ -182,7 +183,7 @@ class TrainPanel(Panel):
         else:
             name = self.form.entries["run_name"]
             if self.run is not None and name.value == self.run.name:
-                name.value = ""  # the name is taken now; the next run gets a name with the time
+                name.value = ""  # this name is taken now; without one, the next run's name contains the time
             self._edited()
 
     def _update_title(self) -> None:
@@ -196,7 +197,10 @@ class TrainPanel(Panel):
 
 
 class Fold:
-    """A foldable page about the chosen config; it is drawn in a thread when it is unfolded."""
+    """A page that can be folded; `draw(*arguments)` makes it, in a thread, when it is unfolded.
+
+    `name`: CSS class; `below`: widgets below the page.
+    """
 
     def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:
         self._make, self._page = draw, w.HTML()
@@ -210,7 +214,7 @@ class Fold:
         self._drawn: tuple[Any, ...] | None = None
 
     def choose(self, *arguments: Any) -> None:
-        """Set the arguments of the draw function and redraw the page if it is unfolded."""
+        """Set the arguments of `draw` and, if the page is unfolded, draw it again."""
         self._chosen = arguments
         self._draw()
 
@@ -235,7 +239,7 @@ class Fold:
 class Estimator:
     """Checks a config and estimates its time and price in a thread; a newer request cancels the older one.
 
-    `show_label(message, valid)` gets the estimate or the error, `show_resolved(config, resolved)` the resolved config.
+    Calls `show_resolved(config, resolved)`, and `show_label(message, valid)` with the estimate, or the error and False.
     """
 
     def __init__(
@@ -253,7 +257,7 @@ class Estimator:
         timer.start()
 
     def cancel(self) -> None:
-        """Drop the current request and kill its speed probe."""
+        """Drop the current request and kill the process that measures the speed for it."""
         self._request = object()
         if self._process is not None:
             self._process.kill()

@@ -19,12 +19,12 @@ INSIDE = ("train/", "eval/")
 ON_THE_CURVE = (
     "eval/mean_return", "eval/success_rate", "eval/std_return", "eval/episodes", "train/n_updates", "train/clip_range",
 )  # fmt: skip
-"""Metrics that `inside` leaves out: they are on the learning curve or not worth a chart."""
+"""Metrics that `inside` leaves out, because they are on the learning curve or tell little."""
 PALETTE = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e")
 
 
 def learning_curve(run: Run) -> Any:
-    """Plot the success rate (if the task has one) and the mean return over environment steps; a matplotlib figure."""
+    """Plot success rate (if the task has one) and mean return over environment steps; return a matplotlib figure."""
     curves = Curve.of(run.rows())
     figure, axes = draw(curves)
     for axis, curve in zip(axes, curves, strict=True):
@@ -39,7 +39,7 @@ def learning_curve(run: Run) -> Any:
 
 
 def inside(run: Run) -> Any:
-    """Plot every other metric of a run that changes, a small chart each; a matplotlib figure.
+    """Plot a run's other metrics, a small chart for each that is not constant; return a matplotlib figure.
 
     Training: losses, KL divergence, entropy, explained variance. Evaluation: reward terms and the task's own metrics.
     """
@@ -54,9 +54,9 @@ def inside(run: Run) -> Any:
 
 
 def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = (4.6, 3.1)) -> tuple[Any, list[Any]]:
-    """Create a figure with one empty, styled axis per curve, each of `size` in inches.
+    """Return a figure and its axes: one empty, styled axis per curve, each of `size` in inches.
 
-    The figure displays itself in a notebook, on light and dark pages; pyplot keeps no reference to it.
+    The figure displays itself in a notebook, readable on light and dark pages; pyplot keeps no reference to it.
     """
     need("matplotlib", "notebook")
     from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = 
 
 
 def side_by_side(pngs: Iterable[bytes | None]) -> bytes | None:
-    """Join PNGs into one, scaled to the smallest height; None without any."""
+    """Join PNGs side by side into one, scaled to the smallest height; return None if there are no PNGs."""
     from PIL import Image
 
     images = [Image.open(io.BytesIO(png)).convert("RGBA") for png in pngs if png]

@@ -20,7 +20,8 @@ WAITING = "The result appears here as soon as the run is finished; you can also 
 def report(source: Panel | Run) -> None:
     """Show the success rate, the learning curve and a video of a run.
 
-    A panel's run is shown as soon as it has ended, and every later run of that panel too. The video is added last.
+    `source`: a run that has ended, or a panel; its run, and every later one, is shown as soon as it has ended. The
+    video is added as soon as it is recorded.
     """
     from IPython.display import display
 
@@ -40,7 +41,7 @@ def report(source: Panel | Run) -> None:
 
 
 def page(run: Run | None) -> style.Page:
-    """Return the report, or a waiting note while the run is training."""
+    """Return `result(run)`, or the text `WAITING` while the run is training."""
     return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
 
 
@@ -66,7 +67,7 @@ def result(run: Run, warning: str = "") -> style.Page:
 
 
 def tested(run: Run) -> str:
-    """Return a sentence about the final test: its policy and its number of episodes; empty without a test."""
+    """Return a sentence about the final test, with the policy and the number of episodes; "" without a test."""
     row = next((row for row in reversed(run.rows()) if "test/step" in row), None)
     if row is None:
         return ""
@@ -75,10 +76,10 @@ def tested(run: Run) -> str:
 
 
 def learnt(run: Run) -> tuple[str, bool] | None:
-    """Compare the last evaluation with that of the initial policy; return a sentence and whether it is better.
+    """Compare the last evaluation with that of the initial policy; return a sentence and whether the policy improved.
 
-    Better means a significantly higher success rate, or else a mean return higher by more than two standard errors.
-    None if the initial policy was not evaluated.
+    It improved if the success rate is significantly higher or, without a significant difference, the mean return is
+    higher by more than two standard errors. Returns None if the initial policy was not evaluated.
     """
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
@@ -93,7 +94,7 @@ def learnt(run: Run) -> tuple[str, bool] | None:
     error = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
     better, worse = gain > 2 * error, gain < -2 * error
     word = "It learnt" if better else "It got worse" if worse else "No measurable improvement"
-    now, then = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no minus before a zero
+    now, then = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # + 0.0: no "-0.00"
     return f"{word}: a mean return of {now}, from {then} at the start.", better
 
 

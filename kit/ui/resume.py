@@ -18,8 +18,8 @@ from kit.ui.panel import Panel
 SHOWN = 12
 """Number of runs in the list, the latest first."""
 Entry = dict[str, Any]
-"""A run in the list: its row from `kit.runs`, "choice" (the argument for `kit.resume`), and "at_work" (whether this
-machine is training it)."""
+"""A run in the list: its row from `kit.runs()`, with "choice" (the argument for `kit.resume`) and "at_work" (whether it
+is training on this machine)."""
 
 
 class ResumePanel(Panel):
@@ -28,8 +28,8 @@ class ResumePanel(Panel):
     >>> panel = kit.ui.ResumePanel().show()
 
     `run` (a name, a path, or a URL in a store) is resumed at once. `changes` are fields that differ from the run's
-    config, and `trust` as in `kit.resume`. A notebook executed without a user resumes `run`, or the latest unfinished
-    run on this machine, or else in the store.
+    config, and `trust` as in `kit.resume`. In a notebook executed without a user, the panel resumes `run`, by default
+    the latest unfinished run on this machine or, without one, in the store.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ResumePanel(Panel):
             self._list_store(self.store)
 
     def _list_store(self, store: str) -> None:
-        """Add the runs of `store` to the list; a run that is resumed from now on is copied to it."""
+        """Add the runs of `store` to the list. Runs resumed from now on are copied to this store."""
 
         def list_store() -> None:
             self._stored = list_entries(store)
@@ -81,7 +81,7 @@ class ResumePanel(Panel):
         self.do(list_store, f"Listing the runs in {store}…")
 
     def _changed(self) -> None:
-        """Draw the list."""
+        """Redraw the list of runs."""
         local = list_entries(self.runs_dir)
         known = {entry["name"] for entry in local}
         shown = local + [entry for entry in self._stored if entry["name"] not in known]
@@ -122,7 +122,7 @@ class ResumePanel(Panel):
 
 
 def list_entries(where: str | Path | None) -> list[Entry]:
-    """Return the latest runs in a folder or a store; none for None. Raises `UserError` if it cannot be read."""
+    """Return the latest runs in a folder or a store; [] for None. Raises `UserError` if it cannot be read."""
     runs = list_runs(where) if where is not None else RunList()
     is_local = isinstance(runs, RunList)
     return [
@@ -132,7 +132,7 @@ def list_entries(where: str | Path | None) -> list[Entry]:
 
 
 def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:
-    """Return a text entry for a store's URL and a button that lists its runs."""
+    """Return a text entry for a store's URL, with a button that calls `on_choice(url)`."""
     entry = w.Text(
         value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
         continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
@@ -151,7 +151,7 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
 
 
 def row(now: Entry) -> str:
-    """Format a run as a line of HTML: name, bar, progress, success rate, state, age."""
+    """Format a run as a line of HTML: name, progress bar, progress, success rate, state, age."""
     colour, word = style.state(now)
     success = f"{style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
     when = style.ago(now["updated"]) if now["updated"] else ""
@@ -163,7 +163,7 @@ def row(now: Entry) -> str:
 
 
 def line(now: Entry) -> str:
-    """Format a run as a line of plain text: name, bar, progress, state."""
+    """Format a run as a line of plain text: name, progress bar, progress, state."""
     progress = style.progress(now)
     bar = ("█" * round(20 * progress)).ljust(20, "░")
     return f"{now['name']:<38} {bar} {100 * progress:3.0f} % of {now['total_steps'] or 0:,}  {now['state']}"

@@ -21,9 +21,10 @@ SIZES = (7.2, 3.4), (4.2, 3.4)
 
 
 def sweep(search: Sweep | str | Path) -> style.Page:
-    """Report the current state of a search, here or in its store; `search` may be its YAML file.
+    """Report the current state of a search, which is here or in its store. `search`: a Sweep or the search's YAML file.
 
-    Shows parallel coordinates (a line per trial), the importance of each hyperparameter, the trials, the best config.
+    Shows parallel coordinates (a line per trial), the importance of each hyperparameter, a table of trials, and the
+    best config.
     """
     if not isinstance(search, Sweep):
         search = Sweep(plan(search)[0])
@@ -46,7 +47,7 @@ def sweep(search: Sweep | str | Path) -> style.Page:
 
 
 def _figures(search: Sweep) -> list[bytes]:
-    """Draw Optuna's figures in the page's colours, as PNG."""
+    """Return Optuna's figures as PNGs, with text readable on light and dark pages."""
     need("matplotlib", "notebook")
     from matplotlib import pyplot
     from optuna.visualization import matplotlib as optuna_plots

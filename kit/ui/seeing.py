@@ -1,4 +1,4 @@
-"""Saliency maps: a policy's camera images, and the places in them that influence its actions."""
+"""Saliency maps: a policy's camera images, and the regions in them that influence its actions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kit.runs.policies import load_policy
 from kit.runs.run import Run
 
 AFTER = 8
-"""Default number of steps played before the images are taken, enough for the arm to move."""
+"""Default number of steps played before the images are taken, enough for a robot arm to move."""
 SIZE = 192
 """Height of each shown image in pixels."""
 GLOW = np.array([255.0, 220.0, 0.0])
-"""RGB colour of the saliency glow."""
+"""RGB colour of the influential regions."""
 
 
 def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after: int = AFTER) -> list[np.ndarray]:
-    """Show each camera's newest image and its saliency map, in `n_envs` envs, `after` that many steps.
+    """Show each camera's image and its saliency map, in `n_envs` envs, after playing `after` steps.
 
-    The saliency map is the dimmed image with a glow where blurring a spot changes the action of the policy of `step`
+    The saliency map is the darkened image, yellow where blurring a spot changes the action of the policy of `step`
     (default: the best; 0: the initial policy). Returns the images, uint8 (H, W, 3), in the order shown. Raises
     `UserError` for a recurrent policy.
     """

@@ -63,7 +63,7 @@ class Page:
 
     text: str
     body: str
-    """HTML without its CSS, which is added when shown."""
+    """HTML without CSS; the CSS is added on display."""
     image: bytes | None = None
     """PNG of the main content, for viewers of saved notebooks that show no HTML, such as GitHub."""
 
@@ -78,7 +78,7 @@ class Page:
 
 
 def wrap(*parts: str) -> str:
-    """Wrap HTML for a panel that already contains the CSS."""
+    """Wrap HTML in an element of class `kit`, to which the CSS applies. Does not include the CSS."""
     return f"<div class='kit'>{''.join(parts)}</div>"
 
 
@@ -88,7 +88,7 @@ def flex(parts: Iterable[str]) -> str:
 
 
 def head(name: str, now: dict[str, Any]) -> str:
-    """Show a run's state, name, progress bar, main values and notes."""
+    """Return HTML with a run's state, name, progress bar, main values and notes; `now`: its status."""
     colour, word = state(now)
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
@@ -104,7 +104,7 @@ def head(name: str, now: dict[str, Any]) -> str:
 
 
 def state(now: dict[str, Any]) -> tuple[str, str]:
-    """Return the colour and the word for a run's state."""
+    """Return the colour and the text for a run's state."""
     return COLOURS.get(now["state"], GREY), "training" if now["state"] == "running" else now["state"]
 
 
@@ -114,7 +114,7 @@ def progress(now: dict[str, Any]) -> float:
 
 
 def bar(now: dict[str, Any]) -> str:
-    """Progress bar of a run in the colour of its state."""
+    """Return a run's progress bar as HTML, in the colour of its state."""
     filled = f"width:{100 * progress(now):.1f}%;background:{state(now)[0]}"
     return f"<div class='kit-bar'><div style='{filled}'></div></div>"
 
@@ -124,15 +124,15 @@ MEANINGS = {
     "mean return": "sum of the rewards of an episode, averaged over recent episodes",
     "steps per second": "environment steps per second, over all envs",
 }
-"""Help texts of the values in large digits."""
+"""Tooltips of the values in large digits."""
 
 
 def tiles(now: dict[str, Any]) -> str:
-    """The run's main values in large digits, each with its name below."""
+    """Return HTML with the run's main values in large digits, each above its name."""
     gpu = _gpu_summary(now)
     rows: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
         ("success rate", now["success_rate"], percent),
-        ("mean return", now["mean_return"], lambda value: f"{round(value, 2) + 0.0:.2f}"),  # no minus before a zero
+        ("mean return", now["mean_return"], lambda value: f"{round(value, 2) + 0.0:.2f}"),  # + 0.0: no "-0.00"
         ("of all steps", progress(now), percent),
         ("steps per second", now["steps_per_s"] or None, "{:,.0f}".format),
         ("time left", now["eta_s"] or None, duration),
@@ -147,7 +147,7 @@ def tiles(now: dict[str, Any]) -> str:
 
 
 def notes(now: dict[str, Any]) -> str:
-    """Notes below a run's values: GPU load, parent run, checkpoint, store, and the run's message."""
+    """Return HTML with notes below a run's values: GPU load, parent run, checkpoint, store, and the run's message."""
     saved, store, gpu = now["checkpoint"], now["store"], _gpu_summary(now)
     ended = now["state"] in ("finished", "failed", "interrupted")
     lines = []
@@ -183,12 +183,12 @@ def notes(now: dict[str, Any]) -> str:
 
 
 def _gpu_summary(now: dict[str, Any]) -> Summary | None:
-    """Return the GPU's load over rollouts and updates."""
+    """Return the GPU's load over rollouts and updates together, or None without measurements."""
     return total([Summary(**load) for load in (now["gpu"] or {}).values()])
 
 
 def _store_line(store: dict[str, Any]) -> str:
-    """Say how far the copy of the run in its store is."""
+    """Return a sentence as HTML: which step is in the store, and why newer steps are not."""
     where = html.escape(str(store.get("url", "the store")))
     step, moment, state = (store.get(name) for name in ("step", "time", "state"))
     arrived = f"Verified in {where}: step {step:,}, {ago(moment)}." if step is not None and moment else ""
@@ -203,7 +203,7 @@ def _store_line(store: dict[str, Any]) -> str:
 
 
 def note(text: str, bad: bool = False) -> str:
-    """A line of small text, in red if `bad`."""
+    """Return `text` as HTML in small type, in red if `bad`."""
     return f"<div class='kit-note{' kit-bad' if bad else ''}'>{html.escape(text)}</div>"
 
 

@@ -1,4 +1,4 @@
-"""A task's description as a page: an image, observations, actions, reward terms, and when an episode ends."""
+"""A page that describes a task: an image, observations, actions, reward terms, and when an episode ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AFTER = 10
 
 
 def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
-    """Describe `env` from the task's own declarations, or from the spaces of a Gymnasium env. Takes a few seconds."""
+    """Return a page that describes `env`, from its task info or the spaces of a Gymnasium env. Takes a few seconds."""
     vec_env = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
     try:
         info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
@@ -59,7 +59,8 @@ def sensible_steps(env: str) -> int | None:
 
 
 def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
-    """Return the observation's fields: those the task declares, and one made from the space of every other entry."""
+    """Return the fields of an observation: from the task info or, for entries that it does not declare, from the
+    entry's space."""
     fields: list[Field] = []
     for path, entry in leaves("obs", space):
         name = path[4:]
@@ -85,7 +86,7 @@ def _field_of_space(name: str, space: Any) -> Field:
 
 
 def _lines(fields: Iterable[Field]) -> list[str]:
-    """Return one line of HTML per field: its width, its meaning and its unit."""
+    """Return one line of HTML per field: its number of values, their meaning and their unit."""
 
     def unit(field: Field) -> str:
         text = f"in units of {field.unit}" if field.unit[:1].isdigit() else field.unit

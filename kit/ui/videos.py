@@ -28,9 +28,9 @@ from kit.ui.plots import side_by_side
 
 EPISODES = 2
 NICE = 10
-"""Niceness of recording during training: about a tenth of a core when training uses all cores."""
+"""Niceness of the recording process during training: it gets about a tenth of a core if training uses all cores."""
 EVERY_S = 60.0
-"""Seconds between the end of one recording and the start of the next while the run trains."""
+"""Seconds from the end of one recording to the start of the next while the run trains."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class PolicyVideo:
     size: int = 320
     """Width and height of each view in pixels."""
     episodes: int | tuple[int, ...] = EPISODES
-    """Number of episodes, or the numbers of certain episodes."""
+    """How many episodes, or a tuple of episode numbers."""
 
     @property
     def path(self) -> Path:
-        """The video file: `videos/step_<step>.mp4` for one policy and the first camera, as `kit video` makes it; any
-        other combination is in `videos/views`, named by a hash."""
+        """The video file: `videos/step_<step>.mp4`, as for `kit video`, if it shows one policy by the first camera;
+        else a file in `videos/views` whose name is a hash of what it shows."""
         run, step, camera, _ = self.views[0]
         folder = run.path / "videos"
         if len(self.views) == 1 and not camera and isinstance(self.episodes, int):
@@ -55,7 +55,7 @@ class PolicyVideo:
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
     def file(self) -> Path:
-        """Return the video file; record it first, with a progress bar, if it does not exist."""
+        """Return `path`; if the file does not exist, record it first, with a progress bar."""
         if self.path.exists():
             return self.path
         with progress_bar(desc="recording", unit="frame", leave=False) as bar:
@@ -80,9 +80,9 @@ class PolicyVideo:
 
 
 def missing_video(run: Run) -> PolicyVideo | None:
-    """Return the video of the best policy (or of the latest, if none was evaluated) that is not recorded yet.
+    """Return the video, still to be recorded, of the best policy or, without evaluations, of the latest.
 
-    None if there is no policy, if its video exists, or if the packages for videos are missing.
+    None if there is no policy, if the video exists, or if the packages for videos are missing.
     """
     policies = [best] if (best := run.best()) else run.checkpoints()
     if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
@@ -92,7 +92,7 @@ def missing_video(run: Run) -> PolicyVideo | None:
 
 
 def record_last(run: Run) -> str:
-    """Record the final policy at full speed and wait for it. Returns an error message, or an empty text."""
+    """Record `missing_video(run)` and wait until it is finished. Return an error message, or "" on success."""
     if (missing := missing_video(run)) is None:
         return ""
     try:
@@ -113,7 +113,7 @@ class Recorder:
         self._next = time.monotonic() + EVERY_S / 2
 
     def poll(self, now: dict[str, Any]) -> None:
-        """Start recording if it is due. A failure is retried later: a policy may be replaced while it is read."""
+        """Start recording if it is due. A failure, as when a policy is replaced meanwhile, is retried later."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
@@ -135,9 +135,9 @@ def video(path: Path, width: int = 480) -> style.Page:
 
 
 def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
-    """Return video players side by side, from (caption, path) pairs.
+    """Return a page with video players side by side, from (caption, path) pairs.
 
-    The output contains the files, so the videos play wherever the notebook is opened.
+    The page contains the files, so the videos also play where only the saved notebook is opened.
     """
     videos = list(videos)
     body = style.flex(tag(path, text, width) for text, path in videos)
@@ -146,7 +146,7 @@ def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
 
 
 def tag(path: Path, caption: str, width: int) -> str:
-    """Return an HTML5 player of the mp4 at `path`, looping, muted, `width` pixels wide, with a save link."""
+    """Return HTML that plays the mp4 at `path` in a loop, muted, `width` pixels wide, with a link to save the file."""
     mp4, png = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
     sources = f'poster="data:image/png;base64,{png}" src="data:video/mp4;base64,{mp4}"'
     save = f"<a download='{path.name}' onclick='this.href=this.closest(&quot;figure&quot;).firstChild.src'>save</a>"

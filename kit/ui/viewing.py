@@ -1,4 +1,4 @@
-"""Live 3-D viewer in the browser: a policy plays in MuJoCo's scene, with a choice of checkpoints and a joystick."""
+"""Live 3-D viewer in the browser: a policy plays in its MuJoCo scene; controls choose the checkpoint and steer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kit.runs.run import Run, opened
 from kit.tasks.joystick.task import Joystick
 
 HEIGHT = 640
-"""Height of the view in a notebook, in pixels."""
+"""Height of the viewer in a notebook, in pixels."""
 WALKER = 2.2
-"""Distance of the camera from a walking robot, in metres per metre of the robot's height."""
+"""Distance of the camera from a walking robot, as a multiple of (the robot's height + 0.3 m)."""
 IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
 
@@ -33,8 +33,8 @@ IDLE_S = 0.2
 class Viewer:
     """Plays the policy of `step` (default: the best; 0: the initial policy) in real time while a browser is connected.
 
-    Episodes follow each other without end. `url` is the address; in a notebook the viewer displays itself. `close` ends
-    it. Raises `UserError` for a task without MuJoCo.
+    A new episode follows each one until `close`. Open `url` in a browser; in a notebook the viewer displays itself.
+    Raises `UserError` for a task without MuJoCo.
     """
 
     def __init__(self, run: Run, step: int | str | None = None, port: int = 8080, host: str = "127.0.0.1") -> None:
@@ -56,7 +56,8 @@ class Viewer:
         self.port = self._server.get_port()
         self.url = f"http://{host}:{self.port}"
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
-        model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1  # rgba is used
+        # without a material, a geom is shown in its rgba colour; only materials with a texture are kept
+        model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
         self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
         self._place_camera()
@@ -90,7 +91,7 @@ class Viewer:
         print(self)
 
     def _place_camera(self) -> None:
-        """Place the viewpoint at the task's first camera, if it has one; for a walking robot, near the robot."""
+        """Place the viewpoint near a walking robot, else at the task's first camera, if it has one."""
         self._env.reset(seed=0)
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:

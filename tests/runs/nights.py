@@ -171,7 +171,7 @@ class Night:
         if code == 0 and now["state"] != "finished":
             raise Broken(f"exit code 0 and {now['state']}")
         if now["state"] == "failed":
-            words = ("No space left", "cannot be reached", "cannot be used", "is not there any more", "did not answer")
+            words = ("No space left", "cannot be reached", "cannot be used", "has disappeared", "did not answer")
             if not any(word in now["message"] for word in words):
                 raise Broken(f"failed: {now['message']}\n{self.run.log(30)}")
             self.wait(0.3)

@@ -220,7 +220,7 @@ def test_a_flipped_bit_in_shared_replay_loses_the_replay_and_nothing_else(tmp_pa
     newest, rows = run.checkpoints()[-1], len(run.rows())
     flip(newest.replay()[0])
     assert complete(run) == 0, run.log()
-    lost = "its replay data is damaged and will fill again before learning goes on"
+    lost = "its replay data is damaged, so the replay buffer fills again before learning continues"
     assert f"resumed from step {newest.step:,}; {lost}" in run.log()
     assert run.status()["state"] == "finished" and len(run.rows()) > rows, "its history stays"
     trainer = run.checkpoints()[-1].read()["trainer"]

@@ -17,7 +17,7 @@ import kit
 from kit.cli import main
 from kit.errors import UserError
 from kit.measure.speed import Speed
-from kit.scale.cloud import asked, plan, task
+from kit.scale.cloud import configs_of, plan, task
 from kit.scale.notebooks import plan_jobs
 from tests.runs.crash import create
 
@@ -150,7 +150,7 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     twice = plan(config, speed, folder=catalogue, runs=2).to_dict("records")
     assert {row["machine"]: row["hours"] for row in twice}["g6.xlarge"] == pytest.approx(2 * rows["g6.xlarge"]["hours"])
     write(env="Reach", sweep={"trials": 7, "space": {"gamma": [0.9]}})
-    assert len(asked("reach.yaml")) == 7
+    assert len(configs_of("reach.yaml")) == 7
     with pytest.raises(UserError, match=r"nowhere holds no catalogue; SkyPilot fetches it"):
         plan(config, speed, folder="nowhere")
 

@@ -92,7 +92,7 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
         assert "stuck in the kernel, as on a dead mount" in read_state(run)["error"] and mount.waited_for
         second = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         waiter(lambda: read_state(run)["pid"] == second.pid and read_state(run)["state"] == "failing")
-        words = f"the copier of an earlier session (process {first.pid}) hangs, and the system cannot end it"
+        words = f"the copier of an earlier session (process {first.pid}) hangs and cannot be killed"
         assert read_state(run)["error"] == words
         mount.revive()
         waiter(lambda: "Function not implemented" in (read_state(run)["error"] or ""), why="it does not go on")

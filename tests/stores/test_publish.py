@@ -191,7 +191,7 @@ def test_no_secret_leaves_and_the_run_can_be_resumed(
     assert SECRET in (run.path / "config.yaml").read_text(), "here it stays"
 
     resumed = {"runs_dir": str(tmp_path / "there"), "total_steps": 128}
-    with pytest.raises(UserError, match=r"env_options=\{'key': 'Bearer \(hidden\)'.* lack what a store is not shown"):
+    with pytest.raises(UserError, match=r"env_options=\{'key': 'Bearer \(hidden\)'.* lack secrets, which are not"):
         kit.resume(f"{copied}/keyed", **resumed)
     with pytest.raises(UserError, match=r"env_options=.* differs from the run's"):
         kit.resume(f"{copied}/keyed", env_options={"key": "Bearer x", "length": 5}, **resumed)
