@@ -109,8 +109,8 @@ def trusted_environment() -> dict[str, str]:
 def _downloaded_with(file: str | None, folder: Path) -> bool:
     """Return whether `file` was probably downloaded together with `folder`, or lies in a run's folder.
 
-    Only subfolders of the working directory are considered, since a dotted module name can reach a downloaded file
-    there.
+    Considers only subfolders of the working directory: that directory is on the module path, so a dotted name can
+    import files downloaded into them.
     """
     cwd = Path.cwd()
     subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]

@@ -1,7 +1,8 @@
 """Vector envs: kit's own tasks by name, your own by "module:Class", and every Gymnasium env by its id.
 
 Importing this package registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` imports it and
-makes the env in one call. Importing it and looking up names loads neither torch nor MuJoCo.
+makes the env in one call. Importing it and listing names loads neither torch nor MuJoCo; looking up one of kit's tasks
+imports its module, which does.
 """
 
 from __future__ import annotations

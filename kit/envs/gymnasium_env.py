@@ -133,7 +133,8 @@ class GymnasiumEnv(BatchEnv):
         """Load `snapshot`, taken from an env of the same id and size.
 
         If `snapshots` is False, start new episodes instead, with a seed computed from `snapshot`, so that restoring
-        twice gives the same episodes. Call `reset` to get their first observation.
+        twice gives the same episodes. Then call `reset()` without a seed: it starts the episodes to play, and returns
+        their first observation.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)

@@ -19,7 +19,7 @@ Groups: TypeAlias = Mapping[str, tuple[str, ...]]
 """Group -> its entries: top-level keys of a Dict observation."""
 
 COLOURS = (1, 3, 4)
-"""Numbers of channels that images may have: grey, RGB, or RGB and one more."""
+"""Numbers of channels that images may have: grey, RGB, or four."""
 
 
 def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
@@ -120,7 +120,10 @@ def is_image(space: Space) -> bool:
 
 
 def newest_image(images: torch.Tensor) -> np.ndarray:
-    """Return the newest image of one env as RGB, uint8 (H, W, 3). `images` is (C, H, W) or a stack (T, C, H, W)."""
+    """Return the newest image of one env for display, uint8 (H, W, 3): its last three channels, or the last as grey.
+
+    `images` is (C, H, W) or a stack (T, C, H, W).
+    """
     image = images[-1] if images.ndim == 4 else images
     colours = image.movedim(0, -1)[..., -3:] if len(image) >= 3 else image[-1:].movedim(0, -1)
     return np.broadcast_to(colours.cpu().numpy(), (*colours.shape[:2], 3))
@@ -128,7 +131,7 @@ def newest_image(images: torch.Tensor) -> np.ndarray:
 
 def _move(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Move channels before height and width, unless `value` (n, ...) already has `shape`, which excludes n."""
-    last = value.ndim - 1  # a positive axis, because torch's ONNX exporter copies a negative one unchanged
+    last = value.ndim - 1  # positive: torch's ONNX exporter writes a negative axis into the graph, where it is invalid
     return value if tuple(value.shape[1:]) == shape else value.movedim(last, last - 2)
 
 

@@ -1,4 +1,7 @@
-"""Look up and make envs by name, in this process and in child processes. Lookup loads neither torch nor MuJoCo."""
+"""Look up and make envs by name, in this process and in child processes.
+
+Importing this file and listing names loads neither torch nor MuJoCo; looking up a task imports the task's module.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _TASKS = {
     "Reach": "kit.tasks.reach.task:Reach",
     "ReachVision": "kit.tasks.reach.vision:ReachVision",
 }
-"""Task name -> module:Class. The module is imported when the task is made."""
+"""Task name -> module:Class. The module is imported when the task is looked up."""
 MOVED = {
     "kit.envs.ant": "kit.tasks.ant",
     "kit.envs.dishwashing": "kit.tasks.dishwashing.task",

@@ -146,7 +146,10 @@ def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
 
 
 def _is_left(path: Path, handle: int, sole_writer: bool) -> bool:
-    """Return whether the process that made `path` is dead; `handle` is the file descriptor of `path`."""
+    """Return whether `path` may be removed: its process is dead, or it is an old version whose successor is in place.
+
+    `handle` is the file descriptor of `path`.
+    """
     import fcntl
 
     match = _NAME.fullmatch(path.name)

@@ -13,7 +13,7 @@ import torch
 
 from kit.sim.kernels import wp
 
-import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
+import mujoco_warp as mjw  # isort: skip  initialises Warp: after kit.sim.kernels, which sets Warp up
 
 _VISIBLE_GROUPS = [0, 1, 2]  # MuJoCo's own default; collision geoms usually live in group 3
 _HIDDEN = 5
@@ -25,8 +25,8 @@ POSES = {"geom_xpos": wp.vec3, "geom_xmat": wp.mat33, "cam_xpos": wp.vec3, "cam_
 class Layer:
     """Renders the geoms of `model` where `shown` (ngeom,) bool is True, in up to `n` worlds.
 
-    `columns` has the camera number of each view, `rays` (views, pixels, 3) the unit directions of its pixels in the
-    camera frame. `depth`: whether to render depth too. `settings` are those of mujoco_warp's create_render_context.
+    `columns` has, for each view, the index of its camera in the poses' cam_xpos and cam_xmat (k, cameras), `rays`
+    (views, pixels, 3) the unit directions of its pixels in the camera frame. `depth`: whether to render depth too. `settings` are those of mujoco_warp's create_render_context.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class Copier:
             reason = one_line(error)
         problem = f"the history of {self.store.url} was not squashed, which does no harm: {reason}"
         self.note = problem if reason else None
-        self._put_bytes = self._put_bytes // 2 if reason else 0  # retry after half as much again
+        self._put_bytes = self._put_bytes // 2 if reason else 0  # after a failure: retry after half as many bytes
         return self._list()
 
     def _squash_obstacle(self) -> str:
@@ -325,7 +325,7 @@ class Copier:
     ) -> None:
         """Put `files` and, beside the run's folder, `page`; delete `delete`; read `files` back and compare SHA-256.
 
-        `digests`: path -> SHA-256 from the manifest; the local file's own may change while the file is read.
+        `digests`: path -> SHA-256 from the manifest, used instead of the local file's, which may change meanwhile.
         """
         for path in files:
             self._stored.pop(path, None)

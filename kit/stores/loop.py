@@ -160,7 +160,7 @@ class Sync:
             if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
                 try:
                     self._record_pass(self.copier.run_pass(final=draining))
-                except lease.LeaseHeld as error:  # copy no more, but keep the report alive while training continues
+                except lease.LeaseHeld as error:  # stop copying, but keep writing .sync.json until training ends
                     self._record_failure(error)
                     lost = True
                 except Exception as error:

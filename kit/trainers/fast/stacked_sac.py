@@ -3,7 +3,8 @@
 Matrix products limit the speed. With 256-256 networks and batches of 256, SB3's gradient step computes as much as 20.6
 products of 256 × 256 × 256 (33 Mflop each), this one as much as 17: for the actor's loss it computes no gradient w.r.t.
 the critics' weights, and each row's gradient only through the critic with the smaller value. On one core the products
-take over 80 % of the time. The rest (three optimizers, target averaging, noise) takes a sixth of its time in SB3.
+take over 80 % of the time. The rest (three optimizers, target averaging, noise) takes one sixth of the time that
+it takes in SB3.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ class StackedSAC:
 
     @torch.no_grad()
     def step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
-        """Update critics, actor and temperature, and with `polyak` the target critics; return `SAC`'s four metrics.
+        """Update critics, actor and temperature, and with `polyak` the target critics; return four metrics.
 
-        The result equals that of `SAC.gradient_step` with autograd.
+        The result equals that of `kit.trainers.sac.SAC.gradient_step`, which uses autograd.
         """
         assert isinstance(batch.obs, torch.Tensor) and isinstance(batch.next_obs, torch.Tensor)
         rows, num_actions = batch.actions.shape
