@@ -25,8 +25,8 @@ POSES = {"geom_xpos": wp.vec3, "geom_xmat": wp.mat33, "cam_xpos": wp.vec3, "cam_
 class Layer:
     """Renders the geoms of `model` where `shown` (ngeom,) bool is True, in up to `n` worlds.
 
-    `columns` has, for each view, the index of its camera in the poses' cam_xpos and cam_xmat (k, cameras). `rays` (views,
-    pixels, 3) has the unit directions of its pixels in the camera frame. `depth`: whether to render depth too.
+    `columns` has, for each view, the index of its camera in the poses' cam_xpos and cam_xmat (k, cameras). `rays`
+    (views, pixels, 3) has the unit directions of its pixels in the camera frame. `depth`: whether to render depth too.
     `settings` are those of mujoco_warp's create_render_context.
     """
 
