@@ -231,7 +231,7 @@ def test_a_folder_that_is_unmounted_is_not_made_again(run: Path, liar: Liar, tmp
     copier = Copier(run, liar, "me-1")
     copier.run_pass()
     liar.root.rename(tmp_path / "unplugged")
-    with pytest.raises(StoreError, match="not there any more"):
+    with pytest.raises(StoreError, match="has disappeared"):
         copier.run_pass()
     assert not liar.root.exists()
     (tmp_path / "unplugged").rename(liar.root)
@@ -252,7 +252,7 @@ def test_nor_if_it_goes_just_after_it_was_seen_to_be_there(
             store.root.rename(tmp_path / "unplugged")
 
     monkeypatch.setattr(DirectoryStore, "_check_mounted", late)
-    with pytest.raises(StoreError, match="not there any more"):
+    with pytest.raises(StoreError, match="has disappeared"):
         Copier(run, liar, "me-1").run_pass()
     assert not liar.root.exists()
 

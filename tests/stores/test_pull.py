@@ -91,9 +91,9 @@ def test_the_latest_unfinished_run_is_chosen(there: Store, tmp_path: Path) -> No
 
 def test_a_store_that_went_away_is_one_sentence(there: Store, store_url: str, tmp_path: Path) -> None:
     Path(store_url).rmdir()
-    with pytest.raises(UserError, match=r"cannot be read .*not there any more"):
+    with pytest.raises(UserError, match=r"cannot be read .*has disappeared"):
         list_runs(there)
-    with pytest.raises(UserError, match=r"cannot be read .*not there any more"):
+    with pytest.raises(UserError, match=r"cannot be read .*has disappeared"):
         pull(there, None, tmp_path / "d")
 
 
