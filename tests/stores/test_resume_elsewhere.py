@@ -57,13 +57,14 @@ def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
     store = str(tmp_path / "store")
     run = create(tmp_path / "here", "run", store=store, total_steps=10**9, checkpoint_every=100)
     session = Forked(run)
-    assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
-    there, _ = locate(store, str(tmp_path / "there"))
-    second = Forked(there)
-    assert second.wait() != 0
-    said = there.status()["message"]
-    assert json.loads((tmp_path / "store/run/lease.json").read_text())["owner"] in said, said
-    session.kill(signal.SIGTERM)
+    try:
+        assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()
+        there, _ = locate(store, str(tmp_path / "there"))
+        assert Forked(there).wait() != 0
+        message = there.status()["message"]
+        assert json.loads((tmp_path / "store/run/lease.json").read_text())["owner"] in message, message
+    finally:  # else it trains on for ever
+        session.kill(signal.SIGTERM)
     assert session.wait() == 75
 
 
