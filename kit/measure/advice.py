@@ -112,7 +112,7 @@ def disk_use(config: RunConfig) -> str:
 
 
 def _preset(machine: Machine) -> str:
-    """Return the preset for big networks that suits the GPU's memory; without a GPU "auto", which suits the task."""
+    """Return the largest preset for GPUs that fits this one's memory; without a GPU "auto", the task's own settings."""
     gib = max((gpu.memory_bytes for gpu in machine.gpus), default=0) / 2**30
     return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 

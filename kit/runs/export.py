@@ -146,7 +146,7 @@ def describe(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
     }  # fmt: skip
     if (normalizer := trainer.normalizer) is not None and normalizer.norm_obs:
         normalized = dict(leaves("obs", PolicyView(obs_space).space))
-        # the normaliser calls a single field, passed without its dict, "obs"
+        # if the policy gets one field as a bare tensor, the normaliser names it "obs"; write the field's own name
         aliases = {"obs": next(iter(normalized))} if "obs" not in normalized else {}
         about["normalizer"] = {"clip": normalizer.clip_obs, "epsilon": normalizer.epsilon} | {
             aliases.get(name, name): {"mean": moments.mean.tolist(), "var": moments.var.tolist()}
@@ -192,7 +192,7 @@ def _onnx(trainer: Trainer, module: PolicyModule, example: tuple[torch.Tensor, .
     inputs = _input_names(module, example)
     outputs = ["action", *(f"{name}_after" for name in inputs[len(module.names) :])]
     batched = {name: {0: "n"} for name in inputs + outputs}
-    with warnings.catch_warnings():  # as above, and of the newer exporter, which fails on SB3's distributions
+    with warnings.catch_warnings():  # the tracer's, and advice to use the newer exporter, which fails on SB3
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module, example, str(path), dynamo=False, input_names=inputs, output_names=outputs, dynamic_axes=batched

@@ -107,11 +107,14 @@ class Store(ABC):
         return self.read_or_none(path) == new
 
     def sweep(self, prefix: str) -> int:
-        """Remove temporary files of killed processes in `prefix`, whose lease the caller holds; return their number."""
+        """Remove killed processes' temporary files in the folder `prefix`; return their number.
+
+        The caller holds that folder's lease, so no other process writes there.
+        """
         return 0
 
     def whole(self) -> Store:
-        """Return the store that contains this one and has one common history, such as the whole Hub repository."""
+        """Return the store of everything that shares this store's history: for a Hub folder, the whole repository."""
         return self
 
     def squash(self) -> None:

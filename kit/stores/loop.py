@@ -1,7 +1,8 @@
 """The main loop of the copier process (`kit.stores.__main__`): calls the copier, retries, writes .sync.json.
 
 RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
-  state   "ok" (the newest checkpoint is in the store, verified), "behind" (not yet), "failing" (see error)
+  state   "ok" (the newest checkpoint is verified in the store, or cannot be copied and retrying would not help: see
+          error), "behind" (not yet), "failing" (see error)
   step, time   of the newest checkpoint verified in the store
   failures     number of failed passes since the last one that succeeded
 """

@@ -1,4 +1,4 @@
-"""Flat parameter vector and optimizer: clipping, stepping and averaging take a few kernels for any network.
+"""Flat parameter vector and optimizer: clipping, steps and averages take a few kernels for any network.
 
 The modules' parameters become views of one vector, and so do the moments in SB3's optimizer. So state_dict and SB3's
 save and load keep working.

@@ -1,4 +1,4 @@
-"""Detect scripts and notebooks executed without a user (papermill, nbconvert), where panels must work by themselves."""
+"""Detect scripts and notebooks executed without a user (papermill, nbconvert): panels start and wait by themselves."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
 
     nearer = float(0.0)
     for i in range(4):
-        if attackers[i, 2] == 0.0:  # an attacker that was tagged keeps the reward for its progress
+        if attackers[i, 2] == 0.0:  # being sent back to base must not cost the progress reward of earlier steps
             nearer += wp.max(far[i] - c.zone, 0.0)
             nearer -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
