@@ -19,7 +19,7 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, dump_yaml
 from kit.errors import UserError
 
 if TYPE_CHECKING:
-    from kit.scale.sweep import Sweep
+    from kit.scale.study import Sweep
     from kit.scale.work import Results
 
 WRONG_REQUEST = 2

@@ -62,7 +62,7 @@ class BatchEnv(ABC):
     snapshots: bool = True
     """Whether `snapshot` holds the full state, so that `restore` continues identically (bit for bit on the CPU)."""
     snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
-    """What the user is told about `snapshots`."""
+    """Sentence for the user: whether checkpoints hold the envs' state."""
     physics: tuple[mujoco.MjModel, int] | None = None
     """(MuJoCo model, physics steps per step), to measure the speed of the physics alone; None without such a model."""
 

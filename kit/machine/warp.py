@@ -17,8 +17,10 @@ from kit.machine.info import kernels
 __all__ = ["NEWER_DRIVER", "why_warp_cannot_use_gpu", "wp"]
 
 NEWER_DRIVER = "use a machine with a newer NVIDIA driver or GPU, `pip install 'warp-lang<1.18'`, or device='cpu'"
-"""Remedy if Warp needs a newer driver or GPU than torch does: wheels before 1.18 are built for CUDA 12, later ones for
-CUDA 13, which requires an R580 driver and a Turing GPU."""
+"""Remedy in the error about a driver or GPU that is too old for Warp.
+
+Warp's wheels before 1.18 are built for CUDA 12, later ones for CUDA 13, which requires an R580 driver and a Turing GPU.
+"""
 
 
 def _init() -> None:

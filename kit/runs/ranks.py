@@ -28,7 +28,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 
 def train_rank(group: ProcessGroup) -> int:
-    """Train as a rank above 0. Return the exit code: 75 if rank 0 was stopped or a rank's process has died, else 0."""
+    """Train as a rank above 0; return the exit code, 75 if rank 0 was stopped or a process has died, else 0."""
     try:
         run_rank(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
     except Interrupted:

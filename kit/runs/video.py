@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Approximate frames per second; maximum seconds per episode (KIT_FILM_S changes it), so that a video renders quickly
-and fits into a notebook; seconds for which the last frame is shown."""
+"""Frames per second (approximate), maximum seconds per episode, and seconds for which the last frame is shown.
+
+KIT_FILM_S changes the maximum, which keeps videos quick to render and small enough for a notebook."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 
 class View(NamedTuple):
-    """A policy of `run` and the camera that films it (default: the task's first).
+    """A policy of `run`, seen by one camera (default: the task's first).
 
     `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic, those of an untrained policy sampled.
     """

@@ -315,9 +315,10 @@ def check_stores(stores: Iterable[str | None]) -> None:
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """Return how many of `count` runs train side by side: `at_once` or, by default, one on a GPU, else as many as fit.
+    """Return the number of runs that train at the same time, out of `count`.
 
-    `configs` are resolved. Raises `UserError` if `at_once` is more than the cores or the memory allow.
+    `at_once` if given; else one on a GPU, or as many as cores and memory allow. `configs` are resolved.
+    Raises `UserError` if `at_once` is more than the cores or the memory allow.
     """
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     processes = max((config.processes for config in configs), default=1)

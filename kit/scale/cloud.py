@@ -22,7 +22,7 @@ from kit.machine import limits
 from kit.runs import provenance
 from kit.runs.finding import local_runs
 from kit.runs.status import INTERRUPTED
-from kit.scale import files, notebooks, sweep
+from kit.scale import files, notebooks, study
 from kit.scale.batch import check, read_jobs
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def configs_of(path: str | Path) -> list[RunConfig]:
     if kind == "notebook":
         raise UserError(f"{path} holds notebooks, whose configs are unknown; plan with the config of one run instead.")
     if kind == "sweep":
-        search = sweep.plan(path)[0]
+        search = study.plan(path)[0]
         return [search.base] * search.trials
     jobs, _ = read_jobs(path, elsewhere=True)
     check(jobs, elsewhere=True)

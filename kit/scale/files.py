@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.config import folder_name, read_yaml
 from kit.errors import UserError
-from kit.scale import batch, notebooks, sweep
+from kit.scale import batch, notebooks, study, sweep
 from kit.scale.work import Notes, Results, StoredWork
 
 KINDS = ("sweep", "notebook")
@@ -19,7 +19,7 @@ def kind(path: str | Path) -> str:
     return next((kind for kind in KINDS if isinstance(content, dict) and kind in content), "jobs")
 
 
-def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where: Any) -> Results | sweep.Sweep:
+def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where: Any) -> Results | study.Sweep:
     """Run the file's jobs; arguments as in `kit.batch` (`where`: at_once, on, ...). Raises `UserError`."""
     file_kind = kind(path)
     if file_kind != "jobs" and seeds is not None:
@@ -31,16 +31,16 @@ def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where:
     return batch.batch(path, seeds=seeds, trust=trust, **where)
 
 
-def standing(path: str | Path, fetch: bool = False) -> Results | sweep.Sweep:
+def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
     """Return the state of all jobs, here and in their store, without starting any; `fetch`: download them first."""
     batch.runs_in_store.cache_clear()
     file_kind = kind(path)
     if file_kind == "sweep":
-        plan, _ = sweep.plan(path)
-        search = sweep.Sweep(plan)
+        plan, _ = study.plan(path)
+        search = study.Sweep(plan)
         if not search.study.trials and not plan.folder.is_dir():
             raise UserError(f"{path}: no trial has started yet in {plan.folder}; start it with `kit batch {path}`.")
-        for trial in sweep.trials(search) if fetch else []:
+        for trial in study.trials(search) if fetch else []:
             trial.fetch()
         return search
     planned = batch.read_jobs(path) if file_kind == "jobs" else notebooks.plan_jobs(Path(path))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
@@ -288,6 +289,20 @@ def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) 
     if steps < 0 or {"train_freq", "gradient_steps"} & set(requested):
         return hyper
     return {**hyper, "gradient_steps": max(1, round(steps * n_envs / int(row.get("n_envs", n_envs))))}
+
+
+RECORD: dict[str, Any] = {
+    "actions": (spaces.Box,),
+    "row": {"n_envs": 4, "gradient_steps": -1},  # -1: one gradient step per env step, the ratio of SB3 with one env
+    "stock_row": {"n_envs": 1},
+    "columns": ("batch_size", "net_arch"),
+    "heads": ("pi", "qf"),
+    "rule": keep_ratio,
+    "imported": ("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
+    "fewer_envs": False,
+    "memory_remedy": "buffer_size, n_envs or network",
+}
+"""Fields that the `Algorithm` records of SAC and TD3 share."""
 
 
 def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:

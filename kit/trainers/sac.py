@@ -6,7 +6,6 @@ from typing import cast
 
 import stable_baselines3 as sb3
 import torch
-from gymnasium import spaces
 from stable_baselines3.sac.policies import SACPolicy
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from kit.encoders.asymmetric import AsymmetricSAC
 from kit.envs.obs import Obs
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q, polyak_update
+from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, polyak_update
 from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
@@ -134,14 +133,6 @@ def _tensor(obs: Obs) -> torch.Tensor:
 
 ALGORITHM = Algorithm(
     "SAC", SAC, sb3.SAC, SACPolicy,
-    actions=(spaces.Box,),
-    row={"n_envs": 4, "gradient_steps": -1},  # -1: one gradient step per env step, the ratio of SB3 with one env
-    stock_row={"n_envs": 1},
-    columns=("batch_size", "net_arch"),
-    heads=("pi", "qf"),
-    rule=keep_ratio,
-    imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
-    fewer_envs=False,
     own={"random_shift": int},
-    memory_remedy="buffer_size, n_envs or network",
+    **RECORD,
 )  # fmt: skip

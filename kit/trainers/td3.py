@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import stable_baselines3 as sb3
 import torch
-from gymnasium import spaces
 from stable_baselines3.td3.policies import TD3Policy
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from kit.encoders.asymmetric import AsymmetricTD3
 from kit.envs.obs import Obs
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.off_policy import OffPolicyTrainer, descend, keep_ratio, min_q, polyak_update
+from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, polyak_update
 from kit.trainers.replay import Transitions
 
 
@@ -69,14 +68,6 @@ class TD3(OffPolicyTrainer, sb3.TD3):
 
 ALGORITHM = Algorithm(
     "TD3", TD3, sb3.TD3, TD3Policy,
-    actions=(spaces.Box,),
-    row={"n_envs": 4, "gradient_steps": -1},  # -1: one gradient step per env step, the ratio of SB3 with one env
-    stock_row={"n_envs": 1},
-    columns=("batch_size", "net_arch"),
-    heads=("pi", "qf"),
-    rule=keep_ratio,
-    imported=("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
-    fewer_envs=False,
     own={"random_shift": int, "exploration_noise": float},
-    memory_remedy="buffer_size, n_envs or network",
+    **RECORD,
 )  # fmt: skip

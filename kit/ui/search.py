@@ -12,7 +12,7 @@ from typing import Any
 
 from kit.config import dump_yaml
 from kit.errors import need
-from kit.scale.sweep import Sweep, plan
+from kit.scale.study import Sweep, plan
 from kit.ui import style
 from kit.ui.plots import TEXT, side_by_side
 

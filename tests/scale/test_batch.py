@@ -22,7 +22,7 @@ from kit.runs.session import Session
 from kit.scale import work
 from kit.scale.batch import check, plan_jobs, read_jobs, run_batch, slots
 from kit.scale.files import standing
-from kit.scale.sweep import plan
+from kit.scale.study import plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in

@@ -22,7 +22,7 @@ from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale.cluster import ENVIRONMENT
-from kit.scale.sweep import Sweep, plan
+from kit.scale.study import Sweep, plan
 from kit.scale.work import Results
 from tests.runs.crash import create
 

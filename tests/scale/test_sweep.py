@@ -22,7 +22,8 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.sweep import Sweep, at_common_steps, plan, writable
+from kit.scale.study import Sweep, plan, writable
+from kit.scale.sweep import at_common_steps
 from kit.stores import holds, lease, open_store
 from tests.runs.crash import create, kill_everything_in
 

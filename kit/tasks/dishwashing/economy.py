@@ -32,9 +32,10 @@ class Economy(Options):
     place settings (140 pieces) that people wash by hand in an hour (Berkholz et al., Int. J. Consumer Studies 34, 2010:
     a full dishwasher load of EN 50242 took 60 minutes on average)."""
     advance: float = number(0.5, 0.0, 1.0)
-    """Fraction of the price that is paid bit by bit as dirt is removed, and taken back if the plate does not leave the
-    sink clean. The rest is paid when the clean plate leaves. An assumption; it changes when money is paid, not how
-    much."""
+    """Fraction of the price paid in advance, in proportion to the dirt removed.
+
+    It is taken back if the plate does not leave the sink clean. The rest is paid when the clean plate leaves.
+    An assumption; it changes when money is paid, not how much."""
     breakage_usd: float = number(1.0, 0.0, 1000.0)
     """Cost of a broken plate; an assumption: a plain white one, bought by the dozen."""
     energy_usd_kwh: float = number(0.13, 0.0, 100.0)
@@ -53,7 +54,7 @@ class StepOutcome(NamedTuple):
     """Outcome of one step, (n,) each."""
 
     progress: torch.Tensor
-    """Dirt removed in this step, as a fraction of all the dirt that has to be removed from the plate, in [0, 1]."""
+    """Dirt removed in this step, divided by the dirt between the plate's start and clean, in [0, 1]."""
     paid_usd: torch.Tensor
     """Advance paid for the plate so far, including this step."""
     clean: torch.Tensor

@@ -1,0 +1,256 @@
+"""The definition and the record of a hyperparameter search: its file, its trials, Optuna's journal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig, folder_name, read_yaml
+from kit.errors import UserError, need
+from kit.format.files import GrowingRows, write_atomic
+from kit.scale.batch import Job, with_shared_runs_dir
+from kit.scale.work import Engine
+from kit.stores import MissingFile, lease, open_store
+from kit.stores.pull import readable
+from kit.trust import mark_source, permit
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+
+TRIALS = 20
+"""Default number of trials."""
+DEPENDENT = {"n_envs", "n_steps", "batch_size"}
+"""Fields whose valid values depend on each other; a trial with an invalid combination counts as failed."""
+PRUNERS = ("median", "hyperband", "none")
+SETTINGS = ("trials", "seed", "pruner", "space")
+JOURNAL, JOURNAL_BYTES = "journal.log", 2**30
+"""Name of Optuna's journal file, and its maximum size in bytes when read from a store."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a search, read from its file."""
+
+    name: str
+    base: RunConfig
+    """The config that all trials share."""
+    space: dict[str, Any]
+    """Name -> values to choose from: a list, or {min, max, log, step}."""
+    trials: int = TRIALS
+    seed: int = 0
+    pruner: str = "median"
+    kinds: tuple[RunConfig, ...] = ()
+    """Example configs, resolved: one for each device on which a trial might train."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.base.runs_dir).expanduser() / f"{self.name}.sweep"
+
+    @property
+    def score(self) -> str:
+        """Name of the evaluation metric to maximise, chosen by the task."""
+        from kit import envs
+
+        return str(getattr(envs.find(self.base.env), "score", "mean_return"))
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between evaluations; trials are compared at its multiples."""
+        every = self.base.eval_every
+        return every if isinstance(every, int) and every > 0 else max(1, self.base.total_steps // 10)
+
+    def config(self, values: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
+        """Return the base config with a trial's `values`, which may come from a journal in a store (`kit.trust`)."""
+        from kit.trainers.arguments import nested
+
+        own = {name: value for name, value in values.items() if name in RunConfig().to_dict()}
+        own = mark_source(own, self.folder / JOURNAL, of_run=True)
+        overrides = {name: value for name, value in values.items() if name not in own}
+        return self.base.replace(
+            **{"overrides": nested({**self.base.overrides, **overrides}), **own, "run_name": run_name}
+        )
+
+
+def plan(
+    path: str | Path | Mapping[str, Any], name: str | None = None, trust: bool = False, **resources: Any
+) -> tuple[Plan, Engine]:
+    """Read a search from a file or a mapping; `resources` take precedence over the file's. Raises `UserError`."""
+    from kit.trainers import planning
+
+    content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
+    path = (name or "sweep") if isinstance(path, Mapping) else path
+    settings = content.pop("sweep", None) if isinstance(content, dict) else None
+    if not isinstance(settings, dict) or not isinstance(settings.get("space"), dict) or not settings["space"]:
+        raise UserError(f"{path} has no `sweep:` with a `space:` of names and choices; see `kit.scale.sweep`.")
+    for name in settings.keys() - set(SETTINGS):
+        raise UserError(f"{path}: sweep {name}={settings[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
+    engine = Engine.of(content, **resources)
+    content = with_shared_runs_dir(content) if engine.on else content
+    search = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **settings)
+    if search.pruner not in PRUNERS:
+        raise UserError(f"{path}: pruner={search.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
+    if isinstance(search.trials, bool) or not isinstance(search.trials, int) or search.trials < 1:
+        raise UserError(f"{path}: trials={search.trials!r} must be a whole number of at least 1.")
+    values = {
+        name: [mark_source({name: value}, path)[name] for value in _values(name, choice)]
+        for name, choice in search.space.items()
+    }
+    samples = [{name: choices[0] for name, choices in values.items()}]
+    samples += [{name: value} for name in values.keys() - DEPENDENT for value in values[name]]
+    kinds = {}
+    for config in map(search.config, samples):
+        permit(config, trust)
+        resolved = planning.plan(config).config
+        kinds[resolved.device] = resolved
+    return replace(search, kinds=tuple(kinds.values())), engine
+
+
+def _values(name: str, choice: Any) -> list[Any]:
+    """Return the values of a list, or the two ends of a range. Raises `UserError` if `choice` is neither."""
+    if isinstance(choice, list) and choice:
+        return choice
+    is_range = isinstance(choice, dict) and {"min", "max"} <= choice.keys() <= {"min", "max", "log", "step"}
+    if (
+        not is_range
+        or not all(type(choice[end]) in (int, float) for end in ("min", "max"))
+        or choice["min"] > choice["max"]
+    ):
+        raise UserError(
+            f"sweep {name}={choice!r} is not valid; write a list of values, or a range such as "
+            "{min: 1.0e-4, max: 1.0e-2, log: true}."
+        )
+    return [choice["min"], choice["max"]]
+
+
+def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Let Optuna choose a value for each name of `space`."""
+    values = {}
+    for name, choice in space.items():
+        if isinstance(choice, list):  # as JSON text, because Optuna's categories cannot be lists such as [64, 64]
+            values[name] = json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in choice]))
+        else:
+            whole = all(isinstance(choice[end], int) for end in ("min", "max"))
+            suggest_number = trial.suggest_int if whole else trial.suggest_float
+            step = {"step": choice["step"]} if "step" in choice else {}
+            values[name] = suggest_number(name, choice["min"], choice["max"], log=bool(choice.get("log")), **step)
+    return values
+
+
+@dataclass
+class TrialJob(Job):
+    """The run of a trial; its row also has `scores`, those of its evaluations: [[step, score], ...]."""
+
+    score: str = "mean_return"
+    _metrics: GrowingRows | None = field(default=None, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        name = f"eval/{self.score}"
+        if self._metrics is None:
+            self._metrics = GrowingRows(self.path / "metrics.jsonl", ("step", name))
+        self._metrics.read()
+        scores = [[row["step"], float(row[name])] for row in self._metrics.rows if name in row and row["step"] > 0]
+        return super().row() | {"scores": scores}
+
+
+class Sweep:
+    """A search in its current state: `table()` of trials, `best` config, and Optuna's `study`."""
+
+    def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
+        """`study` default: one in memory, read from the journal, for use while another process runs the search."""
+        self.plan, self.study = plan, study or _study(plan, _MemoryJournal(journal(plan)))
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.plan.name!r}: {len(self.study.trials)} of {self.plan.trials} trials)"
+
+    @property
+    def best(self) -> RunConfig | None:
+        """Config of the completed trial with the highest score, or None; other seeds may reach other scores."""
+        done = {t.value: t for t in reversed(self.study.trials) if t.state.name == "COMPLETE" and t.value is not None}
+        return self.plan.config(values_of(done[max(done)])) if done else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per trial: its run, state, score, number of steps, and chosen values."""
+        score = f"eval {self.plan.score}"
+        return [
+            {"trial": t.number, "run": run_name(self.plan, t.number), "state": t.state.name.lower(), score: t.value,
+             "steps": t.user_attrs.get("steps"), **values_of(t), "message": t.user_attrs.get("message", "")}
+            for t in self.study.trials
+        ]  # fmt: skip
+
+    def table(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+
+def values_of(trial: Any) -> dict[str, Any]:
+    """Return the values that `suggest` chose for an Optuna trial."""
+    return {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
+
+
+def run_name(plan: Plan, number: int) -> str:
+    return f"{plan.name}-t{number:03d}"
+
+
+def trials(search: Sweep) -> list[TrialJob]:
+    """Return the runs of all trials so far, as jobs."""
+    configs = [search.plan.config(values_of(t), run_name(search.plan, t.number)) for t in search.study.trials]
+    return [TrialJob(config, config.non_defaults()) for config in configs]
+
+
+def journal(plan: Plan) -> bytes:
+    """Return the complete lines of Optuna's journal, from this machine or, if another machine wrote last, the store.
+
+    Raises `UserError`.
+    """
+    content = b""
+    with contextlib.suppress(FileNotFoundError):
+        content = (plan.folder / JOURNAL).read_bytes()
+    if plan.base.store is not None:
+        store = open_store(plan.base.store)
+        with readable(store), contextlib.suppress(MissingFile):
+            _, last = lease.read(store, plan.folder.name)
+            if last is not None and last.owner != lease.known_owner(plan.folder):
+                content = store.read(f"{plan.folder.name}/{JOURNAL}", JOURNAL_BYTES)
+    return content[: content.rfind(b"\n") + 1]
+
+
+class _MemoryJournal:
+    """Optuna journal backend in memory, filled with the content of a journal file."""
+
+    def __init__(self, content: bytes) -> None:
+        self._logs: list[dict[str, Any]] = [json.loads(line) for line in content.splitlines()]
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self._logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self._logs += logs
+
+
+def writable(plan: Plan) -> Sweep:
+    """Open the search to continue it, from the journal here or in the store. The caller holds the folder's lock."""
+    optuna: Any = need("optuna", "scale")
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(plan.folder / JOURNAL, journal(plan))  # without an incomplete last line, which would corrupt the next
+    return Sweep(plan, _study(plan, optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))))
+
+
+def _study(plan: Plan, backend: Any) -> optuna.Study:
+    optuna: Any = need("optuna", "scale")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    steps, kinds = plan.base.total_steps, optuna.pruners
+    pruners = {
+        "median": lambda: kinds.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // 4),  # early scores are noisy
+        "hyperband": lambda: kinds.HyperbandPruner(min_resource=max(1, steps // 9), max_resource=steps),
+        "none": kinds.NopPruner,
+    }
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend), study_name=plan.name, direction="maximize",
+        load_if_exists=True, pruner=pruners[plan.pruner](),
+    )  # fmt: skip
