@@ -31,10 +31,13 @@ ALGOS = {
     "A2C": "kit.trainers.a2c",
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
+    "Distill": "kit.trainers.distill",
 }
 """Algorithm name -> the module that defines it, as its constant `ALGORITHM`."""
 ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
+SCRIPTED = "scripted"
+"""Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
     "tracker", "processes",
@@ -57,6 +60,10 @@ class RunConfig:
     encoder: str = field(
         default="auto",
         metadata={"help": "how observations become features: auto, one that `kit encoders` lists, or module:Class"},
+    )
+    teacher: str | None = field(
+        default=None,
+        metadata={"help": "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"},
     )
     preset: str = field(
         default="auto",

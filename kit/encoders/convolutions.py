@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from gymnasium import Space
 from torch import nn
 
 from kit.encoders.extractor import ImageExtractor, at_least
+from kit.errors import UserError
 
 Layers = tuple[tuple[int, int, int], ...]
 """Output channels, kernel size and stride of each layer."""
@@ -91,26 +95,58 @@ class _ThroughTime(nn.Module):
         return features.mean(2)
 
 
+def spread(total: int, count: int) -> list[int]:
+    """Return `count` indices of frames in a clip of `total`, oldest first: the newest, and others at growing distances.
+
+    Of 8 frames, 3 have the ages 7, 2 and 0.
+    """
+    count = min(count, total)
+    ages = [max(i, round((total - 1) * (i / max(1, count - 1)) ** 2)) for i in range(count)]
+    return [total - 1 - age for age in reversed(ages)]
+
+
 class NatureEncoder(ImageExtractor):
-    """Mnih et al.'s three convolutions over all frames of a camera as channels."""
+    """Mnih et al.'s three convolutions over the frames of a camera as channels.
+
+    `frames`: how many frames of a clip it reads, the newest and others at growing distances (`spread`); default: all.
+    """
+
+    layers = NATURE
+
+    def __init__(
+        self, observation_space: Space, features: int = 128, shared: bool = False, frames: int | None = None
+    ) -> None:
+        self._frames = frames
+        super().__init__(observation_space, features, shared)
+
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        frames = options.get("frames")
+        if frames is not None and (isinstance(frames, bool) or not isinstance(frames, int) or frames < 1):
+            raise UserError(f"frames={frames!r} must be a whole number of at least 1.")
+        super().check(observation_space, **options)
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         at_least("nature_cnn", shape, NATURE_PIXELS)
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _Stacked(shape[0] * shape[1], NATURE)
+        frames, channels = shape[:2]
+        return _Stacked(len(self._index(frames)) * channels, self.layers)
+
+    def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
+        frames = clip.shape[1]
+        index = self._index(frames)
+        return clip if len(index) == frames else clip[:, index]
+
+    def _index(self, frames: int) -> list[int]:
+        return spread(frames, self._frames or frames)
 
 
-class MultiCameraEncoder(ImageExtractor):
+class MultiCameraEncoder(NatureEncoder):
     """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
 
-    @classmethod
-    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        at_least("multi_camera", shape, NATURE_PIXELS)
-
-    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _Stacked(shape[0] * shape[1], SMALL)
+    layers = SMALL
 
 
 class Simple2DEncoder(ImageExtractor):

@@ -109,6 +109,10 @@ class Spaces(NamedTuple):
     """Whether a step simulates MuJoCo physics. Without it a step is so cheap that thousands of envs pay off."""
     obs_groups: Groups = MappingProxyType({})
     """See `BatchEnv.obs_groups`."""
+    groups: tuple[str, ...] = ()
+    """Observation groups that the task declares; env_options `obs_groups` selects some."""
+    scripted: bool = False
+    """Whether the task has a scripted policy."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -139,9 +143,13 @@ def _describe(env: str, options: str) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, json.loads(options))
         from kit.envs.groups import delivered_obs
+        from kit.envs.task import Task
 
         obs = delivered_obs(task)
-        return Spaces(obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups)
+        return Spaces(
+            obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
+            tuple(task.obs_groups), type(task).scripted is not Task.scripted,
+        )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 
     one = GymnasiumEnv(entry, 1, **json.loads(options))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.config import RunConfig
 from kit.errors import need
-from kit.runs import opponents
+from kit.runs import opponents, teacher
 from kit.runs.warm_start import WarmStart, warm_start
 from kit.trust import permit
 
@@ -56,6 +56,7 @@ def prepare_run(
     if config.tracker is not None:
         need(config.tracker.partition(":")[0], "track")
     planned = plan(config, partial(room, share=runs_per_gpu))
+    teacher.check(planned.config, envs.describe(planned.config.env, planned.config.env_options), trust)
     if planned.config.store:
         from kit.stores import open_store
 

@@ -82,6 +82,7 @@ class Training:
         if not env.snapshots:
             self._notify(env.snapshot_note)
         self.trainer = make_trainer(rank_config, env, group)
+        self._env = env
         self._closing.append(lambda: None if self._in_iteration else self.trainer.end())
         resumed, session = self._load()
         replay_lost = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
@@ -126,13 +127,24 @@ class Training:
                     newer.path.rename(newer.path.with_name(f".damaged-{newer.path.name}-{time.time_ns()}"))
                     reason = damages[newer.step]
                     self._notify(f"checkpoint {newer.step} is damaged ({reason}); the one before it is used")
+                self._set_teacher(state)
                 return candidate, self._load_state(candidate, state, replay)
         if saved:
             raise UserError(
                 f"{self.run.path} has {len(saved)} checkpoints and all are damaged (step {saved[0].step:,}: "
                 f"{damages[saved[0].step]}); fetch the run from its store into another runs_dir, or train a new one."
             )
+        self._set_teacher({})
         return None, {}
+
+    def _set_teacher(self, state: dict[str, Any]) -> None:
+        """Give the trainer its teacher, from the checkpoint's `state` if it is there."""
+        if self.config.teacher is not None:
+            from kit.runs.teacher import make_teacher
+
+            self.status.set(phase="loading the teacher")
+            trainer: Any = self.trainer  # of an algorithm that is taught
+            trainer.set_teacher(make_teacher(self.config, self._env, state.get("teacher")))
 
     def _load_state(self, loaded: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:
         session: dict[str, Any] = state.pop("session")

@@ -72,6 +72,10 @@ class Algorithm:
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
     """Hyperparameters of `trainer` that SB3's class does not have -> type."""
+    used: tuple[str, ...] = ()
+    """Hyperparameters of SB3's class that `trainer` has too; empty: all."""
+    taught: bool = False
+    """Whether it learns from a teacher (`RunConfig.teacher`), which needs the observation group "teacher"."""
     memory_remedy: str = "network, n_steps or batch_size"
     """Settings that the out-of-memory message advises to reduce."""
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit import encoders, envs
-from kit.config import RunConfig, default_name
+from kit.config import SCRIPTED, RunConfig, default_name
 from kit.encoders import ASYMMETRIC, Encoder
+from kit.envs.groups import OPTION as OBS_GROUPS
+from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
@@ -93,6 +95,7 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
     `fits` is called to limit n_envs="auto" to the GPU's memory; without it the memory is not considered.
     """
     record = algorithm.find(config.algo)
+    config = with_teacher(record, config)
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
@@ -116,6 +119,26 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
     if config.processes > 1:
         config_of_rank(record, resolved_plan.config)
     return resolved_plan
+
+
+def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
+    """Check `config.teacher`; return `config` with the observation group "teacher" added to what its env delivers.
+
+    Raises `UserError` if the algorithm needs a teacher and none is named, or the reverse.
+    """
+    if not record.taught and config.teacher is not None:
+        raise UserError(f"teacher={config.teacher!r} has no effect with algo={config.algo!r}; use algo='Distill'.")
+    if not record.taught:
+        return config
+    env = envs.describe(config.env, config.env_options)
+    if config.teacher is None:
+        raise UserError(f"algo={config.algo!r} needs a teacher; set teacher to a run such as runs/NAME, or 'scripted'.")
+    if config.teacher == SCRIPTED and not env.scripted:
+        raise UserError(f"teacher='scripted': env={config.env!r} has no scripted policy; name a run instead.")
+    groups = config.env_options.get(OBS_GROUPS, [])
+    if TEACHER in groups or TEACHER not in env.groups:
+        return config
+    return config.replace(env_options={**config.env_options, OBS_GROUPS: [*groups, TEACHER]})
 
 
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:

@@ -1,0 +1,84 @@
+"""Runs that learn from a teacher: exact resume without the teacher's run, further training, refusals."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+import kit
+from kit.errors import UserError
+from kit.runs.fingerprint import fingerprint
+from tests.runs.crash import Forked, complete, create
+
+CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
+SMALL = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run that has hardly learnt; whoever copies it does not care."""
+    overrides = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}}
+    return kit.train(
+        env=STATE, algo="PPO", total_steps=640, n_envs=4, threads=1, run_name="teacher", overrides=overrides,
+        runs_dir=str(tmp_path_factory.mktemp("runs")), eval_every=320,
+    )  # fmt: skip
+
+
+def student(folder, name, teacher, **fields):
+    fields = {"env": CHASE, "n_envs": 4, "total_steps": 800} | fields
+    return create(folder, name, "Distill", SMALL, teacher=teacher, **fields)
+
+
+def rows(run):
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
+
+
+@pytest.mark.parametrize("kind", ["scripted", "run"])
+def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
+    """Labels, images, noise and the teacher are in the checkpoints: the teacher's folder is gone after the first."""
+    source = "scripted" if kind == "scripted" else str(shutil.copytree(teacher.path, tmp_path / "lent"))
+    uncut, cut = (student(tmp_path, name, source, checkpoint_every=64, eval_every=400) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        step = max((c.step for c in cut.checkpoints()), default=-1)
+        session = Forked(cut)
+        session.until(lambda step=step: any(c.step > step + 100 for c in cut.checkpoints()))
+        session.kill(number)
+        session.wait()
+        shutil.rmtree(tmp_path / "lent", ignore_errors=True)
+    assert complete(cut) == 0, cut.log()
+    assert json.dumps(rows(cut)) == json.dumps(rows(uncut))
+    assert fingerprint(cut) == fingerprint(uncut)
+
+
+def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
+    import torch
+
+    run = student(tmp_path, "s", f"{teacher.path}@best")
+    assert complete(run) == 0, run.log()
+    trainer = run.policy("latest")
+    saved = run.checkpoints()[-1].read()["teacher"]
+    best = teacher.policy("best").policy_state()["policy"]
+    assert all(torch.equal(saved[f"policy/{name}"], value) for name, value in best.items())
+    assert trainer.as_actor()(kit.make_vec(CHASE, 2, "cpu", 0, 1).reset(seed=0))[0].shape == (2, 1)
+
+
+def test_ppo_trains_a_student_further(tmp_path, teacher):
+    run = student(tmp_path, "s", "scripted")
+    assert complete(run) == 0, run.log()
+    after = kit.train(
+        start_from=f"{run.path}@latest", algo="PPO", env=CHASE, total_steps=256, runs_dir=str(tmp_path), threads=1,
+        run_name="on", n_envs=4, overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+    )  # fmt: skip
+    assert after.status()["state"] == "finished"
+
+
+def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher):
+    with pytest.raises(UserError, match=r"teacher=.*ChaseState.* but as a teacher of env='Reach'"):
+        kit.train(env="Reach", algo="Distill", teacher=str(teacher.path), total_steps=64, runs_dir=str(tmp_path))
+    with pytest.raises(UserError, match="no scripted policy"):
+        kit.train(env="Reach", algo="Distill", teacher="scripted", total_steps=64, runs_dir=str(tmp_path))
+    with pytest.raises(UserError, match="nowhere"):
+        kit.train(env=CHASE, algo="Distill", teacher="runs/nowhere", total_steps=64, runs_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
