@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from kit.config import SCRIPTED, RunConfig
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import TEACHER, Obs, pick, pick_space
-from kit.envs.play import HiddenState, restart
+from kit.envs.play import HiddenState, Player, restart
 from kit.errors import UserError
 from kit.runs.evaluation import Script
 from kit.runs.finding import locate
@@ -32,6 +32,10 @@ class ScriptedTeacher:
 
     def __init__(self, env: BatchEnv) -> None:
         self._script = Script(env)
+
+    def player(self, env: BatchEnv) -> Player:
+        """Return the teacher as a player of `env`, for evaluations."""
+        return Script(env)
 
     def act(self, obs: Obs) -> torch.Tensor:
         return self._script(obs, ())[0]
@@ -58,18 +62,25 @@ class PolicyTeacher:
         trainer = load_policy(config, None)
         generators.load_state(before)  # building a network draws random numbers
         trainer.load_policy(policy)
-        self._actor = trainer.as_actor().to(device)
+        self.actor = trainer.as_actor().to(device)
         space = trainer.tensor_env.observation_space
         self._bare = not isinstance(space, spaces.Dict)
-        self._hidden_state: HiddenState = self._actor.initial_state(n)
+        self._hidden_state: HiddenState = self.actor.initial_state(n)
+
+    def player(self, env: BatchEnv) -> Player:
+        """Return the teacher as a player of `env`, for evaluations; it sees the group "teacher"."""
+        return _GroupPlayer(self, env.obs_groups.get(TEACHER))
 
     def act(self, obs: Obs) -> torch.Tensor:
-        obs = pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
-        action, self._hidden_state = self._actor(obs, self._hidden_state)
+        action, self._hidden_state = self.actor(self.own_obs(obs), self._hidden_state)
         return action
 
+    def own_obs(self, obs: Obs) -> Obs:
+        """Return `obs`, the entries of the group "teacher", as the teacher's own env delivers them."""
+        return pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
+
     def restart(self, done: torch.Tensor) -> None:
-        self._hidden_state = restart(self._actor, self._hidden_state, done)
+        self._hidden_state = restart(self.actor, self._hidden_state, done)
 
     def state(self) -> dict[str, Any]:
         policy = {f"{name}/{key}": value for name, values in self._policy.items() for key, value in values.items()}
@@ -80,6 +91,19 @@ class PolicyTeacher:
         self._hidden_state = tuple(
             state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state)
         )
+
+
+class _GroupPlayer:
+    """Plays the policy of `teacher` in a student's env, on the entries `names` of its observation."""
+
+    def __init__(self, teacher: PolicyTeacher, names: tuple[str, ...] | None) -> None:
+        self._teacher, self._names = teacher, names
+
+    def initial_state(self, n: int) -> HiddenState:
+        return self._teacher.actor.initial_state(n)
+
+    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
+        return self._teacher.actor(self._teacher.own_obs(pick(obs, self._names)), hidden_state)
 
 
 def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None) -> ScriptedTeacher | PolicyTeacher:

@@ -219,8 +219,16 @@ class Training:
         result = self._evaluator(self.trainer.as_actor(), self._should_stop)
         if result is None:  # stopped before the end; the resumed session evaluates again
             return
+        columns = {f"eval/{name}": value for name, value in result.items() if value is not None}
+        if self.config.teacher is not None and self._last_eval < 0:
+            taught_by: Any = self.trainer
+            self.status.set(phase="evaluating the teacher")
+            score = self._evaluator(taught_by.teacher.player(self._evaluator.env), self._should_stop)
+            if score is None:
+                return
+            columns |= {f"teacher/{name}": value for name, value in score.items() if value is not None}
         self._last_eval, self._unsaved_eval = self.step, True
-        self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
+        self.metrics.add(self.step, columns)
         if self.step > 0:  # the initial policy is for comparison only, never the best
             score = result[self._evaluator.env.score]
             if self._best is None or score >= self._best:  # success rates often tie: the newest wins

@@ -8,6 +8,7 @@ import pytest
 
 import kit
 from kit.errors import UserError
+from kit.runs.evaluation import EVAL_SEED, Evaluator
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import Forked, complete, create
 
@@ -62,6 +63,20 @@ def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
     best = teacher.policy("best").policy_state()["policy"]
     assert all(torch.equal(saved[f"policy/{name}"], value) for name, value in best.items())
     assert trainer.as_actor()(kit.make_vec(CHASE, 2, "cpu", 0, 1).reset(seed=0))[0].shape == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "run"])
+def test_the_teachers_score_stands_beside_the_students(tmp_path, teacher, kind):
+    """Once, in the episodes of the student's evaluations."""
+    run = student(tmp_path, "s", "scripted" if kind == "scripted" else str(teacher.path), eval_every=400)
+    assert complete(run) == 0, run.log()
+    scores = [row["teacher/mean_return"] for row in run.rows() if "teacher/mean_return" in row]
+    assert len(scores) == 1
+    if kind == "scripted":
+        assert run.rows()[0]["teacher/success_rate"] == 1.0
+    else:
+        own = Evaluator(teacher.config, seed=EVAL_SEED)(teacher.policy("best").as_actor())
+        assert scores[0] == pytest.approx(own["mean_return"])
 
 
 def test_ppo_trains_a_student_further(tmp_path, teacher):
