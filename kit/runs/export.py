@@ -28,8 +28,7 @@ from kit.format.files import write_atomic
 from kit.format.leftovers import temporary
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
-from kit.runs.policies import load_policy
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.trainers import Trainer
 from kit.trainers.actor import Actor
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
-from kit.runs.run import Run
+from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
     from kit.envs import BatchEnv
@@ -58,7 +58,6 @@ def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
     """Load the opponent named in the env option `option`; it plays deterministic actions."""
     import torch
 
-    from kit.runs.policies import load_policy
     from kit.trainers.saving import RandomGenerators
 
     run, saved = _find(config, option)
