@@ -54,15 +54,9 @@ class Signals:
 
 def on_ec2() -> bool:
     """Whether this machine is an EC2 instance, judged by its firmware without a network request."""
-    if "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ:
-        return True
-    for name in ("board_vendor", "sys_vendor"):
-        try:
-            if "amazon ec2" in Path(f"/sys/class/dmi/id/{name}").read_text().lower():
-                return True
-        except OSError:
-            continue
-    return False
+    vendors = [path for path in Path("/sys/class/dmi/id").glob("*_vendor") if os.access(path, os.R_OK)]
+    is_amazon = any("amazon ec2" in path.read_text().lower() for path in vendors)
+    return is_amazon or "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ
 
 
 class SpotWatch:

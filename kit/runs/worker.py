@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from kit.errors import UserError
@@ -35,15 +36,9 @@ def start(run: Run) -> int:
             )  # fmt: skip
     except OSError as error:
         raise directory.refused(run.path, error) from None
-    _reap_later(worker)
-    return worker.pid
-
-
-def _reap_later(worker: subprocess.Popen[bytes]) -> None:
-    """Collect the exit code in a thread, so that no zombie process is left in a long-lived kernel."""
-    import threading
-
+    # collects the exit code, so that no zombie process is left in a long-lived kernel
     threading.Thread(target=worker.wait, name=f"worker-{worker.pid}", daemon=True).start()
+    return worker.pid
 
 
 def main(arguments: list[str]) -> int:

@@ -15,8 +15,6 @@ from kit.errors import UserError
 
 CHUNK = SMALL = 2**20
 """Bytes per read of a local file, and the default limit of `Store.read`."""
-THREAD = "store"
-"""Name of the threads that send requests to a store."""
 
 Files = Mapping[str, Path | bytes]
 """Path in the store -> content to write, as bytes or as the path of a local file."""
@@ -150,8 +148,11 @@ def size_of(content: Path | bytes) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Run `call` in a daemon thread, so that a request that blocks forever, as on a dead mount, does not block exit."""
+def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
+    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`.
+
+    It runs in a daemon thread: one that blocks forever, as on a dead mount, does not block exit.
+    """
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -160,13 +161,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
-    return future
-
-
-def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
-    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`."""
-    future = in_thread(call)
+    threading.Thread(target=run, name="store", daemon=True).start()
     if not wait([future], seconds).done:
         raise UserError(f"{name} did not answer within {seconds:.0f} s; is it mounted and reachable?")
     return future.result()
