@@ -45,10 +45,7 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
 
 
 def hide(path: Path) -> Path:
-    """Rename `path` to a temporary name and return that. Do it before deleting, so that no reader sees half of it.
-
-    It works on a full disk too.
-    """
+    """Rename `path` to a temporary name, also on a full disk. Before deleting: no reader sees half of it."""
     return path.rename(_new_name(path.parent))
 
 

@@ -96,7 +96,6 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
 
 
 def _redacted(name: str, content: Path | bytes) -> Path | bytes:
-    """Remove secrets from text files; return other files unchanged."""
     if not name.endswith(TEXT):
         return content
     return redact_bytes(content if isinstance(content, bytes) else content.read_bytes(), name)

@@ -33,10 +33,7 @@ policy = onnxruntime.InferenceSession(hf_hub_download("{repo}", "{name}.onnx"))"
 
 
 def opens_in_sb3(trainer: Trainer) -> bool:
-    """Whether Stable-Baselines3 without kit can load `trainer`'s zip and use it with the env's observations.
-
-    It can if the policy's classes are not kit's, and the policy gets the observations unchanged.
-    """
+    """Whether SB3 without kit can load `trainer`'s zip and use it with the env's observations as they are."""
     classes = [trainer.policy_class, trainer.policy_kwargs.get("features_extractor_class")]
     needs_kit = any(cls is not None and cls.__module__.partition(".")[0] == "kit" for cls in classes)
     view = trainer.as_actor().view

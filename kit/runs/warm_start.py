@@ -35,10 +35,7 @@ class WarmStart(NamedTuple):
 
 
 def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
-    """Read the policy that `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest.
-
-    `trust` as in `kit.train`. Raises `UserError`.
-    """
+    """Read the policy `start_from`: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest. Raises `UserError`."""
     if str(start_from).endswith(".zip"):
         return _from_zip(Path(start_from), trust, algo)
     name, at, step = str(start_from).rpartition("@")

@@ -44,10 +44,7 @@ class Unusable(UserError):
 
 
 class Store(ABC):
-    """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`.
-
-    Add a new subclass to kit.stores.urls and to tests/stores/test_stores.py, which tests all stores alike.
-    """
+    """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`."""
 
     url: str
     """The URL as the user wrote it."""
@@ -105,10 +102,7 @@ class Store(ABC):
         return self.read_or_none(path) == new
 
     def sweep(self, prefix: str) -> int:
-        """Remove killed processes' temporary files in the folder `prefix`; return their number.
-
-        The caller holds that folder's lease, so no other process writes there.
-        """
+        """Remove killed processes' temporary files in the folder `prefix`, whose lease the caller holds."""
         return 0
 
     def whole(self) -> Store:
@@ -116,10 +110,7 @@ class Store(ABC):
         return self
 
     def squash(self) -> None:
-        """Delete the history of `whole()`, keeping the current files. No other process may write there meanwhile.
-
-        Does not retry. After a `StoreError` or `UserError`, the history may be deleted or not.
-        """
+        """Delete the history of `whole()`, keeping the files, while no other process writes. Does not retry."""
         raise StoreError(f"{self.url} keeps no history", transient=False)
 
     def read_or_none(self, path: str) -> bytes | None:

@@ -111,7 +111,6 @@ class Copier:
         raise StoreError("checkpoints are deleted on this machine before they can be read")
 
     def _copy_rest(self, final: bool) -> None:
-        """Copy latest.json, text files, the best policy and videos; if `final`, also the Hub page."""
         stored = self._list()
         files = {**self._best(), **self._videos(stored), **self._texts(), **self._latest_json()}
         page = model_card.page(self.run_dir, self.store) if final and self.store.has_page else {}
@@ -164,7 +163,6 @@ class Copier:
         return files
 
     def _best(self) -> Files:
-        """Return the files of the best policy that the store lacks."""
         with contextlib.suppress(FileNotFoundError, StopIteration):
             return {path: (self.run_dir / path).read_bytes() for path in self._missing_files(next(self._local("best")))}
         return {}
@@ -190,11 +188,7 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return the files to delete from the store, manifests first.
-
-        These are all but the last `KEEP` verified checkpoints, all but the newest best policy, and shared files that no
-        checkpoint on this machine or in the store needs.
-        """
+        """Return what to delete: old checkpoints, old best policies, and shared files that none of the others needs."""
         if self.step is None:
             return []
         kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
@@ -240,11 +234,7 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """Hard-link the files that the store lacks, so that they stay if training deletes the checkpoint meanwhile.
-
-        Yields path in the run -> local path (of the original, if the disk has no hard links), after comparing each file
-        with the SHA-256 in the manifest.
-        """
+        """Check and hard-link the files that the store lacks, so that training may delete them; yield their paths."""
         sources: dict[str, Path] = {}
         missing = self._missing_files(checkpoint)
         with temporary(self.run_dir) as stage:
@@ -265,10 +255,7 @@ class Copier:
             yield sources
 
     def _hold_lease(self, size: int = 0) -> None:
-        """Renew the lease if half of it is over, or if it would end during the transfer of `size` bytes.
-
-        Raises `LeaseHeld` if another machine has taken the run.
-        """
+        """Renew the lease if half is over or it would end in the transfer of `size` bytes. Raises `LeaseHeld`."""
         transfer_s, left_s = size / USUAL_BYTES_PER_S, self._lease_ends - time.monotonic()
         if self._lease is None or min(left_s, self._lease.expires - self._clock()) < lease.TTL_S / 2 + transfer_s:
             self._watch("renewing the lease", 0)
@@ -361,5 +348,4 @@ def _digest(content: Path | bytes) -> str:
 
 
 def _step(path: str) -> int:
-    """Return the step of the checkpoint folder that contains `path`."""
     return step_of(path.rpartition("/")[0]) or 0

@@ -216,7 +216,6 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _translated(self, name: str) -> Iterator[None]:
-        """Turn an `OSError` into `MissingFile` or `StoreError`."""
         try:
             yield
         except OSError as error:

@@ -46,10 +46,7 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Download to a temporary file, since gdown can only write files, and yield its content.
-
-        Raises `StoreError` as soon as more than `limit` bytes arrive.
-        """
+        """Download to a temporary file, since gdown can do nothing else; stop after more than `limit` bytes."""
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 

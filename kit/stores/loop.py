@@ -78,10 +78,7 @@ class Sync:
         self._request: tuple[str, float, float] | None = None  # its name, time limit in seconds and start
 
     def run(self) -> int:
-        """Copy until training is over and everything has arrived.
-
-        Return the exit code: 0 done, 3 another machine owns the run now, 4 given up.
-        """
+        """Copy until training is over and all has arrived. Return 0: done, 3: another machine has the run, 4: given up."""
         self.write()
         draining = lost = False
         while True:
@@ -108,7 +105,6 @@ class Sync:
             self.sleep(self.tick_s)
 
     def _end(self, code: int) -> int:
-        """Release the lease, write .sync.json and return `code`."""
         if self._copier:
             with contextlib.suppress(Exception):  # the lease expires by itself
                 within(CLOSE_S, self._copier.close, self.url)
