@@ -58,7 +58,7 @@ class Writer:
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
     def submit(self, step: int, state: State, replay: Segment | None = None, oldest_row: int = 0) -> None:
-        """Start writing a checkpoint. The arguments must not change afterwards. Rows before `oldest_row` are not needed."""
+        """Start writing a checkpoint of arguments that the caller leaves unchanged. Rows before `oldest_row` expire."""
         self.wait()
         args = (step, state, replay, oldest_row)
         self._thread = threading.Thread(target=self._guarded, args=args, name="checkpoint-writer", daemon=True)

@@ -78,7 +78,7 @@ class Sync:
         self._request: tuple[str, float, float] | None = None  # its name, time limit in seconds and start
 
     def run(self) -> int:
-        """Copy until training is over and all has arrived. Return 0: done, 3: another machine has the run, 4: given up."""
+        """Copy until all has arrived after training. Return 0: done, 3: another machine owns the run, 4: given up."""
         self.write()
         draining = lost = False
         while True:
