@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """A request to a store failed. `transient`: a retry may succeed. `retry_after_s`: pause that the store asks for."""
+    """A request to a store failed. `transient`: retry at once. `retry_after_s`: pause that the store asks for."""
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -101,9 +101,8 @@ class Store(ABC):
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
 
-    def sweep(self, prefix: str) -> int:
+    def sweep(self, prefix: str) -> None:  # noqa: B027 - most stores write no temporary files
         """Remove killed processes' temporary files in the folder `prefix`, whose lease the caller holds."""
-        return 0
 
     def whole(self) -> Store:
         """Return the store of everything that shares this store's history: for a Hub folder, the whole repository."""
@@ -111,7 +110,7 @@ class Store(ABC):
 
     def squash(self) -> None:
         """Delete the history of `whole()`, keeping the files, while no other process writes. Does not retry."""
-        raise StoreError(f"{self.url} keeps no history", transient=False)
+        raise StoreError(f"{self.url} keeps no history")
 
     def read_or_none(self, path: str) -> bytes | None:
         """Like `read`, but return None if the file does not exist."""

@@ -123,5 +123,4 @@ class BucketStore(Store):
         except Exception as error:  # each library has its own classes: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
-            transient = not isinstance(error, PermissionError)
-            raise StoreError(f"{name}: {type(error).__name__}: {one_line(error)}", transient=transient) from None
+            raise StoreError(f"{name}: {type(error).__name__}: {one_line(error)}") from None

@@ -229,7 +229,7 @@ class Copier:
         if self.step is not None and checkpoint.step < self.step:
             conflict = f"step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here"
             remedy = "resume the run from the store, or give this one another name"
-            raise StoreError(f"{self.store.url} holds {conflict}; {remedy}", transient=False)
+            raise StoreError(f"{self.store.url} holds {conflict}; {remedy}")
         return True
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ class GoogleDriveLink(Store):
 
         def check(done: int, total: int | None) -> None:
             if limit is not None and max(done, total or 0) > limit:
-                raise StoreError(f"{path} is larger than {limit:,} bytes", transient=False)
+                raise StoreError(f"{path} is larger than {limit:,} bytes")
 
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "file"
@@ -68,4 +68,4 @@ class GoogleDriveLink(Store):
                     yield chunk
 
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
-        raise StoreError(f"{self.url} can only be read", transient=False)
+        raise StoreError(f"{self.url} can only be read")
