@@ -33,10 +33,7 @@ def check(config: RunConfig) -> None:
 
 
 def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
-    """Return the run and checkpoint in the value of the env option `option`: RUN or RUN@STEP (default: the best).
-
-    Raises `UserError` if the run was not trained for this env and, as its player, for the side that `option` names.
-    """
+    """Return run and checkpoint that the env option names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
     from kit import envs
 
     value = str(config.env_options[option])

@@ -203,11 +203,7 @@ class Run:
         return self.find(step) if step != 0 or is_saved else None
 
     def is_untrained(self, saved: Checkpoint | None) -> bool:
-        """Whether `saved`, a result of `find_or_new`, is a policy with random weights.
-
-        Checkpoints of step 0 record this. Those of older versions do not: they are untrained if the run had no warm
-        start.
-        """
+        """Whether `saved`, from `find_or_new`, has random weights. Older versions did not record it at step 0."""
         if saved is None or saved.step > 0:
             return saved is None
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
@@ -227,10 +223,7 @@ def opened(run: Run | str | Path, trust: bool = False) -> Run:
 
 
 def load_policy(config: RunConfig, saved: Checkpoint | None) -> Trainer:
-    """Load the policy of a checkpoint (None: make a new, untrained one) into a trainer on the CPU.
-
-    The trainer is for `predict`, `act` and `save`, not for training.
-    """
+    """Load the policy of a checkpoint (None: a new one) into a trainer on the CPU, for `predict`, `act` and `save`."""
     from kit import envs
     from kit.trainers import make_trainer
 

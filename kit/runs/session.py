@@ -142,10 +142,7 @@ class Session:
             return self._interrupted(training, self.requests.reason or str(error))
 
     def _halve_envs(self, shortage: str) -> str:
-        """Write half the number of envs to config.yaml; return the message that reports it.
-
-        Raises `UserError` if fewer envs would not help.
-        """
+        """Write half the number of envs to config.yaml; return a message. Raises `UserError` if that would not help."""
         from kit.trainers import algorithm
 
         config, n_envs = self.run.config, int(self.run.config.n_envs) // 2
@@ -225,10 +222,7 @@ class Session:
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Wait until the checkpoint of `step` is in the store, or a signal comes; return whether it is in the store.
-
-        The process that copies continues afterwards, as long as the machine runs.
-        """
+        """Wait until `step` is in the store or a signal comes; return whether it is. The copier goes on by itself."""
         if self._sync is None:
             return True
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s

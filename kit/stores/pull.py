@@ -84,7 +84,6 @@ class _Pull:
         self.passed_over: list[int] = []  # steps of damaged checkpoints
 
     def __call__(self, name: str, dest: Path) -> Path:
-        """Fetch the run, or only its newer files if `dest` has it already."""
         run_dir = dest.expanduser() / name
         is_local, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
         if is_local and newest >= max(folders_in(self.files).values(), default=-1):
