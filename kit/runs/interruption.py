@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -65,7 +65,8 @@ class SpotWatch:
     def __init__(self, on_notice: Callable[[str], None]) -> None:
         self._on_notice = on_notice
         self._over = threading.Event()
-        self._endpoint = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS))
+        self._endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS).rstrip("/")
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         if on_ec2():
             threading.Thread(target=self._watch, name="spot-watch", daemon=True).start()
 
@@ -84,20 +85,14 @@ class SpotWatch:
         """Return the text of the interruption notice; None without a notice or an answer of the service."""
         try:
             token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-            headers = {"X-aws-ec2-metadata-token": token} if token else {}
-            return self._request("GET", "/latest/meta-data/spot/instance-action", headers)
+            return self._request("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
         except (OSError, http.client.HTTPException):
             return None
 
-    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
-        host, port = self._endpoint.hostname or "", self._endpoint.port
-        connection = http.client.HTTPConnection(host, port, timeout=IMDS_TIMEOUT_S)
-        try:
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            return response.read(1000).decode(errors="replace") if response.status == 200 else None
-        finally:
-            connection.close()
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(self._endpoint + path, headers=headers, method=method)
+        with self._opener.open(request, timeout=IMDS_TIMEOUT_S) as response:
+            return str(response.read(1000).decode(errors="replace"))
 
 
 class SessionClock:
