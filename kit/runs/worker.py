@@ -14,8 +14,8 @@ from kit.runs.run import Run
 from kit.runs.status import Status
 
 
-def start(run: Run) -> int:
-    """Start a training process for `run` and return its process id at once. Its output goes to worker.log.
+def start(run: Run) -> None:
+    """Start a training process for `run` and return at once. Its output goes to worker.log.
 
     The process runs in its own Unix session (setsid), so Ctrl-C and the caller's end do not stop it. It inherits the
     run's lock, so that the run counts as working from now on, however long the imports take.
@@ -38,7 +38,6 @@ def start(run: Run) -> int:
         raise directory.refused(run.path, error) from None
     # collects the exit code, so that no zombie process is left in a long-lived kernel
     threading.Thread(target=worker.wait, name=f"worker-{worker.pid}", daemon=True).start()
-    return worker.pid
 
 
 def main(arguments: list[str]) -> int:

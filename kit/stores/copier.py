@@ -92,7 +92,6 @@ class Copier:
 
     def close(self) -> None:
         """Release the lease."""
-        self._watch("releasing the lease", 0)
         lease.release(self.store, self.name, self.owner, self._clock)
 
     def _copy_newest(self, stored: dict[str, int]) -> bool:
