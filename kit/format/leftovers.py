@@ -24,7 +24,9 @@ from pathlib import Path
 
 OLD = ".kit-old-"
 UNCHANGED_S = 24 * 3600.0
-_NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-[0-9a-f]{12}")  # versions up to 0.2 wrote no process id
+PROGRAM = secrets.token_hex(2)
+"""Id of this program, in the names of its temporary files: exec starts another one in the same process."""
+_NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-([0-9a-f]{4})[0-9a-f]{8}")  # up to version 0.2 without process id
 
 
 @contextlib.contextmanager
@@ -89,7 +91,7 @@ def remove(path: Path) -> None:
 
 
 def _new_name(folder: Path) -> Path:
-    return folder / f".kit-{_system()}.{os.getpid()}-{secrets.token_hex(6)}"
+    return folder / f".kit-{_system()}.{os.getpid()}-{PROGRAM}{secrets.token_hex(4)}"
 
 
 @cache
@@ -114,16 +116,18 @@ def _is_left(path: Path, sole_writer: bool) -> bool:
     if match is None:
         return path.with_name(path.name.removeprefix(OLD)).exists()
     is_local = match[1] == _system() and match[2]
-    if not _is_alive(int(match[2])) if is_local else sole_writer:
+    if not _is_alive(int(match[2]), match[3]) if is_local else sole_writer:
         return True
     with temporary(path.parent, 0o600) as probe:  # a new file tells the time by the file system's clock
         now = probe.stat().st_mtime
     return max(each.lstat().st_mtime for each in [path, *path.rglob("*")]) < now - UNCHANGED_S
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid: int, program: str) -> bool:
     import psutil
 
+    if pid == os.getpid():
+        return program == PROGRAM
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

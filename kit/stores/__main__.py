@@ -34,7 +34,7 @@ def main(folder: str, url: str, owner: str = "", parent: str = "") -> int:
     run_dir, restarted = Path(folder).resolve(), bool(parent)
     owner, parent = owner or lease.owner_of(run_dir), parent or str(os.getppid())
     name = f"process {os.getpid()} on {socket.gethostname()} since {psutil.Process().create_time()}\n"
-    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     if not restarted:
         with contextlib.suppress(OSError):  # a full disk
             os.write(lock, name.encode())

@@ -61,11 +61,10 @@ class Copier:
         """Why a local checkpoint was not copied."""
         self._lease: lease.Lease | None = None
         self._lease_ends = 0.0  # monotonic time, which no change of the clock affects
-        self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store
+        self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store, "" if unknown
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None  # step in the store's latest.json
         self._damaged: set[str] = set()
-        self._unverified: set[str] = set()  # put, but not read back yet
         self._opened = False
         self._put_bytes = 0
         """Bytes put since the last squash, including those of earlier sessions."""
@@ -172,7 +171,7 @@ class Copier:
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
             with contextlib.suppress(FileNotFoundError, Refused):
                 name, size = f"videos/{safe_name(path.name)}", path.stat().st_size
-                arrived = stored.get(name) == size and name not in self._unverified
+                arrived = stored.get(name) == size and name in self._stored
                 if not arrived and path.suffix in VIDEO_SUFFIXES and size <= MAX_VIDEO_BYTES:
                     files[name] = path
         return files
@@ -271,6 +270,7 @@ class Copier:
             value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
             self.time, latest = float(value["time"]), int(value["step"])
             self._put_bytes = int(value.get("put_bytes", 0))
+        self._stored = {path: "" for path in stored if path.startswith("videos/")}
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(stored).items():
             with contextlib.suppress(Refused, MissingFile):
@@ -315,7 +315,6 @@ class Copier:
         """
         for path in files:
             self._stored.pop(path, None)
-            self._unverified.add(path)
         inside = {f"{self.name}/{path}": content for path, content in files.items()}
         total = sum(map(size_of, files.values()))
         self._hold_lease(total)
@@ -333,7 +332,6 @@ class Copier:
             except MissingFile:
                 raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
             self._stored[path] = digest
-            self._unverified.discard(path)
         for path in delete:
             self._stored.pop(path, None)
             if path.startswith("checkpoints/"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -138,6 +139,19 @@ def test_what_another_makes_just_now_stays(name: str, home: Path) -> None:
             os.kill(child, signal.SIGCONT)
         assert os.waitstatus_to_exitcode(status) == 0
     assert not temporary(home)
+
+
+def test_what_a_process_left_before_exec_is_swept_after_it(tmp_path: Path) -> None:
+    sweep = "import sys, pathlib; from kit.format import leftovers; leftovers.sweep(pathlib.Path(sys.argv[1]))"
+    start = (
+        "import os, sys, pathlib; from kit.format import leftovers\n"
+        "context = leftovers.temporary(pathlib.Path(sys.argv[1])); context.__enter__()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])"
+    )
+    for then, count in (("pass", 1), (sweep, 0)):
+        (tmp_path / then[:4]).mkdir()
+        subprocess.run([sys.executable, "-c", start, str(tmp_path / then[:4]), then], check=True)
+        assert len(temporary(tmp_path / then[:4])) == count
 
 
 def test_what_another_machine_makes_stays_until_it_has_not_changed_for_a_day(home: Path) -> None:
