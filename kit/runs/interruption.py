@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 IMDS = "http://169.254.169.254"
 """Amazon's instance metadata service, version 2 (EC2 User Guide, "Spot Instance interruption notices")."""
@@ -19,37 +19,28 @@ IMDS_TIMEOUT_S = 1.0
 IMDS_PERIOD_S = 5.0
 
 
-class Signals:
+@contextlib.contextmanager
+def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> Iterator[bool]:
     """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`.
 
     Repeated signals call them again and do not kill the process. SIGHUP means that a terminal or an ssh connection was
-    closed.
+    closed. Yields whether the handlers are installed: Python allows them in the main thread only.
     """
 
-    def __init__(self, on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> None:
-        self._on_signal, self._on_hangup = on_signal, on_hangup
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def raise_in_main_thread(self) -> None:
-        """Run the SIGTERM handler in the main thread; do nothing if the handlers are not installed."""
-        if self._previous:
-            signal.raise_signal(signal.SIGTERM)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._on_hangup()
+            on_hangup()
         else:
-            self._on_signal(signal.Signals(number).name)
+            on_signal(signal.Signals(number).name)
+
+    installed = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if installed else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield installed
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def on_ec2() -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from kit.machine import memory
 from kit.machine.gpu import Monitor
 from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
-from kit.runs.interruption import SessionClock, Signals, SpotWatch
+from kit.runs.interruption import SessionClock, SpotWatch, handlers
 from kit.runs.run import Run
 from kit.runs.status import DONE, FAILED, INTERRUPTED, Status
 from kit.runs.training import Training
@@ -73,7 +74,7 @@ class Session:
 
         Raises `UserError` if the run is in use.
         """
-        with directory.lock(self.run.path, self._lock), Signals(self._on_signal, self._on_hangup) as self._signals:
+        with directory.lock(self.run.path, self._lock), handlers(self._on_signal, self._on_hangup) as self._installed:
             checkpoint.sweep(self.run.path)
             self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
             if self.status.values["plan"] and self.status.values["checkpoint"] is None:
@@ -280,8 +281,8 @@ class Session:
     def _poll(self, ticks: int) -> None:
         for command in control.take(self.run.path):
             self.requests.obey(command)
-            if command == "stop" and self.status.values["state"] == "starting":
-                self._signals.raise_in_main_thread()
+            if command == "stop" and self.status.values["state"] == "starting" and self._installed:
+                signal.raise_signal(signal.SIGTERM)
         training = self._training
         if self._clock.is_over(training.longest_save_s if training else 0.0):
             self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")
