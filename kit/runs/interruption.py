@@ -50,40 +50,40 @@ def on_ec2() -> bool:
     return is_amazon or "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ
 
 
-class SpotWatch:
-    """Spot interruption watcher: a thread polls EC2's metadata every five seconds and calls `on_notice` once."""
+def spot_notice() -> str | None:
+    """Return the text of EC2's spot interruption notice; None without a notice or an answer of the service."""
+    endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS).rstrip("/")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def __init__(self, on_notice: Callable[[str], None]) -> None:
-        self._on_notice = on_notice
-        self._over = threading.Event()
-        self._endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS).rstrip("/")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        if on_ec2():
-            threading.Thread(target=self._watch, name="spot-watch", daemon=True).start()
-
-    def close(self) -> None:
-        self._over.set()
-
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            notice = self.poll()
-            if notice:
-                self._on_notice(f"EC2 spot notice: {notice}")
-                return
-            self._over.wait(IMDS_PERIOD_S)
-
-    def poll(self) -> str | None:
-        """Return the text of the interruption notice; None without a notice or an answer of the service."""
-        try:
-            token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-            return self._request("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
-        except (OSError, http.client.HTTPException):
-            return None
-
-    def _request(self, method: str, path: str, headers: dict[str, str]) -> str:
-        request = urllib.request.Request(self._endpoint + path, headers=headers, method=method)
-        with self._opener.open(request, timeout=IMDS_TIMEOUT_S) as response:
+    def answer(method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(endpoint + path, headers=headers, method=method)
+        with opener.open(request, timeout=IMDS_TIMEOUT_S) as response:
             return str(response.read(1000).decode(errors="replace"))
+
+    try:
+        token = answer("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        return answer("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+@contextlib.contextmanager
+def spot_watch(on_notice: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: on EC2, a thread polls for a spot notice (every 5 s) and calls `on_notice(reason)` once."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not (notice := spot_notice()):
+            if over.wait(IMDS_PERIOD_S):
+                return
+        on_notice(f"EC2 spot notice: {notice}")
+
+    if on_ec2():
+        threading.Thread(target=watch, name="spot-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class SessionClock:

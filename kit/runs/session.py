@@ -29,7 +29,7 @@ from kit.machine import memory
 from kit.machine.gpu import Monitor
 from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
-from kit.runs.interruption import SessionClock, SpotWatch, handlers
+from kit.runs.interruption import SessionClock, handlers, spot_watch
 from kit.runs.run import Run
 from kit.runs.status import DONE, FAILED, INTERRUPTED, Status
 from kit.runs.training import Training
@@ -81,9 +81,9 @@ class Session:
                 print(self.status.values["plan"], flush=True)
             watch = threading.Thread(target=self._watch, name="watch", daemon=True)
             watch.start()
-            spot, code = SpotWatch(self.requests.stop), INTERRUPTED
+            code = INTERRUPTED
             try:
-                with self._monitor, listening(self._compiling):
+                with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
                     code = self._train_and_shrink()
             except UserError as error:
                 self.status.set(state="failed", message=str(error))
@@ -94,7 +94,6 @@ class Session:
                 self.status.set(state="failed", message=f"{type(error).__name__}: {error}; {where}")
                 code = FAILED
             finally:
-                spot.close()
                 self._over.set()
                 watch.join()
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
