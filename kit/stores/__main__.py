@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import socket
@@ -16,8 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-import psutil
 
 from kit.stores import lease
 from kit.stores.base import StoreError
@@ -29,15 +28,15 @@ LOCK = ".sync.lock"
 """File in the run that its copier locks (flock). Each copier adds a line; the one with the last line stays."""
 
 
-def main(folder: str, url: str, owner: str = "", parent: str = "") -> int:
-    """Run the copier; return the exit code of `Sync.run`. `parent`: process id of its parent, given after a restart."""
-    run_dir, restarted = Path(folder).resolve(), bool(parent)
+def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "") -> int:
+    """Run the copier; return the exit code of `Sync.run`. A restart passes `parent`'s process id and its `name` on."""
+    run_dir, restarted = Path(folder).resolve(), bool(name)
     owner, parent = owner or lease.owner_of(run_dir), parent or str(os.getppid())
-    name = f"process {os.getpid()} on {socket.gethostname()} since {psutil.Process().create_time()}\n"
+    name = name or f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(4)}"
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     if not restarted:
         with contextlib.suppress(OSError):  # a full disk
-            os.write(lock, name.encode())
+            os.write(lock, f"{name}\n".encode())
     drain = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: drain.set())
@@ -55,7 +54,7 @@ def main(folder: str, url: str, owner: str = "", parent: str = "") -> int:
         return Copier(run_dir, open_store(url, write=True), owner, watch=watch)
 
     def restart() -> None:
-        os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, parent])
+        os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, parent, name])
 
     sync = Sync(run_dir, url, owner, make_copier, should_drain, restart, restarted)
 
@@ -63,7 +62,7 @@ def main(folder: str, url: str, owner: str = "", parent: str = "") -> int:
         while True:
             time.sleep(1.0)
             with contextlib.suppress(OSError):  # the run was deleted
-                if (run_dir / LOCK).read_text().partition(name)[2]:
+                if (run_dir / LOCK).read_text().partition(f"{name}\n")[2]:
                     os._exit(3)
             sync.beat()
 
