@@ -84,6 +84,8 @@ class Sync:
         while True:
             if not draining and self.should_drain():
                 draining, self._next_pass = True, float("-inf")  # start the next pass at once
+                if not self.restarted:  # a day of retries begins now, whatever failed during training
+                    self.state["failures"] = 0
             if lost and draining:
                 return 3
             if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
