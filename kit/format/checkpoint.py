@@ -40,10 +40,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint, of this `step`, in the folder `path`.
-
-    `raw` holds the manifest's bytes if they were read already, as for a checkpoint in a store (see `of`).
-    """
+    """A committed checkpoint in the folder `path`. `raw`: the bytes of its manifest, if they are known (see `of`)."""
 
     step: int
     path: Path
@@ -51,10 +48,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return a checkpoint that lies in a store, from its `folder` and the bytes `raw` of its manifest.
-
-        `folder` is relative to the run, such as "best/step_…". Raises `Refused`.
-        """
+        """Return a checkpoint in a store, in `folder` of the run, with the manifest `raw`. Raises `Refused`."""
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
@@ -67,10 +61,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """Return a copy that keeps the checked manifest in memory. Raises `Damaged`.
-
-        So `manifest()` works after the files are deleted.
-        """
+        """Return a copy that keeps the manifest, for when the files are deleted meanwhile. Raises `Damaged`."""
         loaded = replace(self, raw=self._manifest_bytes())
         loaded.manifest()
         return loaded
@@ -150,10 +141,7 @@ class Checkpoint:
 
 
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
-    """Write `state` as the checkpoint `folder`/step_<step>.
-
-    `shared` holds the manifest entries of shared files that are in the run already.
-    """
+    """Write `state` as `folder`/step_<step>. `shared`: manifest entries of shared files that the run has already."""
     folder.mkdir(parents=True, exist_ok=True)
     with leftovers.temporary(folder) as building:
         contents, shared = _encode(state), dict(shared or {})
@@ -206,10 +194,7 @@ def sweep(run_path: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint of the run needs.
-
-    Checkpoints with a damaged manifest are treated as needing nothing.
-    """
+    """Delete shared files that no checkpoint of the run needs; one with a damaged manifest counts as needing none."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
     for checkpoint in [each for kind in KINDS if shared for each in committed(run_path / kind)]:

@@ -36,8 +36,5 @@ def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int
 
 
 def passed_over(run_dir: Path) -> set[int]:
-    """Return the steps whose stored checkpoints were damaged when this run was fetched.
-
-    Callers skip those checkpoints in the store.
-    """
+    """Return the steps whose checkpoints in the store were damaged when this run was fetched."""
     return set(read_json(run_dir / PASSED_OVER, []))

@@ -1,13 +1,12 @@
-"""Temporary files and folders: create them with a lock, and remove those that killed processes left behind.
+"""Temporary files and folders: create them, and remove those that killed processes left behind.
 
-    .kit-0123abcd-0123456789ab   a file or folder that a process is writing or deleting; 0123abcd identifies the machine
-                                 and its boot. The process holds a lock (flock) on it, which the system releases when
-                                 the process dies
-    .kit-old-NAME                the previous NAME, until its replacement is in place
+    .kit-0123abcd.4711-0123456789ab   a file or folder that process 4711 is writing or deleting; 0123abcd identifies its
+                                      machine, boot and PID namespace
+    .kit-old-NAME                     the previous NAME, until its replacement is in place
 
-If another machine made a temporary file, or the mount has no locks, the lock cannot be checked. Such a file is removed
-once nothing in it has changed for a day, or at once if the caller knows that no other process writes there, because it
-holds the run's lock or lease. Standard library only.
+Whether a process of another machine or container lives cannot be seen. What it left is removed once nothing in it has
+changed for a day, or at once if the caller knows that no other process writes there, because it holds the run's lock or
+lease.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from pathlib import Path
 
 OLD = ".kit-old-"
 UNCHANGED_S = 24 * 3600.0
-_NAME = re.compile(r"\.kit-([0-9a-f]{8})-[0-9a-f]{12}")
+PROGRAM = secrets.token_hex(2)
+"""Id of this program, in the names of its temporary files: exec starts another one in the same process."""
+_NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-([0-9a-f]{4})[0-9a-f]{8}")  # up to version 0.2 without process id
 
 
 @contextlib.contextmanager
@@ -37,19 +38,16 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
     """
     if file_mode is None:
         sweep(folder)
-    path, handle = _locked(folder, file_mode)
+    path = _new_name(folder)
+    path.mkdir() if file_mode is None else path.touch(file_mode, exist_ok=False)
     try:
         yield path
     finally:
-        os.close(handle)
         remove(path)
 
 
 def hide(path: Path) -> Path:
-    """Rename `path` to a temporary name and return that. Do it before deleting, so that no reader sees half of it.
-
-    It works on a full disk too.
-    """
+    """Rename `path` to a temporary name, also on a full disk. Before deleting: no reader sees half of it."""
     return path.rename(_new_name(path.parent))
 
 
@@ -68,12 +66,8 @@ def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> It
     """Yield the temporary files in `folder` whose process is dead. `sole_writer`: no other machine writes there."""
     for path in list(_temporaries(folder, recursive)):
         with contextlib.suppress(OSError):  # it is gone, or belongs to another user
-            handle = os.open(path, os.O_NOFOLLOW | (os.O_RDONLY if path.is_dir() else os.O_RDWR))
-            try:
-                if _is_left(path, handle, sole_writer):
-                    yield path
-            finally:
-                os.close(handle)
+            if _is_left(path, sole_writer):
+                yield path
 
 
 def size(folder: Path) -> int:
@@ -97,45 +91,16 @@ def remove(path: Path) -> None:
 
 
 def _new_name(folder: Path) -> Path:
-    return folder / f".kit-{_kernel()}-{secrets.token_hex(6)}"
+    return folder / f".kit-{_system()}.{os.getpid()}-{PROGRAM}{secrets.token_hex(4)}"
 
 
 @cache
-def _kernel() -> str:
-    """Return an id of the running OS kernel, which changes at every boot. Locks can be checked on this kernel only."""
-    try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:  # not Linux
-        name = socket.gethostname()
+def _system() -> str:
+    """Return an id of the machine, its boot and the PID namespace: of all processes that this one can see."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):  # not Linux
+        name = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
     return hashlib.sha256(name.encode()).hexdigest()[:8]
-
-
-def _locked(folder: Path, file_mode: int | None) -> tuple[Path, int]:
-    """Create and lock a temporary; try again if another process swept it before it was locked."""
-    import fcntl
-
-    while True:
-        path = _new_name(folder)
-        path.mkdir() if file_mode is None else path.touch(file_mode, exist_ok=False)
-        with contextlib.suppress(FileNotFoundError):
-            handle = os.open(path, os.O_RDONLY)
-            if _lock(handle, fcntl.LOCK_SH) is not False and path.exists():
-                return path, handle
-            os.close(handle)
-
-
-def _lock(handle: int, kind: int) -> bool | None:
-    """Try to lock the open file `handle`. Return True if it is locked now, False if another process has locked it, and
-    None if the mount has no locks."""
-    import fcntl
-
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
@@ -145,21 +110,25 @@ def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
         folders[:] = [name for name in folders if recursive and not name.startswith(".kit-")]
 
 
-def _is_left(path: Path, handle: int, sole_writer: bool) -> bool:
-    """Return whether `path` may be removed: its process is dead, or it is an old version whose successor is in place.
-
-    `handle` is the file descriptor of `path`.
-    """
-    import fcntl
-
+def _is_left(path: Path, sole_writer: bool) -> bool:
+    """Whether the process that made `path` is dead, or `path` is an old version whose successor is in place."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return path.with_name(path.name.removeprefix(OLD)).exists()
-    free = _lock(handle, fcntl.LOCK_EX) if match[1] == _kernel() else None
-    if free is not None:
-        return free
-    if sole_writer:
+    is_local = match[1] == _system() and match[2]
+    if not _is_alive(int(match[2]), match[3]) if is_local else sole_writer:
         return True
     with temporary(path.parent, 0o600) as probe:  # a new file tells the time by the file system's clock
         now = probe.stat().st_mtime
     return max(each.lstat().st_mtime for each in [path, *path.rglob("*")]) < now - UNCHANGED_S
+
+
+def _is_alive(pid: int, program: str) -> bool:
+    import psutil
+
+    if pid == os.getpid():
+        return program == PROGRAM
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -28,10 +28,7 @@ class Held(NamedTuple):
 
 
 def outdated(checkpoints: Sequence[Held], room: float, now: float) -> set[int]:
-    """Return the steps of `checkpoints` (oldest first) to delete.
-
-    The others take at most `room` bytes, unless only the newest is left.
-    """
+    """Return the steps of `checkpoints` (oldest first) to delete, so that the others take at most `room` bytes."""
     hours = {each.time // 3600: each.step for each in checkpoints if now - each.time < 3600 * KEEP_HOURS}
     kept = [each for each in checkpoints if each in checkpoints[-KEEP_LAST:] or each.step in hours.values()]
     while len(kept) > 1 and size(kept) > room:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
-from kit.runs import control, directory, provenance, status, tracking
+from kit.runs import control, directory, opponents, provenance, status, teacher, tracking
 from kit.runs.finding import locate, locate_unfinished
-from kit.runs.prepare import PreparedRun, prepare_run
 from kit.runs.run import Run, opened
-from kit.runs.warm_start import first_checkpoint
+from kit.runs.warm_start import first_checkpoint, warm_start
 from kit.trust import permit
 
 Progress = Callable[[dict[str, Any]], None]
@@ -38,8 +38,7 @@ def train(
     that a config file or another run names: both need `trust=True`. Raises `UserError` for settings that cannot work,
     before any file is written.
     """
-    run = create(prepare_run(config, fields, start_from, trust))
-    return _foreground(run, on_progress)
+    return _foreground(create(config, fields, start_from, trust), on_progress)
 
 
 def launch(
@@ -49,8 +48,7 @@ def launch(
 
     Control it with the methods `pause`, `stop`, `checkpoint` and `wait` of the returned run.
     """
-    run = create(prepare_run(config, fields, start_from, trust, other_process=True))
-    return _background(run)
+    return _background(create(config, fields, start_from, trust, other_process=True))
 
 
 def branch(run: Run | str | Path, step: int | str | None = None, **changes: Any) -> Run:
@@ -154,12 +152,45 @@ def remove(run: Run, sure: bool = False) -> None:
         shutil.rmtree(trash)
 
 
-def create(prepared: PreparedRun) -> Run:
-    """Create the run directory, with a checkpoint at step 0 if the run starts with a pretrained policy."""
-    config, warm = prepared.plan.config, prepared.warm_start
+def create(
+    config: RunConfig | None,
+    changes: dict[str, Any],
+    start_from: str | Path | None = None,
+    trust: bool = False,
+    other_process: bool = False,
+    runs_per_gpu: int = 1,
+) -> Run:
+    """Create the directory of a new run, once everything that could prevent its training is checked.
+
+    It has a checkpoint at step 0 if the run starts with a pretrained policy. `changes` are fields of `config` that
+    differ; `start_from` and `trust` as in `train`. `other_process`: whether another process will train it.
+    `runs_per_gpu`: number of runs sharing the GPU; its memory is divided among them when `n_envs` is chosen. Raises
+    `UserError`, and then leaves no file.
+    """
+    from kit import envs
+    from kit.measure.fit import room
+    from kit.trainers.planning import plan
+
+    user_config, warm = config, None
+    config = (user_config or RunConfig()).replace(**changes)
+    if start_from is not None:
+        warm = warm_start(start_from, trust, config.runs_dir, config.algo)
+        config = warm.make_config(user_config, changes)
+    permit(config, trust)
+    if other_process or config.processes > 1:
+        envs.child_environ(config)  # raises if another process cannot make the env
+    opponents.check(config)
+    tracking.check(config.tracker)
+    planned = plan(config, partial(room, share=runs_per_gpu))
+    config = planned.config
+    teacher.check(config, envs.describe(config.env, config.env_options), trust)
+    if config.store:
+        from kit.stores import open_store
+
+        open_store(config.store, write=True)  # a store that cannot be written raises now, not after an hour
     path = directory.create(config)
     try:
-        status.Status.create(path, config.total_steps, plan=prepared.plan.sentence)
+        status.Status.create(path, config.total_steps, plan=planned.sentence)
         if warm is not None:
             provenance.write(path, parent=warm.parent)
             first_checkpoint(Run(path), warm)

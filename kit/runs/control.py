@@ -31,13 +31,11 @@ def take(run_path: Path) -> list[Command]:
 
 
 class Requests:
-    """Flags that tell the training thread what to do; other threads set them on commands, signals and time limits.
-
-    `paused`: wait. `checkpoint`: save soon. `hurry`: a signal came, so the process may be killed within seconds.
-    """
+    """What the training thread has to do; other threads set it on commands, signals and time limits."""
 
     def __init__(self) -> None:
-        self.paused = self.checkpoint = self.hurry = False
+        self.paused = self.checkpoint = False
+        self.hurry = False  # a signal came: the process may be killed within seconds
         self.reason: str | None = None
         """Why to stop; None to continue. The first reason is kept: a stop cannot be revoked."""
 

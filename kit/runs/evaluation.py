@@ -37,10 +37,7 @@ Sums with the suffix are then divided by the minutes of a mean episode."""
 
 
 class Evaluator:
-    """Plays whole episodes in envs of its own, so that training's envs and random numbers do not change.
-
-    `seed`: EVAL_SEED or TEST_SEED.
-    """
+    """Plays whole episodes in envs of its own, which leaves training's envs and random numbers unchanged."""
 
     def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
         self.seed = config.seed + seed

@@ -28,8 +28,7 @@ from kit.format.files import write_atomic
 from kit.format.leftovers import temporary
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
-from kit.runs.policies import load_policy
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.trainers import Trainer
 from kit.trainers.actor import Actor
 
@@ -50,10 +49,7 @@ TOLERANCE = 1e-4
 
 
 class PolicyModule(nn.Module):
-    """Module for export: maps observation fields and hidden state to clipped actions and the next hidden state.
-
-    `names`: the observation fields, in the order of the inputs.
-    """
+    """Module for export: maps observation fields `names` and hidden state to clipped actions and hidden state."""
 
     def __init__(self, actor: Actor, names: Sequence[str], action_space: spaces.Space) -> None:
         super().__init__()
@@ -124,7 +120,6 @@ def export(
 
 
 def _policy_obs(env: BatchEnv, obs: Obs) -> Obs:
-    """Return the fields of `obs` in the policy's observation group."""
     return pick(obs, env.obs_groups.get(POLICY), bare=False)
 
 
@@ -163,10 +158,7 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 
 @torch.no_grad()
 def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: BatchEnv, obs: Obs) -> float:
-    """Compare the actions of policy and export while the policy plays; return the largest absolute difference.
-
-    Compares batches of all envs and of one env.
-    """
+    """Return the largest difference of actions of policy and export, in batches of all envs and of one env."""
     largest = 0.0
     for step in islice(play(env, module.actor, obs), STEPS):
         inputs = [*(field for _, field in leaves("obs", _policy_obs(env, step.obs))), *step.hidden_state]

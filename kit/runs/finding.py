@@ -86,14 +86,6 @@ def family(runs: RunList) -> RunList:
     return RunList(run for root in roots for run in below(root))
 
 
-def latest_unfinished(runs_dir: str | Path = "runs") -> Run:
-    """Return the most recently updated run that is interrupted or failed. Raises `UserError` if there is none."""
-    for run in local_runs(runs_dir):
-        if run.status()["state"] in ("interrupted", "failed"):
-            return run
-    raise UserError(f"runs_dir={str(runs_dir)!r} holds no unfinished run; `kit train` starts one.")
-
-
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
     """Return the run, fetched if it is in a store, and the config fields that fetching changes (runs_dir, store)."""
     if _is_url(path_or_url):
@@ -105,11 +97,11 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
     """`locate` for the latest unfinished run in `runs_dir`, or else in `store`."""
-    try:
-        return latest_unfinished(runs_dir), {}
-    except UserError:
-        if store is None:
-            raise
+    for run in local_runs(runs_dir):
+        if run.status()["state"] in ("interrupted", "failed"):
+            return run, {}
+    if store is None:
+        raise UserError(f"runs_dir={runs_dir!r} holds no unfinished run; `kit train` starts one.")
     return locate(store, runs_dir, max_gb)
 
 

@@ -24,7 +24,10 @@ def fingerprint(run: Run, step: int | None = None) -> str:
     state = saved.read()
     if "session" not in state:
         raise UserError(f"step={step} of {run.path} is only a policy; a fingerprint needs a whole checkpoint.")
-    rows = [_without_clock(row) for row in run.rows()[: state["session"]["rows"]]]
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith(CLOCK)}
+        for row in run.rows()[: state["session"]["rows"]]
+    ]
     digest = hashlib.sha256()
     for component, values in sorted(state.items()):
         for name, value in sorted(values.items()):
@@ -35,10 +38,6 @@ def fingerprint(run: Run, step: int | None = None) -> str:
         digest.update(_canonical(tensor))
     digest.update(json.dumps(rows, sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def _without_clock(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith(CLOCK)}
 
 
 def _canonical(value: Any) -> bytes:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 IMDS = "http://169.254.169.254"
 """Amazon's instance metadata service, version 2 (EC2 User Guide, "Spot Instance interruption notices")."""
@@ -19,91 +19,71 @@ IMDS_TIMEOUT_S = 1.0
 IMDS_PERIOD_S = 5.0
 
 
-class Signals:
+@contextlib.contextmanager
+def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> Iterator[bool]:
     """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`.
 
     Repeated signals call them again and do not kill the process. SIGHUP means that a terminal or an ssh connection was
-    closed.
+    closed. Yields whether the handlers are installed: Python allows them in the main thread only.
     """
 
-    def __init__(self, on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> None:
-        self._on_signal, self._on_hangup = on_signal, on_hangup
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def raise_in_main_thread(self) -> None:
-        """Run the SIGTERM handler in the main thread; do nothing if the handlers are not installed."""
-        if self._previous:
-            signal.raise_signal(signal.SIGTERM)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._on_hangup()
+            on_hangup()
         else:
-            self._on_signal(signal.Signals(number).name)
+            on_signal(signal.Signals(number).name)
+
+    installed = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if installed else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield installed
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def on_ec2() -> bool:
     """Whether this machine is an EC2 instance, judged by its firmware without a network request."""
-    if "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ:
-        return True
-    for name in ("board_vendor", "sys_vendor"):
-        try:
-            if "amazon ec2" in Path(f"/sys/class/dmi/id/{name}").read_text().lower():
-                return True
-        except OSError:
-            continue
-    return False
+    vendors = [path for path in Path("/sys/class/dmi/id").glob("*_vendor") if os.access(path, os.R_OK)]
+    is_amazon = any("amazon ec2" in path.read_text().lower() for path in vendors)
+    return is_amazon or "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ
 
 
-class SpotWatch:
-    """Spot interruption watcher: a thread polls EC2's metadata every five seconds and calls `on_notice` once."""
+def spot_notice() -> str | None:
+    """Return the text of EC2's spot interruption notice; None without a notice or an answer of the service."""
+    endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS).rstrip("/")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def __init__(self, on_notice: Callable[[str], None]) -> None:
-        self._on_notice = on_notice
-        self._over = threading.Event()
-        self._endpoint = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS))
-        if on_ec2():
-            threading.Thread(target=self._watch, name="spot-watch", daemon=True).start()
+    def answer(method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(endpoint + path, headers=headers, method=method)
+        with opener.open(request, timeout=IMDS_TIMEOUT_S) as response:
+            return str(response.read(1000).decode(errors="replace"))
 
-    def close(self) -> None:
-        self._over.set()
+    try:
+        token = answer("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        return answer("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
+    except (OSError, http.client.HTTPException):
+        return None
 
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            notice = self.poll()
-            if notice:
-                self._on_notice(f"EC2 spot notice: {notice}")
+
+@contextlib.contextmanager
+def spot_watch(on_notice: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: on EC2, a thread polls for a spot notice (every 5 s) and calls `on_notice(reason)` once."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not (notice := spot_notice()):
+            if over.wait(IMDS_PERIOD_S):
                 return
-            self._over.wait(IMDS_PERIOD_S)
+        on_notice(f"EC2 spot notice: {notice}")
 
-    def poll(self) -> str | None:
-        """Return the text of the interruption notice; None without a notice or an answer of the service."""
-        try:
-            token = self._request("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-            headers = {"X-aws-ec2-metadata-token": token} if token else {}
-            return self._request("GET", "/latest/meta-data/spot/instance-action", headers)
-        except (OSError, http.client.HTTPException):
-            return None
-
-    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
-        host, port = self._endpoint.hostname or "", self._endpoint.port
-        connection = http.client.HTTPConnection(host, port, timeout=IMDS_TIMEOUT_S)
-        try:
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            return response.read(1000).decode(errors="replace") if response.status == 200 else None
-        finally:
-            connection.close()
+    if on_ec2():
+        threading.Thread(target=watch, name="spot-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class SessionClock:

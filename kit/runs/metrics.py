@@ -44,7 +44,8 @@ class Metrics:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row with the numbers in `values`; other values (images, histograms) are skipped."""
-        row = {"step": step, **{name: _number(value) for name, value in values.items() if _is_number(value)}}
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+        row = {"step": step, **{name: value for name, value in plain.items() if isinstance(value, int | float)}}
         self._waiting.append((json.dumps(row) + "\n").encode())
         self.rows += 1
         self.last |= row
@@ -129,11 +130,3 @@ def row_logger(metrics: Metrics, extra_columns: Callable[[], Mapping[str, Any]] 
             metrics.add(step, {**key_values, **extra_columns()})
 
     return Logger(folder=None, output_formats=[Rows()])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or hasattr(value, "item")
-
-
-def _number(value: Any) -> int | float:
-    return value.item() if hasattr(value, "item") else value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
-from kit.runs.run import Run
+from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
     from kit.envs import BatchEnv
@@ -33,10 +33,7 @@ def check(config: RunConfig) -> None:
 
 
 def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
-    """Return the run and checkpoint in the value of the env option `option`: RUN or RUN@STEP (default: the best).
-
-    Raises `UserError` if the run was not trained for this env and, as its player, for the side that `option` names.
-    """
+    """Return run and checkpoint that the env option names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
     from kit import envs
 
     value = str(config.env_options[option])
@@ -58,7 +55,6 @@ def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
     """Load the opponent named in the env option `option`; it plays deterministic actions."""
     import torch
 
-    from kit.runs.policies import load_policy
     from kit.trainers.saving import RandomGenerators
 
     run, saved = _find(config, option)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kit
+from kit.encoders.frozen import FrozenView
 from kit.errors import UserError, need
-from kit.runs import usage
 from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
 from kit.runs.video import record
 from kit.stores.model_card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
+from kit.trainers import Trainer, algorithm
 
 if TYPE_CHECKING:
     from kit.stores.hub import HubStore
@@ -33,6 +34,29 @@ USE = """## Use
 Trained with [kit]({home}) {version}; to train it again: `kit train config.yaml`.
 """
 WARNING = " A zip of Stable-Baselines3 holds pickles: open it only if you trust its author."
+EACH_STEP = "# at every step"
+SB3 = """import json
+import numpy as np
+from huggingface_hub import hf_hub_download  # or load_from_hub of huggingface_sb3
+from {package} import {algo}
+
+model = {algo}.load(hf_hub_download("{repo}", "{name}.zip"))"""
+NORMALIZE = """
+stats = json.load(open(hf_hub_download("{repo}", "{name}.json")))["normalizer"]
+def normalize(observation, field="obs"):  # with the statistics of training
+    if isinstance(observation, dict):
+        return {{key: normalize(value, f"{{field}}.{{key}}") for key, value in observation.items()}}
+    if field not in stats:
+        return observation
+    mean, var = np.array(stats[field]["mean"]), np.array(stats[field]["var"])
+    scaled = (observation - mean) / np.sqrt(var + stats["epsilon"])
+    return np.clip(scaled, -stats["clip"], stats["clip"]).astype(np.float32)
+"""
+ONNX = """import numpy as np
+import onnxruntime
+from huggingface_hub import hf_hub_download
+
+policy = onnxruntime.InferenceSession(hf_hub_download("{repo}", "{name}.onnx"))"""
 
 
 def push(
@@ -68,7 +92,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     """Make the files of the model repository in `folder`; return them by name."""
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
-    if not usage.opens_in_sb3(trainer):
+    if not opens_in_sb3(trainer):
         need("onnx", "deploy"), need("onnxruntime", "deploy")  # else the published policy could be used only with kit
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algo.lower()}-{config.env}").strip("-")
     scores = evaluate(run, episodes, number)
@@ -86,17 +110,16 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
         contents["curve.png"] = plot
     about = json.loads((folder / f"{name}.json").read_text())
     blocks = []
-    if usage.opens_in_sb3(trainer):
-        blocks.append(("With Stable-Baselines3:", usage.with_sb3(trainer, about, config.algo, store.repo, name)))
+    if opens_in_sb3(trainer):
+        blocks.append(("With Stable-Baselines3:", with_sb3(trainer, about, config.algo, store.repo, name)))
     if f"{name}.onnx" in contents:
         heading = "Without any pickle, normaliser inside, with onnxruntime:"
-        blocks.append((heading, usage.with_onnx(about, store.repo, name)))
+        blocks.append((heading, with_onnx(about, store.repo, name)))
     contents["README.md"] = model_card(run, number, name, scores, blocks, contents).encode()
     return contents
 
 
 def _redacted(name: str, content: Path | bytes) -> Path | bytes:
-    """Remove secrets from text files; return other files unchanged."""
     if not name.endswith(TEXT):
         return content
     return redact_bytes(content if isinstance(content, bytes) else content.read_bytes(), name)
@@ -143,3 +166,45 @@ def model_card(
     warning = WARNING if len(blocks) == 2 or f"{name}.onnx" not in contents else ""
     parts.append(USE.format(code=code, name=name, warning=warning, home=kit.HOME, version=kit.__version__))
     return "\n\n".join(parts)
+
+
+def opens_in_sb3(trainer: Trainer) -> bool:
+    """Whether SB3 without kit can load `trainer`'s zip and use it with the env's observations as they are."""
+    classes = [trainer.policy_class, trainer.policy_kwargs.get("features_extractor_class")]
+    needs_kit = any(cls is not None and cls.__module__.partition(".")[0] == "kit" for cls in classes)
+    view = trainer.as_actor().view
+    return not needs_kit and not isinstance(view, FrozenView) and view.space == trainer.tensor_env.observation_space
+
+
+def with_sb3(trainer: Trainer, about: dict[str, Any], algo: str, repo: str, name: str) -> str:
+    """Return the example for the SB3 zip. `about`: content of its JSON file; `repo`: user/model; `name`: file stem."""
+    stock = algorithm.find(algo).stock
+    names = {"package": stock.__module__.partition(".")[0], "algo": stock.__name__, "repo": repo, "name": name}
+    lines, obs = [SB3.format(**names)], "observation"
+    if "normalizer" in about:
+        lines, obs = [*lines, NORMALIZE.format(**names)], "normalize(observation)"
+    if about["memory"]:
+        lines.append("state, episode_start = None, np.array([True])  # repeat at the start of each episode")
+        arguments = f"{obs}, state, episode_start, deterministic=True"
+        lines += [EACH_STEP, f"action, state = model.predict({arguments})", "episode_start = np.array([False])"]
+    else:
+        lines += [EACH_STEP, f"action, _ = model.predict({obs}, deterministic=True)"]
+    return "\n".join(lines)
+
+
+def with_onnx(about: dict[str, Any], repo: str, name: str) -> str:
+    """Return the example for the ONNX file; arguments as in `with_sb3`."""
+    lines, inputs = [ONNX.format(repo=repo, name=name)], [f'"{i["name"]}": {_field(i)}[None]' for i in about["inputs"]]
+    if about["memory"]:
+        zeros = [f'"{state["name"]}": np.zeros({(1, *state["shape"])}, "float32")' for state in about["memory"]]
+        lines.append(f"hidden_state = {{{', '.join(zeros)}}}  # repeat at the start of each episode")
+        inputs.append("**hidden_state")
+    feed = "{\n    " + ",\n    ".join(inputs) + ",\n}"
+    lines += [EACH_STEP, f"(action, *next_state) = policy.run(None, {feed})", "action = action[0]"]
+    return "\n".join([*lines, *(["hidden_state = dict(zip(hidden_state, next_state))"] if about["memory"] else [])])
+
+
+def _field(entry: dict[str, Any]) -> str:
+    """Return Python code that reads one observation field as an array."""
+    keys = "".join(f'["{key}"]' for key in entry["name"].split(".")[1:])
+    return f'np.asarray(observation{keys}, "{entry["dtype"]}")'

@@ -6,6 +6,7 @@ Works from any process, while the run trains and afterwards.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -179,8 +180,6 @@ class Run:
         `step`: a number, "best", "latest", or None for the best policy if there is one, else the latest. `trust` as in
         `kit.resume`.
         """
-        from kit.runs.policies import load_policy
-
         permit(self.config, trust)
         return load_policy(self.config, self.find(step))
 
@@ -204,11 +203,7 @@ class Run:
         return self.find(step) if step != 0 or is_saved else None
 
     def is_untrained(self, saved: Checkpoint | None) -> bool:
-        """Whether `saved`, a result of `find_or_new`, is a policy with random weights.
-
-        Checkpoints of step 0 record this. Those of older versions do not: they are untrained if the run had no warm
-        start.
-        """
+        """Whether `saved`, from `find_or_new`, has random weights. Older versions did not record it at step 0."""
         if saved is None or saved.step > 0:
             return saved is None
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
@@ -225,3 +220,18 @@ def opened(run: Run | str | Path, trust: bool = False) -> Run:
     run = run if isinstance(run, Run) else Run(run)
     permit(run.config, trust)
     return run
+
+
+def load_policy(config: RunConfig, saved: Checkpoint | None) -> Trainer:
+    """Load the policy of a checkpoint (None: a new one) into a trainer on the CPU, for `predict`, `act` and `save`."""
+    from kit import envs
+    from kit.trainers import make_trainer
+
+    config = config.replace(device="cpu", n_envs=1, threads="auto")  # "auto": leave this process's threads unchanged
+    with warnings.catch_warnings():  # SB3 warns of batches larger than one env's rollout, irrelevant without training
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
+        options = envs.without_opponents(config.env, config.env_options)
+        trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, options))
+    if saved is not None:
+        trainer.load_policy(saved.read())
+    return trainer

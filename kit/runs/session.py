@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from kit.machine import memory
 from kit.machine.gpu import Monitor
 from kit.runs import control, directory, provenance
 from kit.runs.control import Requests
-from kit.runs.interruption import SessionClock, Signals, SpotWatch
+from kit.runs.interruption import SessionClock, handlers, spot_watch
 from kit.runs.run import Run
 from kit.runs.status import DONE, FAILED, INTERRUPTED, Status
 from kit.runs.training import Training
@@ -73,16 +74,16 @@ class Session:
 
         Raises `UserError` if the run is in use.
         """
-        with directory.lock(self.run.path, self._lock), Signals(self._on_signal, self._on_hangup) as self._signals:
+        with directory.lock(self.run.path, self._lock), handlers(self._on_signal, self._on_hangup) as self._installed:
             checkpoint.sweep(self.run.path)
             self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
             if self.status.values["plan"] and self.status.values["checkpoint"] is None:
                 print(self.status.values["plan"], flush=True)
             watch = threading.Thread(target=self._watch, name="watch", daemon=True)
             watch.start()
-            spot, code = SpotWatch(self.requests.stop), INTERRUPTED
+            code = INTERRUPTED
             try:
-                with self._monitor, listening(self._compiling):
+                with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
                     code = self._train_and_shrink()
             except UserError as error:
                 self.status.set(state="failed", message=str(error))
@@ -93,7 +94,6 @@ class Session:
                 self.status.set(state="failed", message=f"{type(error).__name__}: {error}; {where}")
                 code = FAILED
             finally:
-                spot.close()
                 self._over.set()
                 watch.join()
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
@@ -142,10 +142,7 @@ class Session:
             return self._interrupted(training, self.requests.reason or str(error))
 
     def _halve_envs(self, shortage: str) -> str:
-        """Write half the number of envs to config.yaml; return the message that reports it.
-
-        Raises `UserError` if fewer envs would not help.
-        """
+        """Write half the number of envs to config.yaml; return a message. Raises `UserError` if that would not help."""
         from kit.trainers import algorithm
 
         config, n_envs = self.run.config, int(self.run.config.n_envs) // 2
@@ -225,10 +222,7 @@ class Session:
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Wait until the checkpoint of `step` is in the store, or a signal comes; return whether it is in the store.
-
-        The process that copies continues afterwards, as long as the machine runs.
-        """
+        """Wait until `step` is in the store or a signal comes; return whether it is. The copier goes on by itself."""
         if self._sync is None:
             return True
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s
@@ -286,8 +280,8 @@ class Session:
     def _poll(self, ticks: int) -> None:
         for command in control.take(self.run.path):
             self.requests.obey(command)
-            if command == "stop" and self.status.values["state"] == "starting":
-                self._signals.raise_in_main_thread()
+            if command == "stop" and self.status.values["state"] == "starting" and self._installed:
+                signal.raise_signal(signal.SIGTERM)
         training = self._training
         if self._clock.is_over(training.longest_save_s if training else 0.0):
             self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")

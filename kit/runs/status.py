@@ -14,23 +14,13 @@ from typing import Any
 from kit.format.files import read_json, write_atomic
 from kit.runs.directory import is_locked
 
-TRANSITIONS = {
-    "starting": ("running", "interrupted", "failed"),
-    "running": ("starting", "paused", "stopping", "finished", "failed"),
-    "paused": ("running", "failed"),
-    "stopping": ("interrupted", "failed"),
-    "interrupted": (),
-    "finished": (),
-    "failed": (),
-}
-"""State -> possible next states in a session. "running" changes back to "starting" when memory runs out."""
 WORKING = ("starting", "running", "paused", "stopping")
 """States in which a training process exists."""
 DONE, FAILED, INTERRUPTED = 0, 1, 75
 """Exit codes of a training process, and of notebooks and commands that run one."""
 EMPTY: dict[str, Any] = {
     "version": 1,
-    "state": "starting",  # see TRANSITIONS
+    "state": "starting",  # of WORKING; or interrupted, finished or failed, which end a session
     "phase": "starting",  # what it is doing now, in a few words
     "step": 0,
     "total_steps": 0,
@@ -76,16 +66,10 @@ class Status:
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:
-        """Change some values. The states paused, interrupted, finished and failed also set the phase to their name.
-
-        Raises ValueError for a state that cannot follow the current one.
-        """
+        """Change some values. The states paused, interrupted, finished and failed also set the phase to their name."""
         with self._lock:
-            state = values.get("state", self.values["state"])
-            if state not in (self.values["state"], *TRANSITIONS[self.values["state"]]):
-                raise ValueError(f"a session that is {self.values['state']} cannot become {state}")
-            if "state" in values and state not in ("starting", "running", "stopping"):
-                values = {"phase": state, **values}
+            if values.get("state") in ("paused", "interrupted", "finished", "failed"):
+                values = {"phase": values["state"], **values}
             self.values.update(values)
 
     def write(self) -> None:

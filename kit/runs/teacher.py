@@ -19,8 +19,7 @@ from kit.envs.play import HiddenState, Player, restart
 from kit.errors import UserError
 from kit.runs.evaluation import Script
 from kit.runs.finding import locate
-from kit.runs.policies import load_policy
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.trust import mark_source
 
 if TYPE_CHECKING:

@@ -176,10 +176,7 @@ class Training:
     # -- between iterations ----------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
-        """Evaluate, write a checkpoint, stop, and copy the state, each if due.
-
-        Called before the first iteration and after each. Raises `Interrupted` to stop.
-        """
+        """Evaluate, checkpoint, stop and copy the state, each if due, before the first iteration and after each."""
         iteration_s, self._in_iteration = time.monotonic() - self._iteration_start, False
         self._monitor.phase = OTHER
         self.step, state = self.trainer.num_timesteps, None
@@ -238,10 +235,7 @@ class Training:
         self.status.set(phase="training")
 
     def _test(self) -> None:
-        """Test the best policy once, after training, in episodes other than those that selected it.
-
-        Raises `Interrupted` if asked to stop before the end; the resumed session repeats the test.
-        """
+        """Test the best policy once, in episodes other than those that selected it. Raises `Interrupted` if stopped."""
         from kit.runs.evaluation import Evaluator, one_thread
 
         best = self.run.best()

@@ -17,8 +17,7 @@ from kit.errors import UserError, need
 from kit.format.leftovers import temporary
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
-from kit.runs.policies import load_policy
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv

@@ -35,12 +35,9 @@ class WarmStart(NamedTuple):
 
 
 def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
-    """Read the policy that `start_from` names: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest.
-
-    `trust` as in `kit.train`. Raises `UserError`.
-    """
+    """Read the policy `start_from`: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest. Raises `UserError`."""
     if str(start_from).endswith(".zip"):
-        return _from_zip(_checked(Path(start_from), trust), algo)
+        return _from_zip(Path(start_from), trust, algo)
     name, at, step = str(start_from).rpartition("@")
     run, _ = locate(name if at else start_from, runs_dir)
     return _from_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
@@ -119,8 +116,12 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
 # -- a zip ---------------------------------------------------------------------------------------------------------
 
 
-def _checked(path: Path, trust: bool) -> Path:
-    """Return `path` if it is a zip and the user trusts it, else raise `UserError`. Does not unpickle anything."""
+def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
+    """Read network, hyperparameters and policy from a zip. Unpickles it, which can run any code, if `trust`."""
+    from kit.trainers import algorithm
+    from kit.trainers.arguments import POLICY_KWARGS
+    from kit.trainers.saving import Weights
+
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise UserError(f"start_from={str(path)!r} is not a Stable-Baselines3 zip; save one with model.save().")
     if not trust:
@@ -128,15 +129,6 @@ def _checked(path: Path, trust: bool) -> Path:
             f"start_from={str(path)!r} can run code when it is opened; "
             "if you trust its author, pass trust=True (kit train --trust)."
         )
-    return path
-
-
-def _from_zip(path: Path, algo: str) -> WarmStart:
-    """Read network, hyperparameters and policy from a zip. Unpickles it, which can run any code."""
-    from kit.trainers import algorithm
-    from kit.trainers.arguments import POLICY_KWARGS
-    from kit.trainers.saving import Weights
-
     record = algorithm.find(algo)
     try:
         model: Any = record.stock.load(path, device="cpu")

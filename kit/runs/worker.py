@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from kit.errors import UserError
@@ -13,8 +14,8 @@ from kit.runs.run import Run
 from kit.runs.status import Status
 
 
-def start(run: Run) -> int:
-    """Start a training process for `run` and return its process id at once. Its output goes to worker.log.
+def start(run: Run) -> None:
+    """Start a training process for `run` and return at once. Its output goes to worker.log.
 
     The process runs in its own Unix session (setsid), so Ctrl-C and the caller's end do not stop it. It inherits the
     run's lock, so that the run counts as working from now on, however long the imports take.
@@ -35,14 +36,7 @@ def start(run: Run) -> int:
             )  # fmt: skip
     except OSError as error:
         raise directory.refused(run.path, error) from None
-    _reap_later(worker)
-    return worker.pid
-
-
-def _reap_later(worker: subprocess.Popen[bytes]) -> None:
-    """Collect the exit code in a thread, so that no zombie process is left in a long-lived kernel."""
-    import threading
-
+    # collects the exit code, so that no zombie process is left in a long-lived kernel
     threading.Thread(target=worker.wait, name=f"worker-{worker.pid}", daemon=True).start()
 
 

@@ -58,10 +58,7 @@ class Writer:
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
     def submit(self, step: int, state: State, replay: Segment | None = None, oldest_row: int = 0) -> None:
-        """Start writing a checkpoint. `replay`: the new rows; rows before `oldest_row` are no longer needed.
-
-        The caller must not change the arguments afterwards.
-        """
+        """Start writing a checkpoint of arguments that the caller leaves unchanged. Rows before `oldest_row` expire."""
         self.wait()
         args = (step, state, replay, oldest_row)
         self._thread = threading.Thread(target=self._guarded, args=args, name="checkpoint-writer", daemon=True)

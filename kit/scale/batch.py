@@ -28,7 +28,6 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import api, worker
-from kit.runs.prepare import prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
 from kit.scale.work import KEYS, Engine, Notes, Results, StoredWork, run_all
@@ -91,7 +90,7 @@ class Job:
         if self.run is None:
             requested = self.requested.get("threads", "auto")
             fields = {**self.requested, "threads": threads if requested == "auto" else requested}
-            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, runs_per_gpu))
+            self.run = api.create(None, fields, self.start_from, self.trust, True, runs_per_gpu)
             worker.start(self.run)
             return
         changes = self.changes()

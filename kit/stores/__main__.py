@@ -1,66 +1,89 @@
 """The copier process, which copies a run to its store: python -m kit.stores RUN_DIR URL [OWNER].
 
 It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. A thread
-copies, and every request to the store has a time limit. When a request hangs, the process reports it in .sync.json and
-restarts itself by exec, which ends the thread. That is safe at any time, because `latest.json`, from which readers
-start, is updated last.
+restarts the process by exec when a request to the store hangs, and ends it when a later session's copier has started.
+Both are safe at any time, because `latest.json`, from which readers start, is updated last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import secrets
 import select
 import signal
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any
 
-from kit.stores import copier_lock, lease
+from kit.stores import lease
+from kit.stores.base import StoreError
 from kit.stores.copier import Copier, Watch
-from kit.stores.loop import Sync, Watched
+from kit.stores.loop import Sync
 from kit.stores.urls import open_store
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOCK = ".sync.lock"
+"""File in the run that its copier locks (flock). Each copier adds a line; the one with the last line stays."""
 
 
-def main(folder: str, url: str, owner: str = "", saved_state: str = "") -> int:
-    """Run the copier; return the exit code of `Sync.run`. `saved_state`: the loop's state before an exec, as JSON."""
-    run_dir, before = Path(folder).resolve(), json.loads(saved_state) if saved_state else None
-    owner = owner or lease.owner_of(run_dir)
+def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "") -> int:
+    """Run the copier; return the exit code of `Sync.run`. A restart passes `parent`'s process id and its `name` on."""
+    run_dir, restarted = Path(folder).resolve(), bool(name)
+    owner, parent = owner or lease.owner_of(run_dir), parent or str(os.getppid())
+    name = name or f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(4)}"
+    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    if not restarted:
+        with contextlib.suppress(OSError):  # a full disk
+            os.write(lock, f"{name}\n".encode())
     drain = threading.Event()
-    for number in SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: drain.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    if before is None:
-        with contextlib.suppress(OSError):
-            os.nice(5)  # training has priority
-    parent = before["parent"] if before else os.getppid()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 5)  # training has priority
 
     def should_drain() -> bool:  # after a signal, or with a closed pipe or a dead parent (a fork may keep the pipe)
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
-        return drain.is_set() or closed or os.getppid() != parent
+        return drain.is_set() or closed or str(os.getppid()) != parent
 
-    with os.fdopen(before["lock"], "a+") if before else (run_dir / copier_lock.FILE).open("a+") as lock:
-        os.set_inheritable(lock.fileno(), True)
+    def make_copier(watch: Watch) -> Copier:
+        _take(lock)
+        watch("opening the store", 0)
+        return Copier(run_dir, open_store(url, write=True), owner, watch=watch)
 
-        def restart(state: dict[str, Any]) -> None:  # keeps the lock; signals are blocked until handlers are set again
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            saved_state = json.dumps({**state, "parent": parent, "lock": lock.fileno()})
-            os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, saved_state])
+    def restart() -> None:
+        os.execv(sys.executable, [sys.executable, "-m", "kit.stores", folder, url, owner, parent, name])
 
-        def make(announce: Watch) -> Copier:
-            copier_lock.take(lock)
-            announce("opening the store", 0)
-            return Copier(run_dir, open_store(url, write=True), owner, watch=announce)
+    sync = Sync(run_dir, url, owner, make_copier, should_drain, restart, restarted)
 
-        copier = Watched(make)
-        sync = Sync(run_dir, url, owner, copier, should_drain, restart=restart, before=before)
-        copier.on_wait = sync.beat
-        return sync.run()
+    def beat() -> None:
+        while True:
+            time.sleep(1.0)
+            with contextlib.suppress(OSError):  # the run was deleted
+                if (run_dir / LOCK).read_text().partition(f"{name}\n")[2]:
+                    os._exit(3)
+            sync.beat()
+
+    threading.Thread(target=beat, daemon=True).start()
+    return sync.run()
+
+
+def _take(lock: int) -> None:
+    """Lock the open file `lock`. Raises `StoreError` if the copier of an earlier session does not end."""
+    import fcntl
+
+    for _ in range(60):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:  # this file system has no locks
+            return
+        else:
+            return
+    raise StoreError("the copier of an earlier session has not ended; it may hang on a dead mount")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from kit.errors import UserError
 
 CHUNK = SMALL = 2**20
 """Bytes per read of a local file, and the default limit of `Store.read`."""
-THREAD = "store"
-"""Name of the threads that send requests to a store."""
 
 Files = Mapping[str, Path | bytes]
 """Path in the store -> content to write, as bytes or as the path of a local file."""
@@ -24,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """A request to a store failed. `transient`: a retry may succeed. `retry_after_s`: pause that the store asks for."""
+    """A request to a store failed. `transient`: retry at once. `retry_after_s`: pause that the store asks for."""
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -46,10 +44,7 @@ class Unusable(UserError):
 
 
 class Store(ABC):
-    """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`.
-
-    Add a new subclass to kit.stores.urls and to tests/stores/test_stores.py, which tests all stores alike.
-    """
+    """Remote storage of files under relative POSIX paths. Subclasses implement `list`, `chunks` and `put`."""
 
     url: str
     """The URL as the user wrote it."""
@@ -106,23 +101,16 @@ class Store(ABC):
         self.put({path: new}, message=f"update {path}")
         return self.read_or_none(path) == new
 
-    def sweep(self, prefix: str) -> int:
-        """Remove killed processes' temporary files in the folder `prefix`; return their number.
-
-        The caller holds that folder's lease, so no other process writes there.
-        """
-        return 0
+    def sweep(self, prefix: str) -> None:  # noqa: B027 - most stores write no temporary files
+        """Remove killed processes' temporary files in the folder `prefix`, whose lease the caller holds."""
 
     def whole(self) -> Store:
         """Return the store of everything that shares this store's history: for a Hub folder, the whole repository."""
         return self
 
     def squash(self) -> None:
-        """Delete the history of `whole()`, keeping the current files. No other process may write there meanwhile.
-
-        Does not retry. After a `StoreError` or `UserError`, the history may be deleted or not.
-        """
-        raise StoreError(f"{self.url} keeps no history", transient=False)
+        """Delete the history of `whole()`, keeping the files, while no other process writes. Does not retry."""
+        raise StoreError(f"{self.url} keeps no history")
 
     def read_or_none(self, path: str) -> bytes | None:
         """Like `read`, but return None if the file does not exist."""
@@ -150,8 +138,11 @@ def size_of(content: Path | bytes) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Run `call` in a daemon thread, so that a request that blocks forever, as on a dead mount, does not block exit."""
+def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
+    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`.
+
+    It runs in a daemon thread: one that blocks forever, as on a dead mount, does not block exit.
+    """
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -160,13 +151,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
-    return future
-
-
-def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
-    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`."""
-    future = in_thread(call)
+    threading.Thread(target=run, name="store", daemon=True).start()
     if not wait([future], seconds).done:
         raise UserError(f"{name} did not answer within {seconds:.0f} s; is it mounted and reachable?")
     return future.result()

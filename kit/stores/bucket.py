@@ -105,7 +105,6 @@ class BucketStore(Store):
         return self.read_or_none(path) == new
 
     def _tag(self, path: str) -> str | None:
-        """Return the file's ETag; None if the file does not exist."""
         self._fs.invalidate_cache()
         try:
             return str(self._fs.info(self._full(path))["ETag"])
@@ -117,7 +116,6 @@ class BucketStore(Store):
 
     @contextlib.contextmanager
     def _translated(self, name: str) -> Iterator[None]:
-        """Turn errors of the client libraries into `MissingFile` and `StoreError`."""
         try:
             yield
         except FileNotFoundError:
@@ -125,5 +123,4 @@ class BucketStore(Store):
         except Exception as error:  # each library has its own classes: OSError, botocore's, aiohttp's, gcsfs's ...
             if isinstance(error, StoreError | UserError):
                 raise
-            transient = not isinstance(error, PermissionError)
-            raise StoreError(f"{name}: {type(error).__name__}: {one_line(error)}", transient=transient) from None
+            raise StoreError(f"{name}: {type(error).__name__}: {one_line(error)}") from None

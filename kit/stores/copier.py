@@ -61,11 +61,10 @@ class Copier:
         """Why a local checkpoint was not copied."""
         self._lease: lease.Lease | None = None
         self._lease_ends = 0.0  # monotonic time, which no change of the clock affects
-        self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store
+        self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store, "" if unknown
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None  # step in the store's latest.json
         self._damaged: set[str] = set()
-        self._unverified: set[str] = set()  # put, but not read back yet
         self._opened = False
         self._put_bytes = 0
         """Bytes put since the last squash, including those of earlier sessions."""
@@ -92,7 +91,6 @@ class Copier:
 
     def close(self) -> None:
         """Release the lease."""
-        self._watch("releasing the lease", 0)
         lease.release(self.store, self.name, self.owner, self._clock)
 
     def _copy_newest(self, stored: dict[str, int]) -> bool:
@@ -111,7 +109,6 @@ class Copier:
         raise StoreError("checkpoints are deleted on this machine before they can be read")
 
     def _copy_rest(self, final: bool) -> None:
-        """Copy latest.json, text files, the best policy and videos; if `final`, also the Hub page."""
         stored = self._list()
         files = {**self._best(), **self._videos(stored), **self._texts(), **self._latest_json()}
         page = model_card.page(self.run_dir, self.store) if final and self.store.has_page else {}
@@ -156,15 +153,14 @@ class Copier:
         files: Files = {}
         for name in TEXTS:
             with contextlib.suppress(FileNotFoundError):
-                data = redact_bytes((self.run_dir / name).read_bytes(), name)
-                if name.endswith(".jsonl"):
-                    data = data[: data.rfind(b"\n") + 1]  # whole lines only
+                raw = (self.run_dir / name).read_bytes()
+                # of metrics whole lines only; they hold numbers, so no secret
+                data = raw[: raw.rfind(b"\n") + 1] if name.endswith(".jsonl") else redact_bytes(raw, name)
                 if self._stored.get(name) != hashlib.sha256(data).hexdigest():
                     files[name] = data
         return files
 
     def _best(self) -> Files:
-        """Return the files of the best policy that the store lacks."""
         with contextlib.suppress(FileNotFoundError, StopIteration):
             return {path: (self.run_dir / path).read_bytes() for path in self._missing_files(next(self._local("best")))}
         return {}
@@ -175,7 +171,7 @@ class Copier:
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
             with contextlib.suppress(FileNotFoundError, Refused):
                 name, size = f"videos/{safe_name(path.name)}", path.stat().st_size
-                arrived = stored.get(name) == size and name not in self._unverified
+                arrived = stored.get(name) == size and name in self._stored
                 if not arrived and path.suffix in VIDEO_SUFFIXES and size <= MAX_VIDEO_BYTES:
                     files[name] = path
         return files
@@ -190,11 +186,7 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return the files to delete from the store, manifests first.
-
-        These are all but the last `KEEP` verified checkpoints, all but the newest best policy, and shared files that no
-        checkpoint on this machine or in the store needs.
-        """
+        """Return what to delete: old checkpoints, old best policies, and shared files that none of the others needs."""
         if self.step is None:
             return []
         kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
@@ -235,16 +227,12 @@ class Copier:
         if self.step is not None and checkpoint.step < self.step:
             conflict = f"step {self.step:,} of {self.name}, newer than step {checkpoint.step:,} here"
             remedy = "resume the run from the store, or give this one another name"
-            raise StoreError(f"{self.store.url} holds {conflict}; {remedy}", transient=False)
+            raise StoreError(f"{self.store.url} holds {conflict}; {remedy}")
         return True
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """Hard-link the files that the store lacks, so that they stay if training deletes the checkpoint meanwhile.
-
-        Yields path in the run -> local path (of the original, if the disk has no hard links), after comparing each file
-        with the SHA-256 in the manifest.
-        """
+        """Check and hard-link the files that the store lacks, so that training may delete them; yield their paths."""
         sources: dict[str, Path] = {}
         missing = self._missing_files(checkpoint)
         with temporary(self.run_dir) as stage:
@@ -265,10 +253,7 @@ class Copier:
             yield sources
 
     def _hold_lease(self, size: int = 0) -> None:
-        """Renew the lease if half of it is over, or if it would end during the transfer of `size` bytes.
-
-        Raises `LeaseHeld` if another machine has taken the run.
-        """
+        """Renew the lease if half is over or it would end in the transfer of `size` bytes. Raises `LeaseHeld`."""
         transfer_s, left_s = size / USUAL_BYTES_PER_S, self._lease_ends - time.monotonic()
         if self._lease is None or min(left_s, self._lease.expires - self._clock()) < lease.TTL_S / 2 + transfer_s:
             self._watch("renewing the lease", 0)
@@ -285,6 +270,7 @@ class Copier:
             value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
             self.time, latest = float(value["time"]), int(value["step"])
             self._put_bytes = int(value.get("put_bytes", 0))
+        self._stored = {path: "" for path in stored if path.startswith("videos/")}
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(stored).items():
             with contextlib.suppress(Refused, MissingFile):
@@ -329,7 +315,6 @@ class Copier:
         """
         for path in files:
             self._stored.pop(path, None)
-            self._unverified.add(path)
         inside = {f"{self.name}/{path}": content for path, content in files.items()}
         total = sum(map(size_of, files.values()))
         self._hold_lease(total)
@@ -347,7 +332,6 @@ class Copier:
             except MissingFile:
                 raise StoreError(f"{self.store.url} accepted {path} but does not have it") from None
             self._stored[path] = digest
-            self._unverified.discard(path)
         for path in delete:
             self._stored.pop(path, None)
             if path.startswith("checkpoints/"):
@@ -361,5 +345,4 @@ def _digest(content: Path | bytes) -> str:
 
 
 def _step(path: str) -> int:
-    """Return the step of the checkpoint folder that contains `path`."""
     return step_of(path.rpartition("/")[0]) or 0

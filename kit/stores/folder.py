@@ -75,7 +75,7 @@ class DirectoryStore(Store):
             handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise StoreError(f"{path} in {self.url} is not a plain file", transient=False)
+                    raise StoreError(f"{path} in {self.url} is not a plain file")
                 _forget_cached(handle)
                 while chunk := file.read(CHUNK):
                     yield chunk
@@ -98,10 +98,10 @@ class DirectoryStore(Store):
             with self._translated(path):
                 self._remove(self._inside(path))
 
-    def sweep(self, prefix: str) -> int:
+    def sweep(self, prefix: str) -> None:
         with self._translated(prefix):
             self._check_mounted()
-            return self._sweep(self._inside(prefix), owned=True)
+            self._sweep(self._inside(prefix), owned=True)
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Compare-and-swap under a flock, which the system frees if the process dies.
@@ -175,17 +175,11 @@ class DirectoryStore(Store):
             with contextlib.suppress(FileExistsError):
                 each.mkdir()
 
-    def _sweep(self, folder: Path, owned: bool) -> int:
-        """Remove temporary files of killed processes and return their number.
-
-        `owned`: no other process writes in `folder`, so all temporary files are removed, also in subfolders.
-        """
-        count = 0
+    def _sweep(self, folder: Path, owned: bool) -> None:
+        """Remove temporary files of killed processes; if no other machine writes in `folder` (`owned`), all of them."""
         for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
             with contextlib.suppress(OSError):  # the next sweep tries again
                 self._remove(path)
-                count += 1
-        return count
 
     def _remove(self, target: Path) -> None:
         """Delete a file, its old version, and parent folders that are empty then."""
@@ -216,15 +210,13 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _translated(self, name: str) -> Iterator[None]:
-        """Turn an `OSError` into `MissingFile` or `StoreError`."""
         try:
             yield
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 self._check_mounted()
                 raise MissingFile(f"{name} is not in {self.url}") from None
-            permanent = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
-            raise StoreError(f"{name} in {self.url}: {error.strerror or error}", transient=not permanent) from None
+            raise StoreError(f"{name} in {self.url}: {error.strerror or error}") from None
 
 
 def _locate(url: str, write: bool) -> Path:

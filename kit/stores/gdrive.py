@@ -46,16 +46,13 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Download to a temporary file, since gdown can only write files, and yield its content.
-
-        Raises `StoreError` as soon as more than `limit` bytes arrive.
-        """
+        """Download to a temporary file, since gdown can do nothing else; stop after more than `limit` bytes."""
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 
         def check(done: int, total: int | None) -> None:
             if limit is not None and max(done, total or 0) > limit:
-                raise StoreError(f"{path} is larger than {limit:,} bytes", transient=False)
+                raise StoreError(f"{path} is larger than {limit:,} bytes")
 
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "file"
@@ -71,4 +68,4 @@ class GoogleDriveLink(Store):
                     yield chunk
 
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
-        raise StoreError(f"{self.url} can only be read", transient=False)
+        raise StoreError(f"{self.url} can only be read")

@@ -101,7 +101,7 @@ class HubStore(Store):
         self._attempt(lambda: self._api.super_squash_history(self.repo, commit_message="squash the history"), ())
 
     def _prepare_repo(self) -> None:
-        """Check the token's role and create a missing repository. Raises `UserError` if writes would fail."""
+        """Check the token's role and create a missing repository."""
         if self._attempt(self._api.whoami).get("auth", {}).get("accessToken", {}).get("role", "") == "read":
             raise Unusable(self.url, f"needs a token that may write, and this one is read-only; {NEW_TOKEN}")
         if not self._attempt(lambda: self._api.repo_exists(self.repo)):

@@ -12,19 +12,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.format.checkpoint import committed
-from kit.format.files import write_atomic
+from kit.format.files import read_json, write_atomic
 from kit.stores import lease
-from kit.stores.base import THREAD, StoreError, in_thread
+from kit.stores.base import StoreError, within
 from kit.stores.copier import Copier, Watch
 from kit.stores.redact import one_line
 
@@ -35,164 +33,112 @@ REFRESH_S = 240.0
 """Seconds between passes if there is no new checkpoint; they copy metrics and status, and replace lost files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 """Seconds before the first retry; the pause doubles after each failure, up to the second value."""
-ORPHAN_S = 24 * 3600.0
-"""Seconds of retries after training has ended, if the store cannot be reached."""
+GIVE_UP = 300
+"""Failures in a row, about a day of them, after which the loop ends once training is over."""
+CLOSE_S = 60.0
+"""Time limit for releasing the lease, in seconds."""
 PATIENCE_S = 180.0
 """Time limit of a request in seconds, to which size / SLOWEST is added. KIT_STORE_PATIENCE_S changes it."""
 SLOWEST = 100_000
 """Bytes per second; a slower transfer counts as hanging."""
 
 
-class Hung(StoreError):
-    """A request to the store exceeded its time limit. Only the end of the process ends its thread."""
-
-
-class Watched:
-    """Runs a `Copier` in a thread and raises `Hung` when a request exceeds its time limit.
-
-    `make(watch)` opens the store and returns the copier, which calls `watch` before each request. `on_wait` is called
-    once a second while a request runs.
-    """
-
-    def __init__(self, make: Callable[[Watch], Copier]) -> None:
-        self.on_wait: Callable[[], None] = lambda: None
-        self._make = make
-        self._copier: Copier | None = None
-        self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
-
-    @property
-    def interval_s(self) -> float:
-        """Minimum seconds between passes."""
-        return self._copier.store.min_interval_s if self._copier else 0.0
-
-    def run_pass(self, final: bool) -> dict[str, Any]:
-        """Return `Copier.run_pass(final)`. Raises its errors, and `Hung`."""
-        return self._with_deadlines(lambda copier: copier.run_pass(final))
-
-    def close(self) -> None:
-        """Release the lease."""
-        if self._copier:
-            self._with_deadlines(Copier.close)
-
-    def _with_deadlines(self, work: Callable[[Copier], Any]) -> Any:
-        """Return `work(copier)`, run in a thread. Raises `Hung`."""
-
-        def call() -> Any:
-            if self._copier is None:
-                self._copier = self._make(self._announce)
-            return work(self._copier)
-
-        self._announce("starting", 0)
-        future = in_thread(call)
-        while not wait([future], min(1.0, self._patience_s)).done:
-            request, limit_s, since = self._request
-            if time.monotonic() - since > limit_s:
-                stuck = "; it is stuck in the kernel, as on a dead mount" if _in_kernel() else ""
-                raise Hung(f"the copier got no answer from the store for {limit_s:.0f} s while {request}{stuck}")
-            self.on_wait()
-        return future.result()
-
-    def _announce(self, request: str, size: int) -> None:
-        self._request = (request, self._patience_s + size / SLOWEST, time.monotonic())
-
-
-def _in_kernel() -> bool:
-    """Whether a thread is in uninterruptible sleep (state D), so that the process cannot even be killed.
-
-    A request to a FUSE file system, such as Google Drive's, enters that state only after a signal; hence the signal.
-    """
-    signal.signal(signal.SIGUSR1, lambda *_: None)
-    for thread in threading.enumerate():
-        if thread.name == THREAD and thread.ident:
-            signal.pthread_kill(thread.ident, signal.SIGUSR1)
-    time.sleep(0.1)
-    with contextlib.suppress(OSError):
-        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path("/proc/self/task").glob("*/stat")]
-        return "D" in states
-    return False
-
-
 @dataclass
 class Sync:
-    """The loop of the copier process.
+    """The loop of the copier process. Another thread calls `beat` once a second.
 
-    `should_drain()`: whether training is over; the loop then copies the rest and returns. `restart(before)` replaces
-    the process after a request hung and does not return; the loop of the new process gets `before`. `clock` gives
-    timestamps; `timer` measures durations, because the clock may be set meanwhile.
+    `make_copier(watch)` opens the store. `should_drain()`: whether training is over; the loop then copies the rest and
+    returns. `restart()` replaces the process when a request hangs, since nothing else ends the request; `restarted`:
+    whether it has. `clock` gives timestamps; `timer` measures durations, because the clock may be set meanwhile.
     """
 
     run_dir: Path
     url: str
     owner: str
-    copier: Watched
+    make_copier: Callable[[Watch], Copier]
     should_drain: Callable[[], bool]
+    restart: Callable[[], object]
+    restarted: bool = False
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     tick_s: float = TICK_S
-    restart: Callable[[dict[str, Any]], object] = lambda before: None
-    before: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.state: dict[str, Any] = {
             **{"url": self.url, "step": None, "time": None, "state": "behind", "error": None},
             **{"owner": self.owner, "failures": 0, "pid": os.getpid(), "updated": self.clock()},
+            **(read_json(self.run_dir / STATE, {}) if self.restarted else {}),
         }
         self._next_pass, self._last_pass, self._pending = float("-inf"), float("-inf"), True
         self._written = float("-inf")
-        self._drain_since: float | None = None
-        if self.before:
-            self.state |= self.before["state"]
-            self._drain_since, self._next_pass = self.before["drain_since"], self.timer() + self._pause_s()
+        self._writing = threading.Lock()
+        self._copier: Copier | None = None
+        self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
+        self._request: tuple[str, float, float] | None = None  # its name, time limit in seconds and start
 
     def run(self) -> int:
-        """Copy until training is over and everything has arrived.
-
-        Return the exit code: 0 done, 3 another machine owns the run now, 4 given up.
-        """
+        """Copy until all has arrived after training. Return 0: done, 3: another machine owns the run, 4: given up."""
         self.write()
-        lost = False
+        draining = lost = False
         while True:
-            if self._drain_since is None and self.should_drain():
-                self._drain_since, self._next_pass = self.timer(), float("-inf")  # start the next pass at once
-            draining = self._drain_since is not None
+            if not draining and self.should_drain():
+                draining, self._next_pass = True, float("-inf")  # start the next pass at once
+                if not self.restarted:  # a day of retries begins now, whatever failed during training
+                    self.state["failures"] = 0
             if lost and draining:
                 return 3
             if not lost and self.timer() >= self._next_pass and (draining or self._is_due()):
                 try:
-                    self._record_pass(self.copier.run_pass(final=draining))
+                    self._record_pass(self._run_pass(draining))
                 except lease.LeaseHeld as error:  # stop copying, but keep writing .sync.json until training ends
                     self._record_failure(error)
                     lost = True
                 except Exception as error:
                     self._record_failure(error)
-                    if isinstance(error, Hung):
-                        self.restart({"state": self.state, "drain_since": self._drain_since})
+                    if draining and self.state["failures"] >= GIVE_UP:
+                        return 4
                 else:
                     if draining and self.state["state"] == "ok":
                         return self._end(0)
             if not self.run_dir.is_dir():  # the run was deleted: release its lease
                 return self._end(4)
-            if self._drain_since is not None and self.timer() - self._drain_since > ORPHAN_S:
-                return 4
             self.beat()
             self.sleep(self.tick_s)
 
     def _end(self, code: int) -> int:
-        """Release the lease, write .sync.json and return `code`."""
-        with contextlib.suppress(Exception):  # the lease expires by itself
-            self.copier.close()
+        if self._copier:
+            with contextlib.suppress(Exception):  # the lease expires by itself
+                within(CLOSE_S, self._copier.close, self.url)
         self.write()
         return code
 
+    def _run_pass(self, final: bool) -> dict[str, Any]:
+        self._watch("starting", 0)
+        try:
+            self._copier = self._copier or self.make_copier(self._watch)
+            return self._copier.run_pass(final)
+        finally:
+            self._request = None
+
+    def _watch(self, request: str, size: int) -> None:
+        """Start the time limit of a request that transfers `size` bytes."""
+        self._request = request, self._patience_s + size / SLOWEST, self.timer()
+
     def write(self) -> None:
         """Write .sync.json. A full disk is no error: copying to the store continues."""
-        self.state["updated"], self._written = self.clock(), self.timer()
-        with contextlib.suppress(OSError):
+        with self._writing, contextlib.suppress(OSError):
+            self.state["updated"], self._written = self.clock(), self.timer()
             write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1), durable=False)
 
     def beat(self) -> None:
-        """Write .sync.json if the last write is `HEARTBEAT_S` old, to show that this process is alive."""
+        """Restart the process if a request exceeds its time limit. Write .sync.json if the last write is `HEARTBEAT_S`
+        old, to show that this process is alive."""
+        request, limit_s, since = self._request or ("", float("inf"), 0.0)
+        if self.timer() - since > limit_s:
+            problem = f"the copier got no answer from the store for {limit_s:.0f} s while {request}"
+            self._record_failure(StoreError(f"{problem}; if it is a mount, that may be dead"))
+            self.restart()
         if self.timer() - self._written >= HEARTBEAT_S:
             self.write()
 
@@ -203,7 +149,8 @@ class Sync:
             self.state["state"] = "behind"
             self.write()
         has_work = self._pending or newest != self.state["step"]
-        return since >= REFRESH_S or (has_work and since >= self.copier.interval_s)
+        interval_s = self._copier.store.min_interval_s if self._copier else 0.0
+        return since >= REFRESH_S or (has_work and since >= interval_s)
 
     def _record_pass(self, result: dict[str, Any]) -> None:
         self._last_pass, self._pending = self.timer(), bool(result["pending"])

@@ -54,10 +54,7 @@ def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict
 
 
 def holds(store: Store, run_name: str) -> bool:
-    """Whether the store holds a checkpoint of the run, even one that `latest.json` does not name yet.
-
-    Raises `UserError`.
-    """
+    """Whether the store holds a checkpoint of the run, even if no `latest.json` names it. Raises `UserError`."""
     with readable(store):
         return bool(folders_in(path.removeprefix(f"{run_name}/") for path in store.list(run_name)))
 
@@ -87,7 +84,6 @@ class _Pull:
         self.passed_over: list[int] = []  # steps of damaged checkpoints
 
     def __call__(self, name: str, dest: Path) -> Path:
-        """Fetch the run, or only its newer files if `dest` has it already."""
         run_dir = dest.expanduser() / name
         is_local, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
         if is_local and newest >= max(folders_in(self.files).values(), default=-1):
@@ -136,10 +132,7 @@ class _Pull:
         return None
 
     def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
-        """Fetch one checkpoint, after checking its manifest and the listed file sizes.
-
-        Raises `Refused` for a damaged one, `UserError` for a full disk.
-        """
+        """Fetch and check one checkpoint. Raises `Refused` for a damaged one, `UserError` for a full disk."""
         path = f"{folder}/manifest.json"
         if self.files[path] > MAX_JSON_BYTES:
             raise Refused(f"{path} claims {self.files[path]:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
@@ -171,7 +164,6 @@ class _Pull:
         return []
 
     def _fetch_videos(self, building: Path) -> None:
-        """Fetch the last `MAX_VIDEOS` videos; failures are reported."""
         for path in [p for p in self.files if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
             with self._tolerated(building / path):
                 safe_name(path.removeprefix("videos/"))
@@ -228,7 +220,6 @@ def _own_name(store: Store) -> str:
 
 
 def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dict[str, Any]:
-    """Return the run's entry in `list_runs`."""
     prefix = f"{name}/" if name else ""
     status = _values(store, f"{prefix}status.json", files)
     latest = _values(store, f"{prefix}{LATEST}", files)

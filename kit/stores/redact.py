@@ -36,9 +36,6 @@ _TOKENS = re.compile(
     r"|(?<=\b[Bb]earer )(?=[a-z]*[A-Z0-9._~+/=-][A-Za-z0-9])[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=[?&])(?:X-Amz-[A-Za-z-]+|Signature|sig|token|Policy|Key-Pair-Id)=[^&\s\"'<>]+"
 )
-_MARKS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "rpa_", "sk-", "AKIA", "ASIA", "ya29.", "AIza",
-          "glpat-", "xox", "earer ", "://", "?", "&")  # fmt: skip
-"""Text without any of these holds no token. Checking this first is a hundred times faster for long metrics files."""
 
 
 def redact(text: str, environment: bool = True) -> str:
@@ -50,7 +47,7 @@ def redact(text: str, environment: bool = True) -> str:
         for name, value in os.environ.items():
             if len(value) >= 12 and _SECRET_NAME.search(name) and not value.startswith(("/", "~")) and value in text:
                 text = re.sub(rf"{_START}{re.escape(value)}(?![A-Za-z0-9_-])", HIDDEN, text)
-    return _TOKENS.sub(HIDDEN, text) if any(mark in text for mark in _MARKS) else text
+    return _TOKENS.sub(HIDDEN, text)
 
 
 def redact_bytes(data: bytes, name: str = "") -> bytes:

@@ -224,7 +224,7 @@ class Distill(ReplayTrainer, sb3.PPO):
         features = policy.extract_features(obs, policy.pi_features_extractor)
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(features))
         if isinstance(self.action_space, spaces.Box):
-            loss = F.smooth_l1_loss(distribution.mode() * self._scale, labels * self._scale)
+            loss = F.smooth_l1_loss(distribution.mode() * self._scale, labels * self._scale, beta=0.1)
         else:
             loss = -distribution.log_prob(labels).mean()
         if self._state_head is None:

@@ -9,8 +9,7 @@ import numpy as np
 
 from kit.errors import UserError, need
 from kit.runs.opponents import make_env
-from kit.runs.policies import load_policy
-from kit.runs.run import Run
+from kit.runs.run import Run, load_policy
 
 AFTER = 8
 """Default number of steps played before the images are taken, enough for a robot arm to move."""

@@ -18,8 +18,7 @@ from kit.envs.play import play
 from kit.errors import UserError, need
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
-from kit.runs.policies import load_policy
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.tasks.joystick.task import Joystick
 
 HEIGHT = 640

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,8 +38,6 @@ class Case:
     owner: Callable[[Path], object]
     to: str = ""
     moment: str = "os.rename"
-    made_for_all: bool = False
-    """Anybody may go on with it, as with what is being deleted."""
 
 
 def resumed(home: Path) -> None:
@@ -57,16 +56,12 @@ def copied(home: Path) -> None:
 CASES = {
     "checkpoint": Case(lambda home: checkpoint.write(home / "runs/run/checkpoints", 200, STATE), resumed),
     "best": Case(lambda home: checkpoint.write(home / "runs/run/best", 200, STATE), resumed),
-    "the same step again": Case(
-        lambda home: checkpoint.write(home / "runs/run/best", 100, STATE), resumed, made_for_all=True
-    ),
+    "the same step again": Case(lambda home: checkpoint.write(home / "runs/run/best", 100, STATE), resumed),
     "replay": Case(lambda home: checkpoint.write_shared(home / "runs/run", "replay/0.safetensors", b"rows"), resumed),
     "text": Case(lambda home: write_atomic(home / "runs/run/status.json", "{}"), resumed),
     "export": Case(lambda home: kit.export(home / "runs/run", "safetensors", 0), resumed, to=".safetensors"),
     "new run": Case(another, another, to="another"),
-    "remove": Case(
-        lambda home: api.remove(Run(home / "runs/run"), sure=True), another, moment="shutil.rmtree", made_for_all=True
-    ),
+    "remove": Case(lambda home: api.remove(Run(home / "runs/run"), sure=True), another, moment="shutil.rmtree"),
     "pull": Case(lambda home: pull(open_store(str(home / "store")), "reach-1", home / "runs"), another, to="reach-1"),
     "copy": Case(copied, copied, to="policy.safetensors"),
 }
@@ -131,9 +126,9 @@ def test_what_a_kill_leaves_is_swept_by_the_next_owner(case: Case, home: Path) -
             kept.verify()
 
 
-@pytest.mark.parametrize("case", [each for each in CASES.values() if not each.made_for_all],
-                         ids=[name for name, each in CASES.items() if not each.made_for_all])  # fmt: skip
-def test_what_another_makes_just_now_stays(case: Case, home: Path) -> None:
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"the same step again"}))  # the run's lock excludes that
+def test_what_another_makes_just_now_stays(name: str, home: Path) -> None:
+    case = CASES[name]
     with cut(case, home, signal.SIGSTOP) as child:
         assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
         made = temporary(home)
@@ -146,13 +141,17 @@ def test_what_another_makes_just_now_stays(case: Case, home: Path) -> None:
     assert not temporary(home)
 
 
-def test_what_is_deleted_may_be_deleted_by_two(home: Path) -> None:
-    with cut(CASES["remove"], home, signal.SIGSTOP) as child:
-        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
-        another(home)
-        assert not temporary(home)
-        os.kill(child, signal.SIGCONT)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_what_a_process_left_before_exec_is_swept_after_it(tmp_path: Path) -> None:
+    sweep = "import sys, pathlib; from kit.format import leftovers; leftovers.sweep(pathlib.Path(sys.argv[1]))"
+    start = (
+        "import os, sys, pathlib; from kit.format import leftovers\n"
+        "context = leftovers.temporary(pathlib.Path(sys.argv[1])); context.__enter__()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])"
+    )
+    for then, count in (("pass", 1), (sweep, 0)):
+        (tmp_path / then[:4]).mkdir()
+        subprocess.run([sys.executable, "-c", start, str(tmp_path / then[:4]), then], check=True)
+        assert len(temporary(tmp_path / then[:4])) == count
 
 
 def test_what_another_machine_makes_stays_until_it_has_not_changed_for_a_day(home: Path) -> None:

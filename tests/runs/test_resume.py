@@ -31,6 +31,14 @@ def assert_same_end(run, uncut):
     assert fingerprint(run) == fingerprint(uncut)
 
 
+def cut_when(run, condition, number=signal.SIGKILL):
+    """Train `run` until `condition()`, then send the signal; return the exit code."""
+    session = Forked(run)
+    session.until(condition)
+    session.kill(number)
+    return session.wait()
+
+
 def killed_at_random(run, kills, seed, longest_s=0.4):
     """SIGKILL the run `kills` times, each at a random moment after its session began to train."""
     moments = random.Random(seed)
@@ -58,44 +66,26 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, algo, variant):
     cut = create(tmp_path, "cut", algo, checkpoint_every=100, **VARIANTS[variant])
     for number in (signal.SIGTERM, signal.SIGKILL):
         step = max((c.step for c in cut.checkpoints()), default=-1)
-        session = Forked(cut)
-        session.until(lambda step=step: any(c.step > step + 200 for c in cut.checkpoints()))
-        session.kill(number)
-        assert session.wait() in (75, -number, 0), cut.log()
+        code = cut_when(cut, lambda step=step: any(c.step > step + 200 for c in cut.checkpoints()), number)
+        assert code in (75, -number, 0), cut.log()
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)
 
 
-@pytest.mark.parametrize("n_envs", [1, 5])
-def test_any_number_of_worlds(tmp_path, n_envs):
-    uncut, cut = (create(tmp_path, name, n_envs=n_envs, checkpoint_every=100) for name in ("uncut", "cut"))
+@pytest.mark.parametrize(
+    "fields", [{"n_envs": 1}, {"n_envs": 5}, {"env": "HalfCheetah-v5", "total_steps": 2400, "checkpoint_every": 400}]
+)
+def test_any_number_of_envs_and_gymnasium_s_own(tmp_path, fields):
+    uncut, cut = (create(tmp_path, name, **{"checkpoint_every": 100, **fields}) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
-    session = Forked(cut)
-    session.until(lambda: bool(cut.checkpoints()))
-    session.kill()
-    session.wait()
-    assert complete(cut) == 0, cut.log()
-    assert_same_end(cut, uncut)
-
-
-def test_gymnasium_s_own_mujoco_envs_are_exact_too(tmp_path):
-    fields = {"env": "HalfCheetah-v5", "total_steps": 2400, "checkpoint_every": 400}
-    uncut, cut = (create(tmp_path, name, **fields) for name in ("uncut", "cut"))
-    assert complete(uncut) == 0, uncut.log()
-    session = Forked(cut)
-    session.until(lambda: len(cut.checkpoints()) > 1)
-    session.kill()
-    session.wait()
+    cut_when(cut, lambda: len(cut.checkpoints()) > 1)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)
 
 
 def test_an_env_that_cannot_be_snapshotted_is_reset_and_the_run_says_so(tmp_path):
     run = create(tmp_path, "run", env="CartPole-v1", total_steps=640, checkpoint_every=64)
-    session = Forked(run)
-    session.until(lambda: bool(run.checkpoints()))
-    session.kill()
-    session.wait()
+    cut_when(run, lambda: bool(run.checkpoints()))
     assert "CartPole-v1" in run.log().splitlines()[0]
     assert complete(run) == 0, run.log()
 
@@ -135,10 +125,7 @@ def test_an_evaluation_that_a_stop_put_off_is_saved_though_no_step_follows(tmp_p
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
     uncut, run = create(tmp_path, "uncut"), create(tmp_path, "run", checkpoint_every=100)
     assert complete(uncut) == 0
-    session = Forked(run)
-    session.until(lambda: len(run.checkpoints()) >= 3)
-    session.kill()
-    session.wait()
+    cut_when(run, lambda: len(run.checkpoints()) >= 3)
     before, newest = run.checkpoints()[-2:]
     path = newest.path / "policy.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
@@ -186,10 +173,7 @@ def test_a_run_in_use_is_refused(tmp_path):
 
 def test_a_failure_is_loud(tmp_path):
     run = create(tmp_path, "run", checkpoint_every=100)
-    session = Forked(run)
-    session.until(lambda: bool(run.checkpoints()))
-    session.kill()
-    session.wait()
+    cut_when(run, lambda: bool(run.checkpoints()))
     newest = run.checkpoints()[-1]
     state = newest.read()
     del state["optimizer"]
@@ -208,10 +192,7 @@ def flip(path, at=-5):
 def cut_sac(tmp_path):
     """A SAC run that was stopped after several checkpoints, all of which need its first segment."""
     run = create(tmp_path, "run", "SAC", total_steps=4000, checkpoint_every=200)
-    session = Forked(run)
-    session.until(lambda: len(run.checkpoints()) >= 3)
-    session.kill(signal.SIGTERM)
-    assert session.wait() == 75
+    assert cut_when(run, lambda: len(run.checkpoints()) >= 3, signal.SIGTERM) == 75
     return run
 
 

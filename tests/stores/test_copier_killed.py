@@ -78,7 +78,7 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiter: Wait
 ) -> None:
     """As Google Drive at its worst: whoever asks it waits in the kernel, and cannot even be killed."""
-    monkeypatch.setenv("KIT_STORE_PATIENCE_S", "1")
+    monkeypatch.setenv("KIT_STORE_PATIENCE_S", "4")
     (tmp_path / "mnt").mkdir()
     url = str(tmp_path / "mnt/store")
     with contextlib.ExitStack() as stack:
@@ -89,14 +89,14 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
         first = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         stack.callback(mount.revive)
         waiter(lambda: read_state(run)["failures"] == 1)
-        assert "stuck in the kernel, as on a dead mount" in read_state(run)["error"] and mount.waited_for
+        assert "if it is a mount, that may be dead" in read_state(run)["error"] and mount.waited_for
         second = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         waiter(lambda: read_state(run)["pid"] == second.pid and read_state(run)["state"] == "failing")
-        words = f"the copier of an earlier session (process {first.pid}) hangs and cannot be killed"
+        words = "the copier of an earlier session has not ended; it may hang on a dead mount"
         assert read_state(run)["error"] == words
         mount.revive()
         waiter(lambda: "Function not implemented" in (read_state(run)["error"] or ""), why="it does not go on")
-        assert first.wait(10) == -signal.SIGKILL
+        assert first.wait(10) == 3
 
 
 def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -> bool:

@@ -154,43 +154,34 @@ def test_a_silent_hub_is_given_up_on(
         store.swap("a.json", None, b"{}")
 
 
-def test_swap_loses_to_a_commit_in_between(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put({"lease.json": b"old"})
+@pytest.fixture
+def rival(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """rival(path): another machine commits that file once, between our look and our commit."""
 
-    def interfere(path: str, content: bytes, times: int) -> None:
-        """Another machine commits between our look and our commit, `times` times."""
-        read = HubStore.read_or_none
-        left = [times]
+    def interfere(path: str) -> None:
+        store.put({"lease.json": b"old"})
+        read, rivals = HubStore.read_or_none, iter([path])
 
         def late(self: HubStore, name: str) -> bytes | None:
             found = read(self, name)
-            if self is store and left[0] > 0:
-                left[0] -= 1
-                hub.repos["me/runs"].files[f"lab/{path}"] = content
+            if next(rivals, None):
+                hub.repos["me/runs"].files[f"lab/{path}"] = b"theirs"
                 hub.repos["me/runs"].log.append(("rival", [path], []))
             return found
 
         monkeypatch.setattr(HubStore, "read_or_none", late)
 
-    interfere("lease.json", b"theirs", 1)
+    return interfere
+
+
+def test_swap_loses_to_a_commit_in_between(store: HubStore, rival: Callable[[str], None]) -> None:
+    rival("lease.json")
     assert not store.swap("lease.json", b"old", b"mine")
     assert store.read("lease.json") == b"theirs"
-    monkeypatch.undo()
-    hub.repos["me/runs"].files["lab/lease.json"] = b"old"
 
 
-def test_swap_survives_commits_to_other_files(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put({"lease.json": b"old"})
-    read: Callable[[HubStore, str], bytes | None] = HubStore.read_or_none
-    rivals = iter([1, 2])
-
-    def late(self: HubStore, name: str) -> bytes | None:
-        found = read(self, name)
-        if next(rivals, None):
-            hub.repos["me/runs"].log.append(("rival", ["other.json"], []))
-        return found
-
-    monkeypatch.setattr(HubStore, "read_or_none", late)
+def test_swap_survives_commits_to_other_files(store: HubStore, rival: Callable[[str], None]) -> None:
+    rival("other.json")
     assert store.swap("lease.json", b"old", b"mine")
     assert store.read("lease.json") == b"mine"
 

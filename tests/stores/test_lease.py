@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import threading
 from pathlib import Path
 
 import pytest
 
 from kit.stores import LeaseHeld, Store, lease, open_store
-from tests.stores.conftest import KINDS, SHARED
+from tests.stores.conftest import KINDS, SHARED, Clock
 
 every_store = pytest.mark.parametrize("store_url", KINDS, indirect=True)
 every_shared_store = pytest.mark.parametrize("store_url", SHARED, indirect=True)
-
-
-class Clock:
-    now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @every_store
@@ -110,28 +97,6 @@ def test_of_many_at_once_one_gets_it(store_url: str, store: Store) -> None:
             thread.join()
         holder = lease.read(store, f"r{turn}")[1]
         assert holder is not None and won == [int(holder.owner.removeprefix("machine-"))]
-
-
-def _try(url: str, owner: str, gate: object, results: object) -> None:
-    store = open_store(url, write=True)
-    gate.wait()  # type: ignore[attr-defined]
-    try:
-        lease.acquire(store, "r", owner)
-        results.put(owner)  # type: ignore[attr-defined]
-    except Exception:
-        results.put(None)  # type: ignore[attr-defined]
-
-
-def test_of_two_processes_one_gets_it(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    gate, results = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_try, args=(str(tmp_path / "s"), f"p{n}", gate, results)) for n in range(2)]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=30) for _ in processes]
-    for process in processes:
-        process.join(10)
-    assert sorted(got, key=str).count(None) == 1
 
 
 def test_an_owner_is_a_copy_of_a_run_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

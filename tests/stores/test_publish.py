@@ -21,8 +21,8 @@ from kit.envs.obs import tree_map
 from kit.envs.play import play
 from kit.errors import UserError
 from kit.runs.opponents import make_env
+from kit.runs.publish import EACH_STEP
 from kit.runs.run import Run
-from kit.runs.usage import EACH_STEP
 from kit.stores import open_store
 from kit.stores.copier import Copier
 from tests.envs.corridor import Walk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -93,6 +94,33 @@ def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
     again.stop(0.0)
     again._process.kill()
     assert again.stop(20)["step"] == 400 and again.is_done()
+
+
+def test_two_copiers_of_one_run_become_one(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    """A session that follows another at once replaces the copier the other left behind."""
+    first = started(run, str(tmp_path / "store"))
+    waiter(lambda: first.state().get("pid") == first._process.pid)
+    first._tries = 0  # as if its session had been killed
+    first._stopping.set()
+    second = started(run, str(tmp_path / "store"))
+    waiter(lambda: second.state().get("pid") == second._process.pid)
+    assert first._process.wait(10) == 3
+    assert second.stop(20)["state"] == "ok"
+
+
+def test_a_copier_that_does_not_end_is_named_and_waited_for(
+    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+) -> None:
+    with (run / ".sync.lock").open("a+") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        handle = started(run, str(tmp_path / "store"))
+        waiter(lambda: handle.state()["state"] == "failing")
+        assert handle.state()["error"].startswith("the copier of an earlier session has not ended")
+        assert not (tmp_path / "store/reach-1/latest.json").exists()
+    waiter(lambda: handle.state()["state"] == "ok")
+    assert handle.stop(20) | {"step": 200, "error": None, "failures": 0} == handle.state()
 
 
 def test_the_hub_falls_silent_and_comes_back(

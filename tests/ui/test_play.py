@@ -12,8 +12,7 @@ import kit
 from kit.errors import UserError
 from kit.measure import speed
 from kit.runs.evaluation import Evaluator
-from kit.runs.policies import load_policy
-from kit.runs.run import Run
+from kit.runs.run import Run, load_policy
 from kit.runs.video import failures_first, record
 from kit.ui.seeing import what_it_sees
 from tests.envs.clock import Clock
