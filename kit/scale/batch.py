@@ -31,7 +31,7 @@ from kit.runs import api, worker
 from kit.runs.prepare import prepare_run
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
-from kit.scale.work import KEYS, Engine, Notes, Results, StoredWork, run_all
+from kit.scale.work import KEYS, Engine, Results, StoredWork, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
@@ -172,7 +172,7 @@ def batch(
         planned = plan_jobs(fields, seeds, name, engine.on is not None, trust)
     resolved = check(planned, engine.on is not None)
     check_stores(job.config.store for job in planned)
-    return run_batch(planned, resolved, engine, name, on_progress)
+    return run_batch(planned, resolved, engine, on_progress)
 
 
 def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
@@ -188,21 +188,19 @@ def run_batch(
     jobs: Sequence[StoredWork],
     configs: Sequence[RunConfig],
     engine: Engine,
-    name: str,
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Run all `jobs` of the batch `name` on this machine or on `engine`'s cluster.
+    """Run all `jobs` on this machine or on `engine`'s cluster.
 
     `configs`: the jobs' resolved configs. `unit`: what the progress bar counts.
     """
-    notes = Notes.beside(jobs, name)
     if engine.on is None:
-        return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
+        return run_all(jobs, slots(configs, len(jobs), engine.at_once), on_progress, unit)
     from kit.scale.cluster import cluster
 
     with cluster(engine) as ray_cluster:
-        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), notes, on_progress, unit)
+        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), on_progress, unit)
 
 
 def read_jobs(

@@ -164,7 +164,7 @@ def notebooks(
     """
     jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     check_stores(job.store for job in jobs)
-    return run_batch(jobs, [], engine, folder_name(Path(path).stem), on_progress, unit="cell")
+    return run_batch(jobs, [], engine, on_progress, unit="cell")
 
 
 def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
