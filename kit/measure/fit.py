@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kit import envs
 from kit.config import RunConfig
@@ -30,18 +29,7 @@ Measure = Callable[[RunConfig, int], tuple[int, int]]
 """(config, n_envs) -> (bytes in use by all processes, bytes of memory in the GPU or machine)."""
 
 
-class Fit(NamedTuple):
-    """The largest n_envs that fits, and the measured memory use."""
-
-    n_envs: int
-    env_bytes: int
-    """Bytes per env."""
-    fixed_bytes: int
-    """Bytes that do not depend on n_envs, including those of other programs."""
-    memory_bytes: int
-
-
-def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
+def fit(config: RunConfig, measure: Measure | None = None) -> int:
     """Return the largest multiple of `STRIDE` envs with which the resolved `config` leaves `MARGIN` of the memory free.
 
     For example 7,936 envs of 1.6 MB each on a GPU of 16 GB. Raises `UserError` if not even `STRIDE` envs fit.
@@ -49,21 +37,21 @@ def fit(config: RunConfig, measure: Measure | None = None) -> Fit:
     measure = measure or measure_in_child
     few, many = PROBES
     (low, _), (high, memory) = measure(config, few), measure(config, many)
-    per_env = max((high - low) // (many - few), 1)
-    fixed = max(low - few * per_env, 0)
-    room = int((1 - MARGIN) * memory) - fixed
-    n_envs = min(room // per_env // STRIDE * STRIDE, MAX_ENVS)
+    env_bytes = max((high - low) // (many - few), 1)
+    fixed_bytes = max(low - few * env_bytes, 0)  # other programs included
+    free_bytes = int((1 - MARGIN) * memory) - fixed_bytes
+    n_envs = min(free_bytes // env_bytes // STRIDE * STRIDE, MAX_ENVS)
     if n_envs < STRIDE:
         raise UserError(
             f"n_envs='auto': {STRIDE} envs of {config.env} with this network do not fit into {memory / 1e9:.1f} GB, "
-            f"of which {fixed / 1e9:.1f} GB are taken; close other programs or choose a smaller network."
+            f"of which {fixed_bytes / 1e9:.1f} GB are taken; close other programs or choose a smaller network."
         )
-    return Fit(n_envs, per_env, fixed, memory)
+    return n_envs
 
 
 def room(plan: Plan, share: int = 1) -> int:
     """Return how many envs of `plan` fit if `share` runs divide the memory equally; at least `STRIDE`."""
-    return max(STRIDE, fit(plan.config).n_envs // share)
+    return max(STRIDE, fit(plan.config) // share)
 
 
 def measure_in_child(config: RunConfig, n_envs: int) -> tuple[int, int]:
@@ -93,13 +81,8 @@ def _train_one_iteration(config: RunConfig) -> tuple[int, int]:
     from kit.trainers import make_trainer
 
     n_envs = int(config.n_envs)
-    env = envs.make_vec(
-        config.env,
-        n_envs,
-        config.device,
-        config.seed,
-        env_options=envs.without_opponents(config.env, config.env_options),
-    )
+    options = envs.without_opponents(config.env, config.env_options)
+    env = envs.make_vec(config.env, n_envs, config.device, config.seed, env_options=options)
     trainer = make_trainer(config, env)
     trainer.learn(n_envs * int(config.overrides.get("n_steps", 1)))
     if config.device != "cpu":

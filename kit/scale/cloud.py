@@ -224,5 +224,5 @@ def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
     """Estimate the hours on `cores` CPU cores. Physics is scaled by the cores; the network takes as long as here."""
-    share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
+    share = 1 - speed.update_share
     return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600
