@@ -167,7 +167,8 @@ def batch(
         planned, engine = read_jobs(jobs, seeds, name, trust=trust, **resources)
     else:
         name = name or "batch"
-        fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
+        listed = [jobs] if isinstance(jobs, RunConfig) else jobs
+        fields = [job.non_defaults() if isinstance(job, RunConfig) else dict(job) for job in listed]
         engine = Engine.of({}, **resources)
         planned = plan_jobs(fields, seeds, name, engine.on is not None, trust)
     resolved = check(planned, engine.on is not None)
@@ -240,12 +241,6 @@ def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
         raise UserError(f"{path}: jobs={jobs!r} is not a list of mappings such as {{algo: PPO}}.")
     return jobs, content
-
-
-def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(job, RunConfig):
-        return dict(job)
-    return job.non_defaults()
 
 
 def plan_jobs(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,20 +172,6 @@ def _next_trial(search: Sweep) -> optuna.Trial:
     return search.study.ask()
 
 
-def at_common_steps(scores: Sequence[Sequence[float]], every: int) -> list[tuple[int, float]]:
-    """Round the steps in `scores`, [[step, score], ...], down to multiples of `every`, so that trials can be compared.
-
-    A trial evaluates at the end of the iteration (n_steps × n_envs steps) that reaches a multiple of `every`. If one
-    iteration passes several multiples, all but the last get the previous score.
-    """
-    common: list[tuple[int, float]] = []
-    for step, score in scores:
-        last, reached = (common[-1] if common else (0, 0.0)), int(step // every * every)
-        common += [(between, last[1]) for between in range(last[0] + every, reached, every) if common]
-        common += [(reached, score)] if reached > last[0] else []
-    return common
-
-
 def _update(search: Sweep, opened: _OpenTrial) -> bool:
     """Report a trial's new scores to Optuna and stop the trial if Optuna prunes it; return whether it has ended."""
     trial, job, work = opened.trial, opened.job, opened.work
@@ -199,9 +185,10 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
     scores, steps = now.get("scores", []), now["step"]
     broken = next((f"its score was {score} at step {step:,}" for step, score in scores if not math.isfinite(score)), "")
     behind = False
-    for step, score in [] if broken else at_common_steps(scores, search.plan.eval_every)[opened.reported :]:
+    for step, score in [] if broken else scores[opened.reported :]:
         opened.reported += 1
-        trial.report(score, step)
+        # pruners compare equal steps; an evaluation comes up to an iteration after a multiple of eval_every
+        trial.report(score, int(step // search.plan.eval_every * search.plan.eval_every))
         behind = behind or (working and trial.should_prune())
     if (broken or behind) and working and not job.stopped:
         job.stopped = True

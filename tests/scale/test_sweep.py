@@ -23,7 +23,6 @@ from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
 from kit.scale.study import Sweep, plan, writable
-from kit.scale.sweep import at_common_steps
 from kit.stores import holds, lease, open_store
 from tests.runs.crash import create, kill_everything_in
 
@@ -216,13 +215,6 @@ def test_trials_are_compared_whatever_the_length_of_their_iterations() -> None:
     (row,) = kit.sweep(path).rows()[4:]
     assert row["state"] == "pruned" and "behind the others" in row["message"], row
     assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
-
-
-def test_scores_at_common_steps_by_hand() -> None:
-    assert at_common_steps([[168, 1.0], [336, 2.0], [504, 3.0]], 160) == [(160, 1.0), (320, 2.0), (480, 3.0)]
-    long = [(320, 1.0), (480, 1.0), (640, 2.0)]
-    assert at_common_steps([[350, 1.0], [700, 2.0]], 160) == long, "an iteration of 350 steps passes two at once"
-    assert at_common_steps([[40, 1.0], [170, 2.0], [180, 3.0]], 160) == [(160, 2.0)]
 
 
 def test_a_score_that_is_no_number_fails_its_trial_and_no_other() -> None:

@@ -269,8 +269,7 @@ def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match="end_session=True works on Colab"):
         TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True)
     ended: list[bool] = []
-    monkeypatch.setattr(panel_module.host, "can_end_session", lambda: None)
-    monkeypatch.setattr(panel_module.host, "end_session", lambda: ended.append(True))
+    monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
     monkeypatch.setenv("KIT_HEADLESS", "1")
     for name, step, state, safe in (
         ("a", 600, "finished", True),
