@@ -13,7 +13,7 @@ from kit.machine.progress import LINE_EVERY_S, ProgressLines, progress_bar
 class Clock:
     """Seconds, set by the test."""
 
-    now = 0.0
+    now = 1e9
 
     def __call__(self) -> float:
         return self.now
@@ -22,10 +22,12 @@ class Clock:
 def run(steps: int, total: int | None, seconds_per_step: float) -> list[str]:
     """The lines of a bar that is updated `steps` times."""
     clock, file = Clock(), io.StringIO()
-    with ProgressLines(total, desc="training", unit="step", file=file, clock=clock) as bar:
-        for _ in range(steps):
-            clock.now += seconds_per_step
-            bar.update(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tqdm.std.time", clock)
+        with ProgressLines(total, desc="training", unit="step", file=file) as bar:
+            for _ in range(steps):
+                clock.now += seconds_per_step
+                bar.update(1)
     return file.getvalue().splitlines()
 
 
