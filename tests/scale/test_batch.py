@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import kit
@@ -26,7 +25,6 @@ from kit.scale.study import plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
-from tests.stores.conftest import waiter  # noqa: F401 - a fixture
 
 JOBS = """
 env: Reach
@@ -84,16 +82,6 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_pa
     with pytest.raises(UserError, match=words) as refused:
         call()
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
-
-
-def test_a_store_that_cannot_be_is_refused_by_the_command_before_anything_begins(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("jobs.yaml").write_text("{total_steps: 64, n_envs: 2, seeds: 2, store: gone/store}")
-    with pytest.raises(SystemExit) as ended:
-        main(["batch", "jobs.yaml"])
-    said = capsys.readouterr().err.strip()
-    assert ended.value.code == 2 and said.startswith("kit: store='gone/store'") and "\n" not in said
-    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
 
 
 def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsys) -> None:
@@ -216,35 +204,3 @@ def test_a_run_whose_first_checkpoint_has_arrived_goes_on_elsewhere(tmp_path, mo
     (row,) = kit.batch([job], name="b")
     assert row["state"] == "finished", row["message"]
     assert fingerprint(kit.Run("runs/cut")) == there
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(200)
-def test_a_machine_that_was_cut_off_cannot_write_over_its_successor(tmp_path, waiter, monkeypatch) -> None:  # noqa: F811
-    """It comes back when another has finished its run: by then the run is not its own any more."""
-    monkeypatch.setenv("KIT_LEASE_S", "4")
-    fields = {
-        "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "checkpoint_every": 320, "total_steps": 6400,
-        "overrides": SMALL["PPO"], "device": "cpu", "run_name": "run", "store": str(tmp_path / "store"),
-    }  # fmt: skip
-    first, kept = kit.launch(**fields, runs_dir=str(tmp_path / "first")), tmp_path / "store/run"
-    waiter(lambda: (kept / "latest.json").exists(), 60)
-    trains = psutil.Process(first.status()["process"]["pid"])
-    machine = [trains, *trains.children(recursive=True)]
-    for process in machine:
-        process.suspend()
-
-    told: list[str] = []
-    second = {**fields, "runs_dir": str(tmp_path / "second")}
-    found = kit.batch([second], on_progress=lambda now: told.append(f"{now[0]['state']} {now[0]['message']}"))
-    assert told[0].startswith("waiting another machine has it (until") and found[0]["state"] == "finished"
-    assert "resumed from step" in found.runs[0].log()
-
-    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
-    for process in machine:
-        process.resume()
-    assert first.wait(60)["state"] == "finished", "it trains to its end"
-    said = json.loads((first.path / ".sync.json").read_text())
-    assert said["state"] == "failing" and "belongs to" in said["error"]
-    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
-    assert fingerprint(found.runs[0]) == fingerprint(first)
