@@ -40,18 +40,19 @@ class ProgressLines(std.tqdm):
 
     def __init__(self, total: int | None = None, initial: int = 0, **options: Any) -> None:
         super().__init__(
-            total=total, initial=initial, bar_format=LINE, mininterval=LINE_EVERY_S, miniters=1, smoothing=0, **options
-        )
+            total=total, initial=initial, bar_format=LINE, mininterval=LINE_EVERY_S, miniters=0, smoothing=0,
+            delay=1e-9, **options,  # any delay: no line before the first update
+        )  # fmt: skip
         self.last_print_t = 0.0
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write a line, unless there was no update or one with the same percentage is written."""
+        """Write a line, unless one with the same percentage is written; without a total, the count is compared."""
         percent = int(100 * self.n / self.total) if self.total else int(self.n)
-        if self.n > self.initial and percent != self._percent:
+        if percent != self._percent:
             self._percent = percent
             print(self, file=self.fp, flush=True)
 
     def close(self) -> None:
-        if not self.disable:
+        if not self.disable and self._percent is not None:
             self.display()
-            self.disable = True
+        self.disable = True

@@ -57,7 +57,6 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
 
 
 def _sample(space: Space) -> Any:
-    """Return a batch of random observations of `space`, a policy's input."""
     if isinstance(space, spaces.Dict):
         return {name: _sample(inner) for name, inner in space.items()}
     shape = (BATCH, *(space.shape or ()))

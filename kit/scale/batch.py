@@ -40,7 +40,7 @@ RUN_BYTES = 1_000_000_000
 
 
 @dataclass
-class Job:
+class Job(StoredWork):
     """One run of a batch."""
 
     config: RunConfig
@@ -52,12 +52,6 @@ class Job:
     """As in `kit.resume`."""
     run: Run | None = None
     """The run, once started."""
-    error: str = ""
-    """Why the run could not start."""
-    note: str = ""
-    """Why the job waits."""
-    was_running: bool = False
-    """Whether the run was training already, in a process that this batch did not start."""
 
     @property
     def path(self) -> Path:
@@ -95,16 +89,11 @@ class Job:
             worker.start(self.run)
             return
         changes = self.changes()
-        self.was_running = self.run.is_working()
-        if not self.was_running and (self.run.status()["state"] != "finished" or "total_steps" in changes):
+        if not self.run.is_working() and (self.run.status()["state"] != "finished" or "total_steps" in changes):
             self.run = api.resume(self.path, background=True, trust=self.trust, **changes)
 
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
-
-    def should_restart(self) -> bool:
-        """Whether the process that was training before this batch has been killed, so that the run must be resumed."""
-        return self.was_running and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
         return lease.held_for(self.config.store, str(self.config.run_name), self.path)
@@ -226,7 +215,6 @@ def read_jobs(
 
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Return the file's jobs, and the fields for all of them."""
     content = read_yaml(path)
     if isinstance(content, list):
         return content, {}

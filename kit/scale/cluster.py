@@ -163,7 +163,6 @@ class Cluster:
         self._looked = float("-inf")
 
     def remote(self, job: StoredWork) -> Work:
-        """Return a job that runs `job` on the cluster."""
         return _Remote(job, self)
 
     def poll(self) -> tuple[dict[str, dict[str, Any]], set[Any]]:
@@ -178,13 +177,11 @@ class Cluster:
 
 
 @dataclass
-class _Remote:
-    """A job that runs on the cluster, with the interface `Work`."""
+class _Remote(Work):
+    """A job that runs on the cluster. Ray restarts it."""
 
     job: StoredWork
     on: Cluster
-    error: str = ""
-    note: str = ""
     _ref: Any = None
     _started: float = 0.0
     _last: dict[str, Any] = field(default_factory=dict)
@@ -211,12 +208,6 @@ class _Remote:
         with contextlib.suppress(UserError):
             self.job.look()  # sets `job.run` if this machine sees the run directory
         return False
-
-    def should_restart(self) -> bool:
-        return False  # Ray retries
-
-    def held_for(self) -> float:
-        return 0.0
 
     def stop(self) -> None:
         self.on.board.stop.remote(self.job.row()["name"])

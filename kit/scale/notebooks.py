@@ -73,7 +73,6 @@ class NotebookJob:
 
     @property
     def store_path(self) -> str:
-        """The job's folder in the store."""
         return f"{self.path.parent.name}/{self.name}"
 
     @property

@@ -211,7 +211,6 @@ def run_name(plan: Plan, number: int) -> str:
 
 
 def trials(search: Sweep) -> list[TrialJob]:
-    """Return the runs of all trials so far, as jobs."""
     configs = [search.plan.config(values_of(t), run_name(search.plan, t.number)) for t in search.study.trials]
     return [TrialJob(config, config.non_defaults()) for config in configs]
 

@@ -207,7 +207,6 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
 
 
 def _record(search: Sweep, trial: optuna.Trial, state: str, score: float | None, steps: int, message: str = "") -> None:
-    """Write a trial's final state, score, steps and message into the study."""
     import optuna
 
     trial.set_user_attr("steps", steps)

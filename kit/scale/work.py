@@ -63,20 +63,24 @@ class Work(Protocol):
     another machine on this job ends. `row`: the job's state, a dict with `KEYS`.
     """
 
-    error: str
+    error: str = ""
     """Why the job could not start."""
-    note: str
+    note: str = ""
     """Why the job waits."""
 
     @property
     def run(self) -> Run | None: ...
     def start(self, threads: int, runs_per_gpu: int) -> None: ...
     def is_working(self) -> bool: ...
-    def should_restart(self) -> bool: ...
-    def held_for(self) -> float: ...
     def stop(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
     def row(self) -> dict[str, Any]: ...
+
+    def should_restart(self) -> bool:
+        return False
+
+    def held_for(self) -> float:
+        return 0.0
 
 
 class StoredWork(Work, Protocol):

@@ -148,7 +148,6 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Return the config's fields except `NOT_THE_CONFIG`."""
     return {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
 
 

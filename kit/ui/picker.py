@@ -84,7 +84,6 @@ class RunPicker:
         self.choices.value = chosen
 
     def _list_store(self, store: str) -> None:
-        """List the runs of `store`, in a thread."""
 
         def list_store() -> None:
             try:

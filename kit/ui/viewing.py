@@ -67,7 +67,6 @@ class Viewer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Block until the viewer is closed."""
         self._thread.join()
 
     def close(self) -> None:
@@ -91,7 +90,6 @@ class Viewer:
         print(self)
 
     def _place_camera(self) -> None:
-        """Place the viewpoint near a walking robot, else at the task's first camera, if it has one."""
         self._env.reset(seed=0)
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +21,7 @@ from kit.scale.study import plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
+from tests.scale.shared import batch, wait_for_checkpoint
 
 JOBS = """
 env: Reach
@@ -93,15 +90,12 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     Path("jobs.yaml").write_text(json.dumps({**fields, "jobs": [held, lost, {"run_name": "a"}, {"run_name": "b"}]}))
     lease.acquire(open_store(tmp_path / "held", write=True), "held", "another", ttl_s=1000)
     jobs, engine = read_jobs("jobs.yaml", at_once=1)
-    status = [sys.executable, "-m", "kit", "batch", "status", "jobs.yaml", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     told: list[list[str]] = []
 
     def look(now: Results) -> None:
         told.append([row["message"] for row in now])
         if "no slot" in told[-1][3]:
-            looked = subprocess.run(status, check=False, capture_output=True, text=True, env=environment)
-            rows = {row["name"]: row for row in json.loads(looked.stdout)}
+            rows = {row["name"]: row for row in json.loads(batch("status", "jobs.yaml", "--json").communicate()[0])}
             assert [rows[name]["state"] for name in ("held", "lost", "b")] == ["waiting"] * 3
             assert rows["held"]["message"].startswith("another machine has it (until")
             assert rows["lost"]["message"].startswith("its store does not answer (store=")
@@ -149,12 +143,8 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("jobs.yaml").write_text(JOBS)
     Path("breaks.py").write_text(BREAKS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "jobs.yaml"], env=environment)
-    first = Path("runs/jobs-reach-ppo-s7")
-    end = time.monotonic() + 200
-    while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
-        time.sleep(0.05)
+    process, first = batch("jobs.yaml"), Path("runs/jobs-reach-ppo-s7")
+    wait_for_checkpoint(first, process)
     kill_everything_in(tmp_path)
     process.wait()
     told: list[list[str]] = []
