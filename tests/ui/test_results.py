@@ -171,7 +171,7 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
 def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
     (entry,) = resume.list_entries(tmp_path)
-    assert resume.line(entry) == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted"
+    assert resume.title(entry) == "half (interrupted, 500 steps, 97 % success)"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children
     button, line = row.children
