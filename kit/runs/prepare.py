@@ -5,7 +5,6 @@ Opponents are policies of other runs that a game plays against.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,15 +32,12 @@ def prepare_run(
     start_from: str | Path | None = None,
     trust: bool = False,
     other_process: bool = False,
-    runs_per_gpu: int = 1,
 ) -> PreparedRun:
     """Check `config` with `changes` and plan the run; `start_from` and `trust` as in `kit.train`.
 
-    `other_process`: whether another process will train it. `runs_per_gpu`: number of runs sharing the GPU; its memory
-    is divided among them when `n_envs` is chosen. Raises `UserError` if the run cannot be made.
+    `other_process`: whether another process will train it. Raises `UserError` if the run cannot be made.
     """
     from kit import envs
-    from kit.measure.fit import room
     from kit.trainers.planning import plan
 
     user_config, warm = config, None
@@ -55,7 +51,7 @@ def prepare_run(
     opponents.check(config)
     if config.tracker is not None:
         need(config.tracker.partition(":")[0], "track")
-    planned = plan(config, partial(room, share=runs_per_gpu))
+    planned = plan(config)
     if planned.config.store:
         from kit.stores import open_store
 

@@ -78,14 +78,14 @@ class Job(StoredWork):
                 changes[name] = value
         return changes
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         """Start or resume the run, unless it is training or finished."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
             requested = self.requested.get("threads", "auto")
             fields = {**self.requested, "threads": threads if requested == "auto" else requested}
-            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, True, runs_per_gpu))
+            self.run = api.create(prepare_run(None, fields, self.start_from, self.trust, other_process=True))
             worker.start(self.run)
             return
         changes = self.changes()

@@ -80,7 +80,7 @@ class NotebookJob:
         result = read_json(self.path / RESULT)
         return result if isinstance(result, dict) else None
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         """Start executing the notebook in a process, unless it runs already or has a result, here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":

@@ -153,9 +153,9 @@ class TrialJob(Job):
     """Whether the trial was stopped early: pruned, or because of a score that is not finite."""
     _metrics: GrowingRows | None = field(default=None, repr=False)
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         self.starts += 1
-        super().start(threads, runs_per_gpu)
+        super().start(threads)
 
     def should_restart(self) -> bool:
         """Whether the run was killed, or reached its session limit, and must be resumed."""

@@ -70,7 +70,7 @@ class Work(Protocol):
 
     @property
     def run(self) -> Run | None: ...
-    def start(self, threads: int, runs_per_gpu: int) -> None: ...
+    def start(self, threads: int) -> None: ...
     def is_working(self) -> bool: ...
     def stop(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
@@ -110,7 +110,7 @@ class Starter:
             self._reason, self._since = reason, time.time()
         job.note = since(f"{reason} ({details})", self._since)
 
-    def begin(self, job: Work, threads: int, runs_per_gpu: int) -> bool:
+    def begin(self, job: Work, threads: int) -> bool:
         """Try to start the job; return whether it was started. Otherwise call this again soon.
 
         Raises the errors of `job.start`, and the store's error if it has not answered for `PATIENCE_S`.
@@ -122,7 +122,7 @@ class Starter:
             held_s = job.held_for()
             pause_s = min(held_s, HELD_S)
             if pause_s <= 0:
-                job.start(threads, runs_per_gpu)
+                job.start(threads)
                 job.note = ""
             else:
                 self.wait(job, HELD, until(held_s))
@@ -198,7 +198,7 @@ def run_all(
                     break
                 job = waiting.popleft()
                 try:
-                    if not starters[id(job)].begin(job, threads, at_once):
+                    if not starters[id(job)].begin(job, threads):
                         waiting.append(job)
                         continue
                 except Exception as error:  # a job that fails does not stop the others
