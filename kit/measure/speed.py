@@ -24,7 +24,7 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import Interrupted
 from kit.machine import settings
-from kit.machine.progress import is_interactive
+from kit.machine.progress import progress_bar
 from kit.measure.auto import resolve
 
 STARTUP_S = 5.0
@@ -284,11 +284,9 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def bar(seconds: float, show: bool = True) -> Iterator[Report]:
-    """Context manager: a progress bar over `seconds`, removed at the end; only in a notebook or a terminal."""
-    from tqdm.auto import tqdm
-
-    start, hidden = time.perf_counter(), not (show and is_interactive())
-    with tqdm(total=100, leave=False, disable=hidden, bar_format="{desc} {bar} {percentage:.0f} %") as shown:
+    """Context manager: a progress bar over `seconds`, removed at the end."""
+    start = time.perf_counter()
+    with progress_bar(100, leave=False, disable=not show) as shown:
 
         def report(step: str) -> None:
             shown.set_description_str(f"Measuring {step}", refresh=False)

@@ -22,6 +22,7 @@ from kit.runs.policies import load_policy
 from kit.runs.run import Run, opened
 from kit.tasks.joystick.task import Joystick
 
+HOST = "127.0.0.1"
 HEIGHT = 640
 """Height of the viewer in a notebook, in pixels."""
 WALKER = 2.2
@@ -37,7 +38,7 @@ class Viewer:
     Raises `UserError` for a task without MuJoCo.
     """
 
-    def __init__(self, run: Run, step: int | str | None = None, port: int = 8080, host: str = "127.0.0.1") -> None:
+    def __init__(self, run: Run, step: int | str | None = None, port: int = 8080) -> None:
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
         self.run = run
         self._env = make_env(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
@@ -52,9 +53,9 @@ class Viewer:
         checkpoint = run.find_or_new(step)
         first = checkpoint.step if checkpoint else 0
         chosen = next(name for name, number in self._policies.items() if number == first)
-        self._server = viser.ViserServer(host=host, port=port, verbose=False)
+        self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
         self.port = self._server.get_port()
-        self.url = f"http://{host}:{self.port}"
+        self.url = f"http://{HOST}:{self.port}"
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
         # without a material, a geom is shown in its rgba colour; only materials with a texture are kept
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
