@@ -203,7 +203,10 @@ def run_all(
                         continue
                 except Exception as error:  # a job that fails does not stop the others
                     job.error = str(error) or type(error).__name__
-                working += [job] if job.is_working() else []
+                if job.is_working():
+                    working.append(job)
+                elif not job.error and job.should_restart():  # its process has ended already
+                    waiting.append(job)
             if len(working) == at_once:
                 for job in waiting:
                     if not job.note:
