@@ -73,13 +73,6 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
     assert steps.value == "5000"
 
 
-@pytest.mark.parametrize(("typed", "steps"), [("1e5", 100_000), ("400k", 400_000), ("100,000", 100_000), (" 5 ", 5)])
-def test_numbers_may_be_typed_as_people_type_them(typed: str, steps: int) -> None:
-    form = Form(RunConfig(), lambda: None)
-    form.entries["total_steps"].value = typed
-    assert form.read().total_steps == steps
-
-
 @pytest.mark.parametrize(
     ("field", "typed", "sentence"),
     [
