@@ -20,7 +20,7 @@ from kit.ui.videos import video
 
 
 def __getattr__(name: str) -> Any:
-    """Import `view` on first use, because it imports torch."""
+    """Import `view` on first use, because it imports MuJoCo."""
     if name == "view":
         from kit.ui.viewing import view
 
