@@ -5,7 +5,7 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
     n_envs    the row's. For PPO it is doubled as long as it stays within `ENVS_PER_CORE` per core (without physics,
-              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; on a GPU memory limits it
+              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; a run whose memory runs out halves it
     device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
     batch     the largest divisor of the rollout's size that is no larger than the row's batch
     threads   one per core
@@ -13,8 +13,7 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kit import encoders, envs
@@ -39,11 +38,6 @@ ENVS_PER_CORE_NO_PHYSICS = 1024
 MIN_ROLLOUTS = 20
 """Rollouts that a run must still have when "auto" raises n_envs. Mean return on Reach after 100,000 steps: 4.26 with 48
 rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
-STRIDE = 64
-"""On a GPU, n_envs is measured in multiples of this number; fewer envs are not measured."""
-
-Fits = Callable[["Plan"], int]
-"""A function that measures how many of a plan's envs fit into the GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +81,8 @@ class Plan:
         return text + (f", batch {hyper['batch_size']:,}" if "batch_size" in hyper else "")
 
 
-def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
-    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
-
-    `fits` is called to limit n_envs="auto" to the GPU's memory; without it the memory is not considered.
-    """
+def plan(config: RunConfig) -> Plan:
+    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
     record = algorithm.find(config.algo)
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):
@@ -109,13 +100,10 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
         eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
         overrides=record.rule(hyper, n_envs, row, config.overrides),
     )
-    resolved_plan = Plan.of(resolved, env)
-    if fits and config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
-        n_envs = min(n_envs, fits(resolved_plan) * config.processes)
-        resolved_plan = replace(resolved_plan, config=algorithm.with_n_envs(resolved, n_envs))
+    planned = Plan.of(resolved, env)
     if config.processes > 1:
-        config_of_rank(record, resolved_plan.config)
-    return resolved_plan
+        config_of_rank(record, resolved)
+    return planned
 
 
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
