@@ -13,7 +13,7 @@ from torch import nn
 from kit.envs.play import HiddenState, Player, restart
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
-from kit.errors import UserError
+from kit.errors import UserError, need
 from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
@@ -206,6 +206,7 @@ class Mission(Task):
             now.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        need("PIL", "video")
         from kit.tasks.mission.render import MapRenderer
 
         if (height, width) not in self._renderers:
