@@ -51,8 +51,7 @@ class Algorithm:
     actions: tuple[type[Space], ...]
     """Supported types of action space."""
     row: Row
-    """Hyperparameters for tasks without tuned ones in `kit.presets`: only those that differ from SB3's defaults, such
-    as more envs to keep the cores busy."""
+    """Hyperparameters that differ from SB3's defaults, for tasks without tuned ones in `kit.presets`."""
     stock_row: Row
     """Hyperparameters of the preset sb3: SB3's own defaults, for comparisons."""
     columns: tuple[str, ...] = ("net_arch",)
@@ -60,8 +59,7 @@ class Algorithm:
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks in a `net_arch` dict."""
     rule: Rule = field(default=_unchanged)
-    """Adapts hyperparameters to `n_envs` and to each other, for example `batch_size` to the rollout. Raises `UserError`
-    if the user's overrides contradict each other."""
+    """Adapts hyperparameters to `n_envs` and to each other. Raises `UserError` if the user's contradict each other."""
     more_envs: bool = False
     """Whether n_envs="auto" may choose more envs than `row` has; each rollout then grows with them."""
     distributed: bool = False

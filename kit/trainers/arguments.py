@@ -21,8 +21,7 @@ NOT_OVERRIDES = {
     *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("action_noise", "optimize_memory_usage"),
 }
-"""Parameters of SB3's constructors that overrides may not set: RunConfig or kit sets them, or they are Python objects
-that a file cannot hold."""
+"""Parameters of SB3's constructors that RunConfig or kit sets, or whose values a file cannot hold."""
 
 NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
@@ -150,7 +149,7 @@ def _schedule(name: str, text: str) -> LinearSchedule:
 
 
 def _check_range(name: str, written: Any, value: Any) -> None:
-    """Raise `UserError` if `value` is outside its `RANGES`; the message quotes `written`, the user's spelling."""
+    """Raise `UserError` if `value`, spelled `written` by the user, is outside its `RANGES`."""
     low, high = RANGES.get(name, (-INF, INF))
     if type(value) in (int, float) and not low <= value <= high:
         most = f" and at most {high:g}" if high < INF else ""

@@ -32,7 +32,11 @@ is a little slower and does not compete with other programs.
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
-    """Build a trainer; see `kit.trainers.make_trainer`. Also sets torch's number of threads in this process."""
+    """Build the trainer for `env` (from `kit.make_vec`), and set torch's number of threads in this process.
+
+    `config` is resolved: it holds no "auto". In a distributed run `group` is the process group, and `config` and `env`
+    are this process's share.
+    """
     plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
@@ -60,10 +64,9 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 
 
 def largest_layer(trainer: TensorTrainer) -> int:
-    """Estimate the output size of the largest layer for one minibatch, in numbers.
+    """Estimate how many numbers the largest layer puts out for a minibatch, with 100 positions per channel of images.
 
-    A convolution is assumed to put out 100 positions per channel. LSTMs are left out, since they process few rows at a
-    time.
+    LSTMs are left out, since they process few rows at a time.
     """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]

@@ -19,7 +19,7 @@ Layout = Sequence[torch.Tensor | int]
 
 
 class FlatVector:
-    """Flat storage of the parameters in `layout`: they become views of `data` (P,), their gradients of `grad` (P,)."""
+    """The parameters in `layout` become views of `data` (P,), their gradients views of `grad` (P,)."""
 
     def __init__(self, layout: Layout) -> None:
         parameters = [p for p in layout if not isinstance(p, int)]
@@ -55,7 +55,6 @@ class FlatVector:
 
     @staticmethod
     def view(vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
-        """Return the slice of `vector` for parameter `p`, which starts at `offset`, in the shape of `p`."""
         return vector[offset : offset + p.numel()].view(p.shape)
 
 
@@ -124,7 +123,6 @@ class FlatOptimizer(FlatVector):
         return ()
 
     def _export_moments(self) -> None:
-        """Write views of the flat moments into the torch optimizer's state."""
         if not self._steps.item():
             return
         for p, offset in self.spans:
@@ -163,8 +161,7 @@ class PlainOptimizer:
 
 
 def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `FlatOptimizer` supports `optimizer`: Adam or RMSprop (torch's or SB3's), float32, no `rare`
-    option."""
+    """Return whether `FlatOptimizer` supports `optimizer`: Adam or RMSprop, torch's or SB3's, without rare options."""
     if type(optimizer) not in _MOMENTS or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]

@@ -56,8 +56,7 @@ class Normalizer:
         if norm_obs and not scaled:
             kind = type(observation_space).__name__
             raise UserError(
-                f"overrides normalize=true cannot scale {kind} observations; "
-                'write normalize={"norm_obs": false}.'
+                f'overrides normalize=true cannot scale {kind} observations; write normalize={{"norm_obs": false}}.'
             )
         self.norm_obs, self.norm_reward = norm_obs, norm_reward
         self.clip_obs, self.clip_reward = clip_obs, clip_reward

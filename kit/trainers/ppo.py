@@ -109,9 +109,7 @@ class ProximalTrainer(OnPolicyTrainer):
         entropies = torch.stack([new.entropy for new in evaluated])
         return torch.cat([means, -entropies.unsqueeze(1)], 1)
 
-    def _log_update(
-        self, metrics: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None
-    ) -> None:
+    def _log_update(self, metrics: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None) -> None:
         """Log `metrics`, one (minibatches, 5) tensor per epoch, with a single read from the device."""
         rows = [torch.cat(metrics).mean(0), metrics[-1].mean(0), metrics[-1][-1]]
         means, last_epoch, last = torch.stack(rows).tolist()

@@ -96,9 +96,7 @@ class Replay:
         obs, next_obs = from_leaves("obs", batch), from_leaves("next_obs", batch)
         if self.frames:
             episode_start = self._first_rows().flatten().index_select(0, index)
-            stacks = {
-                name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()
-            }
+            stacks = {name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()}
             obs = with_stacks(obs, {name: stack for name, (stack, _) in stacks.items()})
             next_obs = with_stacks(next_obs, {name: next_stack for name, (_, next_stack) in stacks.items()})
         return Transitions(obs, batch["actions"], batch["rewards"], next_obs, batch["terminated"])

@@ -62,9 +62,7 @@ def differentiate(loss: Loss, evaluated: Evaluated, batch: Batch, *numbers: Any)
     return Derivatives(*torch.autograd.grad(scalar, outputs, materialize_grads=True))
 
 
-def ppo(
-    trainer: Coefficients, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None
-) -> Derivatives:
+def ppo(trainer: Coefficients, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None) -> Derivatives:
     """Derivatives of `ProximalTrainer.loss`."""
     ratio = (new.log_prob - batch.log_probs).exp()
     surrogate = batch.advantages * ratio
