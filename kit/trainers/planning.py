@@ -121,7 +121,7 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 
-    `on_this_machine` processes share the machine's threads. Raises `UserError` if `config` cannot be divided.
+    Raises `UserError` if `config` cannot be divided.
     """
     size = config.processes
     if not record.distributed:

@@ -96,7 +96,6 @@ class RecurrentNetworks(Networks):
         self.reset()
 
     def reset(self) -> None:
-        """Zero the hidden state of all envs."""
         self.hidden_state = {name: zero_state(lstm, self._n_envs) for name, lstm in self._lstms.items()}
 
     def state(self) -> Values:
@@ -137,7 +136,6 @@ class RecurrentNetworks(Networks):
     def _step(
         self, obs: Obs, hidden_state: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the latents of actor and critic (n, ...), and the next hidden state."""
         next_state: dict[str, torch.Tensor] = {}
 
         def apply_lstm(name: str, features: torch.Tensor) -> torch.Tensor:
@@ -164,10 +162,7 @@ class RecurrentNetworks(Networks):
     def _latents(
         self, obs: Obs, apply_lstm: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs (N, ...) of the last layers of actor and critic.
-
-        `apply_lstm` (name, features) runs the LSTM `name`, "actor" or "critic".
-        """
+        """Return the inputs of the last layers of actor and critic; `apply_lstm` runs the LSTM "actor" or "critic"."""
         policy = self.policy
         features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
         actor_features, critic_features = (features, features) if policy.share_features_extractor else features
