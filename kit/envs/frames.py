@@ -33,7 +33,7 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
 
 
 class FrameStacks:
-    """The latest frames of n envs: T of them for each entry of `frames`. Returned stacks are copies."""
+    """The latest T frames of n envs for each entry of `frames`. Returned stacks are copies."""
 
     def __init__(self, frames: Mapping[str, int]) -> None:
         self.frames = dict(frames)
@@ -67,11 +67,9 @@ class FrameStacks:
         return stacks.get("", obs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the stacks, (n, T, ...)."""
         return {name: torch.stack(latest, dim=1) for name, latest in self._latest.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load stacks returned by `state`."""
         for name, latest in self._latest.items():
             for frame, saved in zip(latest, state[name].unbind(1), strict=True):
                 frame.copy_(saved)

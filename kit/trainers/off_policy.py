@@ -15,11 +15,11 @@ from stable_baselines3.common.utils import should_collect_more_steps
 
 from kit.encoders.frozen import FrozenView
 from kit.envs.obs import Obs, tree_map
+from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.base import READ_EVERY, TensorTrainer, tensor_env_of
 from kit.trainers.clips import image_stacks
-from kit.trainers.infos import LazyInfos
 from kit.trainers.replay import Replay, Transitions
 from kit.trainers.saving import Component, Counters, State, Values
 from kit.trainers.shifting import random_shift

@@ -10,10 +10,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from kit.envs.sb3 import LazyInfos
 from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import image_stacks
-from kit.trainers.infos import LazyInfos
 from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
 
