@@ -61,7 +61,7 @@ def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
-    """Return a dict of the entries `names` of `obs`; None returns `obs`. With `bare` a single entry is returned alone."""
+    """Return a dict of the entries `names` of `obs`, or with `bare` a single entry alone; None returns `obs`."""
     if names is None or not isinstance(obs, Mapping):
         return obs
     picked = {name: value for name, value in obs.items() if name in names}

@@ -149,9 +149,9 @@ class Task(ABC):
     def info(self) -> dict[str, torch.Tensor]:
         """Return metrics of the task, name -> (n,). An evaluation aggregates them by name and dtype:
 
-        - "reward/NAME", a term of the reward: summed over the episode.
-        - "NAME_per_minute", a count: events per minute of simulated time.
-        - Any other: the value at the end of the episode, averaged over episodes; if bool, the fraction of True.
+         - "reward/NAME", a term of the reward: summed over the episode.
+         - "NAME_per_minute", a count: events per minute of simulated time.
+         - Any other: the value at the end of the episode, averaged over episodes; if bool, the fraction of True.
         """
         return {}
 
