@@ -48,8 +48,7 @@ def _covered(
 ) -> torch.Tensor:
     """Return which pixels along one axis of the image each sphere can cover: float (v, g, count), 0 or 1.
 
-    `aside` and `ahead` are the sphere's centre along this axis and in front of the camera, in m; `pixel` is the width
-    of a pixel at a distance of 1 m.
+    `aside`, `ahead`: the sphere's centre along this axis and in front of the camera, m; `pixel`: its width at 1 m.
     """
     half = torch.asin((radii / torch.hypot(aside, ahead)).clamp(max=1.0))
     angle = torch.atan2(aside, ahead)

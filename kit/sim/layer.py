@@ -83,7 +83,7 @@ class Layer:
         return colours, depths
 
     def _set_pixels(self, pixels: list[torch.Tensor]) -> None:
-        """Render only these pixels from now on: `pixels` holds a tensor of indices per view."""
+        """Render only `pixels` from now on, a tensor of indices per view."""
         context, counts = self._context, [len(numbers) for numbers in pixels]
         rays = torch.cat([view[numbers] for view, numbers in zip(self.rays, pixels, strict=True)])
         context.total_rays = len(rays)

@@ -1,9 +1,6 @@
 """Batched image rendering by MuJoCo Warp's ray tracer, on CPU or CUDA. No OpenGL, EGL or OSMesa.
 
-The renderer needs only poses, so it can render worlds of any simulator: `Renderer.render` takes the geom, camera and
-light poses of all worlds as tensors; `render_data` takes an `MjData`, for Gymnasium's MuJoCo envs.
-Images from CPU and CUDA should differ by at most two of 255 levels, except in one pixel of a hundred
-(tests/sim/test_cuda.py).
+The renderer needs only poses, so it can render worlds of any simulator; `render_data` takes an `MjData`.
 Not rendered: sites (use a geom without contacts), tendons, reflections. Translucent geoms are opaque; only alpha 0
 hides a geom.
 """
@@ -31,8 +28,7 @@ from kit.sim.layer import POSES, Layer
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Background colour of models without a skybox: a light sky."""
 WORLDS_PER_LAUNCH = 16
-"""Worlds per launch on the CPU. All worlds of a launch use the same rays, so with more worlds culling removes fewer
-rays; with fewer, the fixed cost of a launch matters more."""
+"""Worlds per launch on the CPU. They use the same rays: with more worlds culling removes fewer."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -123,7 +119,7 @@ class Renderer:
         return images
 
     def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
-        """Split `k` worlds into launches of at most `at_most` worlds; return (start, stop) of each."""
+        """Split `k` worlds into launches of at most `at_most`; return (start, stop) of each."""
         count = max(min(k, self._threads), -(-k // (at_most or self.n)))
         return list(pairwise(k * i // count for i in range(count + 1)))
 
@@ -202,7 +198,6 @@ class Renderer:
 
 
 def _rows(arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Return `arrays` for the worlds `start` to `stop` - 1 only."""
     return {name: values[start:stop] if values.size else values for name, values in arrays.items()}
 
 
@@ -253,10 +248,7 @@ def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, R
 
 
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
-    """Render `data` from the `default_camera`, with shadows, on the CPU; return uint8 (height, width, 3).
-
-    For envs that step MuJoCo themselves, such as Gymnasium's. The last four renderers are cached.
-    """
+    """Render `data` of an env that steps MuJoCo itself from the `default_camera`, with shadows, uint8 (h, w, 3)."""
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}
     if isinstance(camera, mujoco.MjvCamera):

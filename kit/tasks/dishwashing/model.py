@@ -13,7 +13,7 @@ from functools import cache
 import mujoco
 import numpy as np
 
-from kit.sim.studio import studio
+from kit.sim.studio import looking, studio
 
 PLATE, WELL, BASE, SPONGE, FORCE = "plate", "well", "base", "sponge", "sponge_force"
 DIRT = "dirt{}"
@@ -141,13 +141,3 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
     _box(tool, "foam", (0, 0, 0.018), (0.034, 0.024, 0.010), (0.96, 0.80, 0.22, 1))
     rod = _box(tool, "rod", (0, 0, 0), (0.008,), (0.22, 0.25, 0.29, 1), mujoco.mjtGeom.mjGEOM_CAPSULE)
     rod.fromto = [0, 0, 0.03, 0, 0.22, 0.16]
-
-
-def looking(direction: np.ndarray) -> np.ndarray:
-    """Return the quaternion of a camera that looks along `direction`, with the world's z up."""
-    z = -direction / np.linalg.norm(direction)
-    x = np.cross((0, 0, 1), z)
-    x /= np.linalg.norm(x)
-    quat = np.zeros(4)
-    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
-    return quat
