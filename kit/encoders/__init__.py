@@ -19,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -245,10 +245,7 @@ def sees_images(observation_space: Space) -> bool:
 def _check_options(encoder: str, extractor: type, options: Mapping[str, Any]) -> None:
     """Raise `UserError` for an option that is not a parameter of the encoder's constructor."""
     known = [name for name in inspect.signature(extractor).parameters if name != "observation_space"]
-    for name in options:
-        if name not in known:
-            hint = suggest(str(name), known)
-            raise UserError(f"{OPTIONS} {name}={options[name]!r} is not one of {encoder}'s; {hint}.")
+    check_names(OPTIONS, options, encoder, known)
 
 
 def _images(space: Space) -> list[spaces.Box]:

@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -226,10 +226,7 @@ def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
     parameters = inspect.signature(task).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [*(parameter.name for parameter in parameters), OPTION]
-    for name, value in options.items():
-        if name not in known:
-            raise UserError(f"env_options {name}={value!r} is not one of {env}'s; {suggest(name, known)}.")
+    check_names("env_options", options, env, [*(parameter.name for parameter in parameters), OPTION])
 
 
 def _import(env: str, module: str) -> Any:

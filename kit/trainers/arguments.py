@@ -12,7 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names
 from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
@@ -74,16 +74,13 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     Raises `UserError` for the first unknown name, wrong type or invalid value.
     """
     known = _annotations(algorithm)
-    valid = [*known, "normalize"]
+    check_names("overrides", overrides, algorithm.name, sorted([*known, "normalize"]))
     result: dict[str, Any] = {}
     for name, value in overrides.items():
         if name == "normalize":
             result[name] = _normalize(value)
         elif name == "policy_kwargs":
             result[name] = _policy_kwargs(algorithm, value)
-        elif name not in known:
-            hint = suggest(name, sorted(valid))
-            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result

@@ -2,8 +2,7 @@
 
 World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
 with `base`, an invisible flat disc whose top is at z = 0, so it never hits the plate's edge. Dirt is a grid of thin
-boxes on the plate, without contacts. The task tracks how thick the dirt of each cell is, and colours the boxes
-accordingly.
+boxes on the plate, without contacts, which the task colours.
 """
 
 from __future__ import annotations

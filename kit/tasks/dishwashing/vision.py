@@ -49,6 +49,6 @@ class DishwashingVideo(Dishwashing):
         return {**first, "clip": self._frame(env_ids)}
 
     def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
-        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None means all envs."""
+        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None: all."""
         images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
         return images[:, 0].permute(0, 3, 1, 2).contiguous()

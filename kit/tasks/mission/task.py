@@ -187,7 +187,7 @@ class Mission(Task):
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def _captured(self) -> torch.Tensor:
-        """Return (n,) bool: True if the zone has been held for `hold_s`, whether or not `capture` rewards it."""
+        """Return (n,) bool: True if the zone has been held for `hold_s`."""
         return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -195,7 +195,6 @@ class Mission(Task):
         return {"win_rate": self.success(), **rewards}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the tensors named in `keeps` and the opponent's hidden state."""
         return {**super().state(), **{f"hidden_state.{i}": x.clone() for i, x in enumerate(self.hidden_state)}}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
