@@ -1,10 +1,7 @@
 """Asymmetric actor-critic (Pinto et al., 2017): actor and critic read different observation groups.
 
-The critic may read privileged simulator state, because only training needs the critic. The actor, and so an exported
-policy, reads the group "policy" and nothing else. If both read vectors, their numbers of features may differ. If the
-actor reads images and the critic only vectors, a linear layer gives the critic as many features as the actor.
-
-To support another algorithm, add a class of two lines such as `AsymmetricTD3`.
+The critic may read privileged simulator state, because only training needs it. The actor, and so an exported policy,
+reads the group "policy" and nothing else. To support another algorithm, add a class such as `AsymmetricTD3`.
 """
 
 from __future__ import annotations

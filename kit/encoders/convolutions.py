@@ -26,10 +26,7 @@ class FromBytes(nn.Conv2d):
 
 
 def convolutions(channels: int, layers: Layers) -> nn.Sequential:
-    """Build convolutions for images (B, channels, H, W) from 0 to 255.
-
-    On CPUs they are 3 times as fast if the images are channels-last in memory.
-    """
+    """Build convolutions for images (B, channels, H, W) from 0 to 255, on CPUs faster if these are channels-last."""
     modules: list[nn.Module] = []
     for width, kernel, stride in layers:
         kind = nn.Conv2d if modules else FromBytes
@@ -53,8 +50,7 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work. No frame is lost to training, because each
-    older frame was the newest one of an earlier observation.
+    Gradients flow through the newest frame only, which halves the work; each older frame was the newest one before.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:

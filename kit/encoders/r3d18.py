@@ -70,10 +70,9 @@ def _network(weights: str | None) -> nn.Module:
 
 
 def torchvision(encoder: str) -> Any:
-    """Return torchvision, even if its compiled operators do not match torch (a CPU build of torch on a GPU machine).
+    """Return torchvision, even if its operators do not match torch, such as a CPU build of torch. Raises `UserError`.
 
-    The operators are for object detection and not used here, but importing torchvision fails unless two of their names
-    are defined. Raises `UserError` if torchvision is missing.
+    The operators are not used here, but importing torchvision fails unless two of their names are defined.
     """
     try:
         return importlib.import_module("torchvision")

@@ -226,11 +226,7 @@ class _Snapshots(gymnasium.Wrapper):
             self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
 
     def image(self, height: int, width: int) -> np.ndarray:
-        """Render an image, uint8 (height, width, 3).
-
-        MuJoCo envs use kit's renderer, which needs no OpenGL. Other envs render themselves; the image is resized by
-        repeating or dropping pixels.
-        """
+        """Render an image, uint8 (height, width, 3): of MuJoCo envs by kit's renderer; others render themselves."""
         inner: Any = self.env.unwrapped
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data

@@ -64,9 +64,8 @@ class Layer:
         """Render k worlds. `poses` holds Warp arrays (k, ...) by the names in `POSES`.
 
         It may also hold "geom_rgba" (k, ngeom), each world's own colours. `pixels` are the indices of the pixels to
-        render, one tensor per view; None keeps those of the last call, at first all.
-        Returns colours 0xAARRGGBB as int32 (k, rays), and depths in metres along the camera's axis, float32 of the same
-        shape, 0 where a ray hits nothing. Python's global lock is released while it renders.
+        render, one tensor per view; None keeps those of the last call, at first all. Returns colours 0xAARRGGBB, int32
+        (k, rays), and depths along the camera's axis, float32 of the same shape, 0 where a ray hits nothing.
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:

@@ -38,13 +38,12 @@ Camera: TypeAlias = str | int | mujoco.MjvCamera
 class Renderer:
     """Renders up to `n` worlds of `model` from `cameras`, uint8 images of `height` x `width` pixels.
 
-    One ray per pixel: four would antialias the edges and take three times as long. `shadows` make depth easier to see,
-    at up to twice the cost. Without shadows and with fixed cameras, static geoms are rendered once and cached; moving
-    geoms are then rendered in front of them, on the CPU only in the pixels that can show them. The images are the same,
-    and a scene such as an arm at a table renders many times faster.
+    One ray per pixel: four would antialias the edges and take three times as long. `shadows` take up to twice the time.
+    Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are then rendered in
+    front of them, on the CPU only in the pixels that can show them. The images are the same, many times faster.
 
-    Reuse a renderer, because making one takes a moment and allocates the meshes' search trees. Call `render` from one
-    thread at a time; on the CPU it uses `threads` threads (by default one per usable core).
+    Reuse a renderer, because making one takes a moment. Call `render` from one thread at a time; on the CPU it uses
+    `threads` threads (by default one per usable core).
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,

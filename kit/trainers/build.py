@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 WORTH_SHARING = 200_000
 """Use several torch threads if the largest layer puts out at least this many numbers per minibatch, else one.
 
-Speed of two threads relative to one, first on two idle cores, then with another program keeping one of them busy:
-33,000 numbers (Ant's row) 1.4 and 0.5 times, 262,000 (Mission's row) 1.7 and 0.3 times. On one thread a small network
-is a little slower and does not compete with other programs.
+Two threads are 1.4 (Ant's row) to 1.7 times (Mission's) as fast as one, and half as fast if one core is busy.
 """
 
 

@@ -1,7 +1,6 @@
 """Flat parameter vector and optimizer: clipping, steps and averages take a few kernels for any network.
 
-The modules' parameters become views of one vector, and so do the moments in SB3's optimizer. So state_dict and SB3's
-save and load keep working.
+Parameters, and the moments in SB3's optimizer, become views of one vector. So SB3's save and load keep working.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recurrent PPO, as in sb3-contrib: an LSTM before the actor and one before the critic.
 
 An update orders the rollout env by env, as sb3-contrib does, and splits that order into minibatches. Within a minibatch
-a new sequence starts wherever an env or an episode starts. Each sequence starts from the hidden state that was stored
-during the rollout. All sequences of a minibatch go through the LSTM in one padded call.
+a sequence starts wherever an env or an episode starts, from the hidden state stored during the rollout. All sequences
+go through the LSTM in one padded call.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Each rank has its share of the envs and of every minibatch. The gradient is the 
 normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So all ranks
 have the weights that one process with all envs would have. Logged metrics of updates and episodes are rank 0's.
 
-Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands: send their state for a
-checkpoint, load one, continue, end.
+Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands.
 """
 
 from __future__ import annotations
