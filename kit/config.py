@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
@@ -111,8 +111,8 @@ class RunConfig:
         for name, least in LEAST.items():
             value = getattr(self, name)
             text = value == "auto" or (name == "checkpoint_every" and isinstance(value, str))
-            if not text and (not isinstance(value, int) or value < least):
-                raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
+            if not text:
+                check_whole(name, value, least)
         if self.seed > MAX_SEED:
             raise UserError(f"seed={self.seed} is too large; the largest is {MAX_SEED}.")
         for name in ("checkpoint_every", "session_limit"):

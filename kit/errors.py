@@ -40,6 +40,12 @@ def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collect
             raise UserError(f"{field} {name}={value!r} is not one of {owner}'s; {suggest(str(name), known)}.")
 
 
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise `UserError` unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
+
+
 def need(module: str, extra: str) -> ModuleType:
     """Import an optional `module`, or raise `UserError` naming the pip extra that installs it."""
     try:

@@ -13,7 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from kit.envs.obs import COLOURS, is_image
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 
 class ImageExtractor(BaseFeaturesExtractor):
@@ -52,8 +52,7 @@ class ImageExtractor(BaseFeaturesExtractor):
     @classmethod
     def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
         """Check the settings of all encoders: `features`, `shared` and image shapes. Raises `UserError`."""
-        if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-            raise UserError(f"features={features!r} must be a whole number of at least 1.")
+        check_whole("features", features, 1)
         shapes = {clip_shape(space) for space in _entries(observation_space).values() if is_image(space)}
         for shape in shapes:
             cls.check_shape(shape)

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from kit.envs.obs import Obs
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 
 def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasium.Space:
@@ -24,8 +24,7 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
         entry = space if name == "" else space.get(name) if isinstance(space, spaces.Dict) else None
         if not isinstance(entry, spaces.Box):
             raise UserError(f"frames={dict(frames)!r}: {name!r} is not a Box among the observations of {space}.")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UserError(f"frames={dict(frames)!r}: {count!r} must be a whole number of at least 1.")
+        check_whole(f"frames {name!r}", count, 1)
         low, high = (np.repeat(bound[None], count, axis=0) for bound in (entry.low, entry.high))
         stack = spaces.Box(low, high, dtype=entry.dtype.type)
         space = stack if name == "" else spaces.Dict({**space.spaces, name: stack})  # type: ignore[attr-defined]

@@ -73,9 +73,8 @@ def pick_space(space: Space, names: Collection[str] | None, bare: bool = True) -
     """Return the space of the observations that `pick` returns."""
     if names is None or not isinstance(space, spaces.Dict):
         return space
-    picked = {name: inner for name, inner in space.spaces.items() if name in names}
-    single = bare and len(picked) == 1 and not any(isinstance(inner, spaces.Dict) for inner in picked.values())
-    return next(iter(picked.values())) if single else spaces.Dict(picked)
+    picked: Any = pick(space.spaces, names, bare)  # type: ignore[arg-type]
+    return picked if isinstance(picked, Space) else spaces.Dict(picked)
 
 
 class PolicyView:

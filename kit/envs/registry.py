@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
-from kit.errors import UserError, check_names
+from kit.errors import UserError, check_names, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -74,8 +74,7 @@ def make_vec(
     every `Task` also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the
     number of CPU threads for the physics of a `Task`, by default one per usable core.
     """
-    if not isinstance(n_envs, int) or n_envs < 1:
-        raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
+    check_whole("n_envs", n_envs, 1)
     entry = find(env)
     if _is_task(entry):
         from kit.envs.vec import TensorEnv

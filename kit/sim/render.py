@@ -18,7 +18,7 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.machine.limits import usable_cores
 from kit.sim.culling import PixelCulling
 from kit.sim.helpers import Helpers
@@ -52,8 +52,7 @@ class Renderer:
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}={value!r} of an image must be a whole number of at least 1.")
+            check_whole(f"image {name}", value, 1)
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
         self._static = None if shadows else static_geoms(model, self._columns)

@@ -12,7 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from kit.errors import UserError, check_names
+from kit.errors import UserError, check_names, check_whole
 from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
@@ -56,8 +56,8 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
         hyper["policy_kwargs"] = policy | requested
     arguments(algorithm, hyper)
     for name, least in COUNTS.items():
-        if name in hyper and (type(hyper[name]) is not int or hyper[name] < least):
-            raise UserError(f"overrides {name}={hyper[name]!r} must be a whole number of at least {least}.")
+        if name in hyper:
+            check_whole(f"overrides {name}", hyper[name], least)
     return hyper
 
 

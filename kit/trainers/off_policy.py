@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from kit.encoders.frozen import FrozenView
 from kit.envs.obs import Obs, tree_map
 from kit.envs.sb3 import LazyInfos
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.presets import Row
 from kit.trainers.base import READ_EVERY, TensorTrainer, tensor_env_of
 from kit.trainers.clips import image_stacks
@@ -41,8 +41,7 @@ class OffPolicyTrainer(TensorTrainer, OffPolicyAlgorithm):
     critic: Any
 
     def __init__(self, *args: Any, random_shift: int = 4, **kwargs: Any) -> None:
-        if random_shift < 0:
-            raise UserError(f"overrides random_shift={random_shift!r} must be a whole number of at least 0.")
+        check_whole("overrides random_shift", random_shift, 0)
         self.random_shift = random_shift
         super().__init__(*args, **kwargs)
 

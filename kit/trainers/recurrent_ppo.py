@@ -21,7 +21,7 @@ from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric_recurrent import AsymmetricRecurrent
 from kit.envs.obs import Obs, leaves
 from kit.envs.play import HiddenState
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.presets import Row
 from kit.trainers.actor import Actor
 from kit.trainers.algorithm import Algorithm
@@ -240,8 +240,7 @@ def check_hyperparameters(hyper: Row, n_envs: int, row: Row, requested: Mapping[
     """Check the LSTM settings, then fit `batch_size` as PPO does. Raises `UserError`."""
     policy = hyper.get("policy_kwargs", {})
     for name in ("lstm_hidden_size", "n_lstm_layers"):
-        if policy.get(name, 1) < 1:
-            raise UserError(f"overrides policy_kwargs {name}={policy[name]!r} must be a whole number of at least 1.")
+        check_whole(f"overrides policy_kwargs {name}", policy.get(name, 1), 1)
     if policy.get("shared_lstm") and policy.get("enable_critic_lstm", True):
         raise UserError(
             "overrides policy_kwargs shared_lstm=true leaves the critic without its own LSTM; "
