@@ -5,8 +5,8 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"obs_groups": ["critic", "teacher"]})
 
-An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. If it
-delivers a single entry, the observation is that entry and not a Dict (unless the task's `bare` is False).
+An env delivers the entries of the policy's group and of the requested groups; others are not computed. A single entry
+is delivered alone, not in a Dict (unless the task's `bare` is False).
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class TensorEnv(BatchEnv):
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._limit: torch.Tensor | None = None
-        """(n,) random shorter time limits of the first episodes, so that envs do not all end together; set by
-        `stagger`."""
+        """(n,) random, shorter time limits of the first episodes, set by `stagger`."""
         self._generator = torch.Generator(self.device)
         self._randomizer: Randomizer | None = None
         if task.randomized:

@@ -90,7 +90,6 @@ class Renderer:
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
     def _same_colours(self, geom_rgba: Poses | None) -> bool:
-        """Return whether static geoms have the model's colours in every world."""
         if geom_rgba is None or self._static is None:
             return True
         own, default = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
@@ -170,7 +169,7 @@ class Renderer:
         return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
-        """Return for every view its index in `cam_xpos`, and its vertical field of view in degrees."""
+        """Return each view's index in `cam_xpos`, and its vertical field of view in degrees."""
         names = [self.model.camera(i).name for i in range(self.model.ncam)]
         fovy, columns = self.model.cam_fovy.tolist(), []
         for camera in self.cameras:

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from kit.trainers.base import TensorTrainer
 
 Rule = Callable[[Row, int, Row, Mapping[str, Any]], Row]
-"""Function (hyper, n_envs, row, requested) -> consistent hyperparameters.
-
-`hyper`: the hyperparameters to be used; `row`: those of the preset; `requested`: the user's overrides.
-"""
+"""(hyperparameters, n_envs, those of the preset, the user's overrides) -> consistent hyperparameters."""
 
 
 def _unchanged(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
