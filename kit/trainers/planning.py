@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 ENVS_PER_CORE = 16
-"""Most envs per core that "auto" chooses for tasks with physics. On two cores PPO with this many envs reached 0.98 of
-the best speed of an exhaustive search on Reach, and 0.91 to 0.99 on Ant."""
+"""Most envs per core that "auto" chooses for tasks with physics; at least 0.9 of the best speed on Reach and Ant."""
 ENVS_PER_CORE_NO_PHYSICS = 1024
 """Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
 MIN_ROLLOUTS = 20
-"""Rollouts that a run must still have when "auto" raises n_envs. Mean return on Reach after 100,000 steps: 4.26 with 48
-rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
+"""Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24, 4.11 with 12."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def plan(config: RunConfig) -> Plan:
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 
-    `on_this_machine` processes share the machine's threads. Raises `UserError` if `config` cannot be divided.
+    Raises `UserError` if `config` cannot be divided.
     """
     size = config.processes
     if not record.distributed:
@@ -154,7 +152,7 @@ def device_of(config: RunConfig, images: bool) -> str:
 
 
 def _auto_n_envs(record: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
-    """Return the number of envs for n_envs="auto", before it is limited to a GPU's memory."""
+    """Return the number of envs for n_envs="auto"."""
     n_envs, per_core = int(row.get("n_envs", 1)), ENVS_PER_CORE if physics else ENVS_PER_CORE_NO_PHYSICS
     if config.preset != "auto" or not record.more_envs or (device != "cpu" and physics):
         return n_envs

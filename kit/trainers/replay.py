@@ -15,7 +15,7 @@ from kit.trainers.image_ring import FRAMES, ImageRing
 
 @dataclass
 class Transitions:
-    """A batch of N transitions; every tensor has leading size N."""
+    """A batch of transitions; every tensor has leading size N."""
 
     obs: Obs
     actions: torch.Tensor
@@ -28,13 +28,11 @@ class Replay:
     """Ring buffer of the last `capacity` rows; a row is one step of all `n_envs` envs.
 
     Rows are numbered from the first ever added, 0; row `r` is in slot `r % capacity`. The operating system provides the
-    memory only as rows are first written. A transition takes two observations, an action and 5 B: for Reach 2 × 24 and
-    7 numbers of 4 B, 0.23 GB for a million.
+    memory only as rows are first written.
 
     `frames` maps image observations to the length T of their frame stacks. Each image is stored once: a row has the
-    newest one only, and the last row of an episode also its final image. With stacks of 8 frames 3×64×64, a transition
-    takes 12 kB instead of 197 kB for its two stacks. When the ring is full, the frames before its oldest T - 1 rows are
-    overwritten, so these rows are not sampled.
+    newest one only, and the last row of an episode also its final image. When the ring is full, the frames before its
+    oldest T - 1 rows are overwritten, so these rows are not sampled.
     """
 
     def __init__(
@@ -96,9 +94,7 @@ class Replay:
         obs, next_obs = from_leaves("obs", batch), from_leaves("next_obs", batch)
         if self.frames:
             episode_start = self._first_rows().flatten().index_select(0, index)
-            stacks = {
-                name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()
-            }
+            stacks = {name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()}
             obs = with_stacks(obs, {name: stack for name, (stack, _) in stacks.items()})
             next_obs = with_stacks(next_obs, {name: next_stack for name, (_, next_stack) in stacks.items()})
         return Transitions(obs, batch["actions"], batch["rewards"], next_obs, batch["terminated"])
@@ -156,10 +152,7 @@ class Replay:
         first_row[slot] = torch.where(ended, self.written, first_row[last])
 
     def _first_rows(self) -> torch.Tensor:
-        """Return the number of the first row of each slot's episode, (capacity, n_envs).
-
-        If that row is already overwritten, the number may be smaller.
-        """
+        """Return the first row of each slot's episode, (capacity, n_envs), or an earlier row if it is overwritten."""
         if self._episode_starts is not None:
             return self._episode_starts
         rows = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)
