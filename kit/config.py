@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
@@ -43,73 +43,62 @@ MAY_CHANGE_ON_RESUME = (
     "tracker", "processes",
 )  # fmt: skip
 """Fields that `kit.resume` may change."""
+LEAST = {
+    "total_steps": 1, "processes": 1, "seed": 0, "n_envs": 1, "threads": 1, "eval_every": 0, "checkpoint_every": 1,
+}  # fmt: skip
+"""Field -> smallest whole number that it may have."""
+
+
+def _setting(default: Any, help: str) -> Any:
+    """Declare a field of `RunConfig` with the help text that panel and command line show."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of a run: what to train, how and where. `kit.resolve` replaces every "auto" by the value used."""
 
-    env: str = field(
-        default="Reach",
-        metadata={
-            "help": "the task: one of kit's (Reach, Ant, ...), a Gymnasium id (Ant-v5, package:Id-v0), or module:Class"
-        },
+    env: str = _setting(
+        "Reach", "the task: one of kit's (Reach, Ant, ...), a Gymnasium id (Ant-v5, package:Id-v0), or module:Class"
     )
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of the task"})
-    algo: str = field(default="PPO", metadata={"help": f"the algorithm: {', '.join(ALGOS)}, or module:NAME"})
-    encoder: str = field(
-        default="auto",
-        metadata={"help": "how observations become features: auto, one that `kit encoders` lists, or module:Class"},
+    algo: str = _setting("PPO", f"the algorithm: {', '.join(ALGOS)}, or module:NAME")
+    encoder: str = _setting(
+        "auto", "how observations become features: auto, one that `kit encoders` lists, or module:Class"
     )
-    teacher: str | None = field(
-        default=None,
-        metadata={"help": "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"},
+    teacher: str | None = _setting(
+        None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
     )
-    preset: str = field(
-        default="auto",
-        metadata={
-            "help": "auto: chosen for task and machine; sb3: SB3's defaults; fast, heavy, beast: for GPUs, by size"
-        },
+    preset: str = _setting(
+        "auto", "auto: chosen for task and machine; sb3: SB3's defaults; fast, heavy, beast: for GPUs, by size"
     )
-    total_steps: int = field(default=100_000, metadata={"help": "environment steps to train for, summed over all envs"})
-    n_envs: int | str = field(default="auto", metadata={"help": "number of envs simulated in parallel"})
-    seed: int = field(default=0, metadata={"help": "seed of every random generator"})
-    device: str = field(
-        default="auto",
-        metadata={"help": "cpu, cuda, or auto: cuda if there is a GPU and the task or the network gains from it"},
+    total_steps: int = _setting(100_000, "environment steps to train for, summed over all envs")
+    n_envs: int | str = _setting("auto", "number of envs simulated in parallel")
+    seed: int = _setting(0, "seed of every random generator")
+    device: str = _setting(
+        "auto", "cpu, cuda, or auto: cuda if there is a GPU and the task or the network gains from it"
     )
-    store: str | None = field(
-        default=None,
-        metadata={"help": "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"},
+    store: str | None = _setting(
+        None, "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"
     )
-    run_name: str | None = field(
-        default=None, metadata={"help": "folder name of the run; if empty, made from env, algo, seed and time"}
+    run_name: str | None = _setting(None, "folder name of the run; if empty, made from env, algo, seed and time")
+    runs_dir: str = _setting("runs", "the folder on this machine in which runs are stored")
+    checkpoint_every: int | str = _setting(
+        "1m", 'how often to write a checkpoint: a number of steps, or a time such as "5m"'
     )
-    runs_dir: str = field(default="runs", metadata={"help": "the folder on this machine in which runs are stored"})
-    checkpoint_every: int | str = field(
-        default="1m", metadata={"help": 'how often to write a checkpoint: a number of steps, or a time such as "5m"'}
+    eval_every: int | str = _setting(
+        "auto", "steps between evaluations; 0: no evaluations; auto: ten in the run and one before training"
     )
-    eval_every: int | str = field(
-        default="auto",
-        metadata={"help": "steps between evaluations; 0: no evaluations; auto: ten in the run and one before training"},
+    session_limit: str | None = _setting(None, 'stop after a time such as "11h30m", with a checkpoint to resume from')
+    disk_budget: str = _setting(
+        "10GB", "disk space that checkpoints may use; the newest and the best checkpoint are always kept"
     )
-    session_limit: str | None = field(
-        default=None, metadata={"help": 'stop after a time such as "11h30m", with a checkpoint to resume from'}
-    )
-    disk_budget: str = field(
-        default="10GB",
-        metadata={"help": "disk space that checkpoints may use; the newest and the best checkpoint are always kept"},
-    )
-    tracker: str | None = field(
-        default=None, metadata={"help": "also log metrics to a tracker: wandb:PROJECT or trackio:PROJECT"}
-    )
+    tracker: str | None = _setting(None, "also log metrics to a tracker: wandb:PROJECT or trackio:PROJECT")
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
-    threads: int | str = field(default="auto", metadata={"help": "CPU threads for physics and networks"})
-    processes: int = field(
-        default=1, metadata={"help": "processes for distributed training, each on its own GPU; PPO only"}
-    )
+    threads: int | str = _setting("auto", "CPU threads for physics and networks")
+    processes: int = _setting(1, "processes for distributed training, each on its own GPU; PPO only")
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -125,22 +114,16 @@ class RunConfig:
             object.__setattr__(self, name, _choice(name, getattr(self, name), tuple(valid)))
         if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UserError(f"device={self.device!r} is not a device; use auto, cpu, cuda or cuda:0.")
-        _at_least("total_steps", self.total_steps, 1)
-        _at_least("processes", self.processes, 1)
-        _at_least("seed", self.seed, 0)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            text = value == "auto" or (name == "checkpoint_every" and isinstance(value, str))
+            if not text:
+                check_whole(name, value, least)
         if self.seed > MAX_SEED:
             raise UserError(f"seed={self.seed} is too large; the largest is {MAX_SEED}.")
-        for name in ("n_envs", "threads"):
-            if getattr(self, name) != "auto":
-                _at_least(name, getattr(self, name), 1)
-        if self.eval_every != "auto":
-            _at_least("eval_every", self.eval_every, 0)
-        if isinstance(self.checkpoint_every, str):
-            seconds("checkpoint_every", self.checkpoint_every)
-        else:
-            _at_least("checkpoint_every", self.checkpoint_every, 1)
-        if self.session_limit is not None:
-            seconds("session_limit", self.session_limit)
+        for name in ("checkpoint_every", "session_limit"):
+            if isinstance(value := getattr(self, name), str):
+                seconds(name, value)
         byte_count("disk_budget", self.disk_budget)
         if self.tracker is not None and not re.fullmatch(r"(wandb|trackio):[\w.-]+", self.tracker):
             raise UserError(f"tracker={self.tracker!r} is not a tracker; write wandb:PROJECT or trackio:PROJECT.")
@@ -216,10 +199,7 @@ class RunConfig:
 
 
 def read_yaml(path: str | Path, exponents: bool = True) -> Any:
-    """Load a YAML file. Raises `UserError` if it is missing or cannot be read safely.
-
-    `exponents` as in `parse_yaml`.
-    """
+    """Load a YAML file, see `parse_yaml`. Raises `UserError` if it is missing or cannot be read safely."""
     try:
         return parse_yaml(Path(path).read_text(), path, exponents)
     except FileNotFoundError:
@@ -339,12 +319,6 @@ def to_text(value: Any) -> str:
 def folder_name(text: str) -> str:
     """Replace characters that are not safe in a folder name by hyphens."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
-
-
-def _at_least(name: str, value: Any, least: int) -> None:
-    """Raise `UserError` unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, int) or value < least:
-        raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
 
 
 def _alternatives(kind: Any) -> tuple[type, ...]:

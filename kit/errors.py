@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
+from typing import Any
 
 
 class UserError(ValueError):
@@ -24,15 +25,25 @@ class Overflow(RuntimeError):
     """An env needed more contacts or constraint rows than were allocated. A smaller `n_envs` does not help."""
 
 
-def suggest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of an error message about an unknown `name`: "did you mean gamma? valid are ...".
-
-    `cutoff` in [0, 1]: how similar a suggestion must be (difflib.get_close_matches).
-    """
+def suggest(name: str, valid: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown `name`: "did you mean gamma? valid are ..."."""
     spelled = {word.lower(): word for word in valid}
-    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
     hint = f"did you mean {spelled[close[0]]}? " if close else ""
     return f"{hint}valid are {', '.join(spelled.values())}"
+
+
+def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collection[str]) -> None:
+    """Raise `UserError` for a name in `given`, the value of RunConfig's `field`, that the `owner` does not know."""
+    for name, value in given.items():
+        if name not in known:
+            raise UserError(f"{field} {name}={value!r} is not one of {owner}'s; {suggest(str(name), known)}.")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise `UserError` unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -102,15 +102,14 @@ def check(name: str, module: str) -> None:
 
 
 def trusted_environment() -> dict[str, str]:
-    """Return environment variables that make a child process trust the same modules as this one."""
+    """Return environment variables that make a child process trust the same modules."""
     return {TRUSTED_VARIABLE: "\n".join(sorted(_trusted))}
 
 
 def _downloaded_with(file: str | None, folder: Path) -> bool:
     """Return whether `file` was probably downloaded together with `folder`, or lies in a run's folder.
 
-    Considers only subfolders of the working directory: that directory is on the module path, so a dotted name can
-    import files downloaded into them.
+    The working directory is on the module path, so a dotted name can import files downloaded into its subfolders.
     """
     cwd = Path.cwd()
     subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]

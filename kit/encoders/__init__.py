@@ -19,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -35,15 +35,13 @@ OPTIONS = "features_extractor_kwargs"
 class Encoder(NamedTuple):
     """An encoder as arguments of an SB3 algorithm: policy name and policy_kwargs.
 
-    A features extractor that is not trained should set requires_grad to False in its parameters, so that they are
-    stored once per run, not in every checkpoint.
+    Parameters with requires_grad=False are stored once per run, not in every checkpoint.
     """
 
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Function that makes the view through which the policy gets observations: a frozen encoder's, or one that drops
-    entries that no network reads. None: the policy gets all entries."""
+    """Function that makes the view of a frozen encoder, or one without entries that no network reads; None: no view."""
 
 
 class EncoderInfo(NamedTuple):
@@ -157,10 +155,7 @@ def _asymmetric(
 def _extractor(
     encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
 ) -> type[BaseFeaturesExtractor] | None:
-    """Return the features extractor class for observations of `space`, a policy's input; None if SB3's default fits.
-
-    With `own`, images always get a class of kit's, never SB3's default.
-    """
+    """Return the features extractor class for a policy's input `space`; None for SB3's default, unless `own`."""
     if ":" in encoder:
         custom = load(encoder)
         _check_options(encoder, custom, options)
@@ -175,8 +170,9 @@ def _extractor(
     stacks = any(len(image.shape) == 4 for image in images)
     sb3_default = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
     if not images or sb3_default:
-        for image in images:
-            _check_nature_size(encoder, image)
+        from kit.encoders.convolutions import NatureEncoder
+
+        NatureEncoder.check(space)  # SB3's network of the same name has the same smallest image
         return None
     name = encoder if encoder in ENCODERS else "simple2dcnn" if stacks else "nature_cnn"
     extractor = load(name)
@@ -211,7 +207,6 @@ def _check_prefix(space: Space, obs_groups: Groups) -> None:
 def _frozen_view(
     extractor: type[ImageExtractor], observation_space: Space, options: Mapping[str, Any], names: Collection[str] | None
 ) -> PolicyView:
-    """Build the view of a frozen encoder."""
     from kit.encoders.frozen import FrozenView
 
     with torch.random.fork_rng(devices=[]):
@@ -250,21 +245,9 @@ def sees_images(observation_space: Space) -> bool:
 def _check_options(encoder: str, extractor: type, options: Mapping[str, Any]) -> None:
     """Raise `UserError` for an option that is not a parameter of the encoder's constructor."""
     known = [name for name in inspect.signature(extractor).parameters if name != "observation_space"]
-    for name in options:
-        if name not in known:
-            hint = suggest(str(name), known)
-            raise UserError(f"{OPTIONS} {name}={options[name]!r} is not one of {encoder}'s; {hint}.")
-
-
-def _check_nature_size(encoder: str, image: spaces.Box) -> None:
-    """Raise `UserError` for images that are too small for SB3's NatureCNN."""
-    from kit.encoders.convolutions import NATURE_PIXELS
-    from kit.encoders.extractor import at_least, clip_shape
-
-    at_least(encoder, clip_shape(image), NATURE_PIXELS)
+    check_names(OPTIONS, options, encoder, known)
 
 
 def _images(space: Space) -> list[spaces.Box]:
-    """Return the image spaces in `space`."""
     entries = space.values() if isinstance(space, spaces.Dict) else [space]
     return [entry for entry in entries if isinstance(entry, spaces.Box) and is_image(entry)]

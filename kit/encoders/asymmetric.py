@@ -1,10 +1,7 @@
 """Asymmetric actor-critic (Pinto et al., 2017): actor and critic read different observation groups.
 
-The critic may read privileged simulator state, because only training needs the critic. The actor, and so an exported
-policy, reads the group "policy" and nothing else. If both read vectors, their numbers of features may differ. If the
-actor reads images and the critic only vectors, a linear layer gives the critic as many features as the actor.
-
-To support another algorithm, add a class of two lines such as `AsymmetricTD3`.
+The critic may read privileged simulator state, because only training needs it. The actor, and so an exported policy,
+reads the group "policy" and nothing else. To support another algorithm, add a class such as `AsymmetricTD3`.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ CRITICS = (
 
 
 class CriticState(BaseFeaturesExtractor):
-    """Features extractor: one linear layer and tanh over all vectors of a Dict observation, (B, features)."""
+    """Features extractor of a critic: one linear layer and tanh over all vectors of a Dict observation."""
 
     def __init__(self, observation_space: Space, features: int) -> None:
         super().__init__(observation_space, features)
@@ -60,24 +57,17 @@ class GroupedPolicy(Policy):
         super().__init__(*args, **{**kwargs, "share_features_extractor": False})
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """Build the actor's features extractor."""
         return self._extractor(self.actor_entries)
 
     def make_critic_extractor(self, actor: BaseFeaturesExtractor) -> BaseFeaturesExtractor:
-        """Build the critic's features extractor, given the actor's.
-
-        If only the actor reads images, it puts out as many features as the actor's.
-        """
+        """Build the critic's extractor; it has as many features as the `actor`'s if only that one reads images."""
         sees_images = [any(map(is_image, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
         if sees_images == [True, False]:
             return CriticState(self._space(self.critic_entries), actor.features_dim)
         return self._extractor(self.critic_entries)
 
     def _extractor(self, entries: Sequence[str]) -> BaseFeaturesExtractor:
-        extractor: BaseFeaturesExtractor = self.features_extractor_class(
-            self._space(entries), **self.features_extractor_kwargs
-        )
-        return extractor
+        return self.features_extractor_class(self._space(entries), **self.features_extractor_kwargs)
 
     def _space(self, entries: Sequence[str]) -> spaces.Dict:
         return spaces.Dict({name: self.observation_space[name] for name in entries})

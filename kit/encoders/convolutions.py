@@ -8,8 +8,8 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from kit.encoders.extractor import ImageExtractor, at_least
-from kit.errors import UserError
+from kit.encoders.extractor import ImageExtractor
+from kit.errors import check_whole
 
 Layers = tuple[tuple[int, int, int], ...]
 """Output channels, kernel size and stride of each layer."""
@@ -30,10 +30,7 @@ class FromBytes(nn.Conv2d):
 
 
 def convolutions(channels: int, layers: Layers) -> nn.Sequential:
-    """Build convolutions for images (B, channels, H, W) from 0 to 255.
-
-    On CPUs they are 3 times as fast if the images are channels-last in memory.
-    """
+    """Build convolutions for images (B, channels, H, W) from 0 to 255, on CPUs faster if these are channels-last."""
     modules: list[nn.Module] = []
     for width, kernel, stride in layers:
         kind = nn.Conv2d if modules else FromBytes
@@ -57,8 +54,7 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work. No frame is lost to training, because each
-    older frame was the newest one of an earlier observation.
+    Gradients flow through the newest frame only, which halves the work; each older frame was the newest one before.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:
@@ -71,9 +67,8 @@ class _PerFrame(nn.Module):
         if len(frames) == 1:
             return newest
         with torch.no_grad():
-            earlier = (
-                self.layers(frames[:-1].flatten(0, 1)).unflatten(0, (clip.shape[1] - 1, -1)).flatten(2)
-            )  # (T - 1, B, ...)
+            earlier = self.layers(frames[:-1].flatten(0, 1))
+            earlier = earlier.unflatten(0, (len(frames) - 1, -1)).flatten(2)  # (T - 1, B, ...)
         mean = (newest + earlier.sum(0)) / len(frames)
         return torch.cat([newest, newest - mean], dim=1)
 
@@ -111,6 +106,7 @@ class NatureEncoder(ImageExtractor):
     `frames`: how many frames of a clip it reads, the newest and others at growing distances (`spread`); default: all.
     """
 
+    name, least_pixels = "nature_cnn", NATURE_PIXELS
     layers = NATURE
 
     def __init__(
@@ -121,14 +117,9 @@ class NatureEncoder(ImageExtractor):
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        frames = options.get("frames")
-        if frames is not None and (isinstance(frames, bool) or not isinstance(frames, int) or frames < 1):
-            raise UserError(f"frames={frames!r} must be a whole number of at least 1.")
+        if (frames := options.get("frames")) is not None:
+            check_whole("frames", frames, 1)
         super().check(observation_space, **options)
-
-    @classmethod
-    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        at_least("nature_cnn", shape, NATURE_PIXELS)
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         frames, channels = shape[:2]
@@ -146,15 +137,14 @@ class NatureEncoder(ImageExtractor):
 class MultiCameraEncoder(NatureEncoder):
     """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
 
+    name, least_pixels = "multi_camera", NATURE_PIXELS
     layers = SMALL
 
 
 class Simple2DEncoder(ImageExtractor):
     """2D convolutions per frame, pooled over time."""
 
-    @classmethod
-    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        at_least("simple2dcnn", shape, PATCHES_PIXELS)
+    name, least_pixels = "simple2dcnn", PATCHES_PIXELS
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _PerFrame(shape[1], PATCHES)
@@ -163,9 +153,7 @@ class Simple2DEncoder(ImageExtractor):
 class Simple3DEncoder(ImageExtractor):
     """3D convolutions over time and space."""
 
-    @classmethod
-    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        at_least("simple3dcnn", shape, NATURE_PIXELS)
+    name, least_pixels = "simple3dcnn", NATURE_PIXELS
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _ThroughTime(shape[0], shape[1])

@@ -13,7 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from kit.envs.obs import COLOURS, is_image
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 
 class ImageExtractor(BaseFeaturesExtractor):
@@ -23,6 +23,11 @@ class ImageExtractor(BaseFeaturesExtractor):
     with `shared` all use one. A linear layer maps the outputs of all cameras to `features` numbers, to which the vector
     entries are appended. The output is (B, features + length of all vector entries).
     """
+
+    name = "module:Class"
+    least_pixels = 1
+    """Smallest side of an image."""
+    rgb_only = False
 
     def __init__(self, observation_space: Space, features: int = 128, shared: bool = False) -> None:
         entries = _entries(observation_space)
@@ -47,8 +52,7 @@ class ImageExtractor(BaseFeaturesExtractor):
     @classmethod
     def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
         """Check the settings of all encoders: `features`, `shared` and image shapes. Raises `UserError`."""
-        if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-            raise UserError(f"features={features!r} must be a whole number of at least 1.")
+        check_whole("features", features, 1)
         shapes = {clip_shape(space) for space in _entries(observation_space).values() if is_image(space)}
         for shape in shapes:
             cls.check_shape(shape)
@@ -58,6 +62,9 @@ class ImageExtractor(BaseFeaturesExtractor):
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
         """Raise `UserError` for an unsupported clip `shape` (T, C, H, W)."""
+        at_least(cls.name, shape, cls.least_pixels)
+        if cls.rgb_only and shape[1] != COLOURS[1]:
+            raise UserError(f"encoder={cls.name!r} needs RGB, and this env gives {shape[1]} channels; use simple2dcnn.")
 
     @abstractmethod
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
@@ -75,12 +82,11 @@ class ImageExtractor(BaseFeaturesExtractor):
         return torch.cat([self.mix(unmixed[:, : self.image_width]), unmixed[:, self.image_width :]], dim=1)
 
     def look(self, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the features before the linear layer: `image_width` numbers from all cameras, then vector entries."""
+        """Return the features before the mixing layer: `image_width` numbers from all cameras, then the vectors."""
         images = [self._look(name, entries[name]) for name in self.clips]
         return torch.cat([*images, *(entries[name].flatten(1).float() for name in self.vectors)], dim=1)
 
     def _look(self, name: str, images: torch.Tensor) -> torch.Tensor:
-        """Return the features (B, ...) of the camera `name`."""
         shape = self.clips[name]
         if images.shape[1:] != shape[4 - (images.ndim - 1) :]:
             raise UserError(
@@ -120,12 +126,5 @@ def at_least(encoder: str, shape: tuple[int, int, int, int], pixels: int) -> Non
         )
 
 
-def in_colour(encoder: str, shape: tuple[int, int, int, int]) -> None:
-    """Raise `UserError` if clips of that `shape` are not RGB."""
-    if shape[1] != COLOURS[1]:
-        raise UserError(f"encoder={encoder!r} needs RGB, and this env gives {shape[1]} channels; use simple2dcnn.")
-
-
 def _module_name(entry: str) -> str:
-    """Return the name in `eyes` of the network of an observation entry."""
     return f"eye_{entry.replace('.', '_')}"

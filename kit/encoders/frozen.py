@@ -19,8 +19,7 @@ class FrozenView(PolicyView):
     """View that replaces images by features of a frozen encoder, with vector observations appended: (n, width) float32.
 
     Rollouts and replay buffers store these features. Called with features, it returns them unchanged. As a checkpoint
-    component it saves the hash of the encoder's weights and refuses another, so that features of different weights are
-    never mixed.
+    component it refuses other weights than the run's, so that features are never mixed.
     """
 
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:

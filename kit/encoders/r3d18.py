@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from kit.encoders.extractor import ImageExtractor, at_least, in_colour
-from kit.encoders.weights import Pretrained, load_weights
+from kit.encoders.weights import Pretrained, PretrainedExtractor, load_weights
 from kit.errors import UserError
 
 KINETICS = "kinetics"
@@ -19,33 +17,24 @@ MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 """Mean and standard deviation of pixels with which torchvision's Kinetics-400 weights were trained."""
 
 
-class R3D18Encoder(ImageExtractor):
+class R3D18Encoder(PretrainedExtractor):
     """R3D-18 encoder: 512 features per clip, one network (33 M weights) for all cameras.
 
     `weights`: "kinetics" for torchvision's, which are downloaded once; the path of a file; or None for random weights.
     With `frozen` they never change. Without it they are trained, which is slow on a CPU.
     """
 
-    def __init__(
-        self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
-    ) -> None:
-        self._shared_network = functools.cache(lambda: Pretrained(_network(weights), frozen))
-        super().__init__(observation_space, features, shared=True)
+    name, least_pixels = "r3d18", 16
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        super().check(observation_space, **{**options, "shared": True})
+        super().check(observation_space, **options)
         torchvision("r3d18")
         if options.get("weights") not in (None, KINETICS):
             _network(options["weights"])  # load the user's file to check that it fits
 
-    @classmethod
-    def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        at_least("r3d18", shape, 16)
-        in_colour("r3d18", shape)
-
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _Normalised(self._shared_network())
+        return _Normalised(Pretrained(_network(self.weights), self.frozen))
 
 
 class _Normalised(nn.Module):
@@ -81,12 +70,10 @@ def _network(weights: str | None) -> nn.Module:
 
 
 def torchvision(encoder: str) -> Any:
-    """Return torchvision, even if its compiled operators do not match torch (a CPU build of torch on a GPU machine).
+    """Return torchvision, even if its operators do not match torch, such as a CPU build of torch. Raises `UserError`.
 
-    The operators are for object detection and not used here, but importing torchvision fails unless two of their names
-    are defined. Raises `UserError` if torchvision is missing.
+    The operators are not used here, but importing torchvision fails unless two of their names are defined.
     """
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -94,7 +81,7 @@ def torchvision(encoder: str) -> Any:
             raise
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            library.define(f"{name}{schema}")
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
         return importlib.import_module("torchvision")
     except ImportError as error:

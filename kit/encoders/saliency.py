@@ -22,9 +22,8 @@ BLUR = 15
 def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
     """Return a saliency map (n, H, W) from 0 to 1 for each image entry of the policy's inputs `obs` (n, ...).
 
-    A spot, a Gaussian as wide as the spacing of the spots, is blurred in all frames of a stack. A pixel's value is the
-    change of the action, |Δ action|, averaged over the spots with their Gaussians at that pixel as weights. It is
-    scaled so that the maximum over all images of an observation is 1.
+    A spot, a Gaussian as wide as the spacing of the spots, is blurred in all frames of a stack. A pixel's value is
+    |Δ action| averaged over the spots, weighted by their Gaussians, with 1 as the maximum over an observation's images.
     """
     entries = dict(obs) if isinstance(obs, dict) else {"": obs}
     space = policy.observation_space

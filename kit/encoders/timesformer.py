@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from kit.encoders.extractor import ImageExtractor, in_colour
 from kit.encoders.r3d18 import torchvision
-from kit.encoders.weights import Pretrained
+from kit.encoders.weights import Pretrained, PretrainedExtractor
 from kit.errors import UserError
 
 MEAN = STD = 0.5
@@ -23,7 +21,7 @@ TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attentio
 """Size of the network without pretrained weights."""
 
 
-class TimesformerEncoder(ImageExtractor):
+class TimesformerEncoder(PretrainedExtractor):
     """TimeSformer encoder: its features are the class token of each camera's clip; one network for all cameras.
 
     `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), made for
@@ -31,20 +29,16 @@ class TimesformerEncoder(ImageExtractor):
     never change.
     """
 
-    def __init__(
-        self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
-    ) -> None:
-        self._shared_network = functools.cache(lambda shape: Pretrained(_network(weights, shape), frozen))
-        super().__init__(observation_space, features, shared=True)
+    name = "timesformer"
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        super().check(observation_space, **{**options, "shared": True})
+        super().check(observation_space, **options)
         _transformers()
 
     @classmethod
     def check_shape(cls, shape: tuple[int, int, int, int]) -> None:
-        in_colour("timesformer", shape)
+        super().check_shape(shape)
         height, width = shape[2:]
         if height != width or height % PATCH:
             raise UserError(
@@ -53,7 +47,7 @@ class TimesformerEncoder(ImageExtractor):
             )
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _ClassToken(self._shared_network(shape))
+        return _ClassToken(Pretrained(_network(self.weights, shape), self.frozen))
 
 
 class _ClassToken(nn.Module):
@@ -68,7 +62,7 @@ class _ClassToken(nn.Module):
 
 
 def _transformers() -> tuple[Any, Any]:
-    """Import transformers' config and model classes of TimeSformer. Raises `UserError`."""
+    """Import transformers' classes. Raises `UserError`."""
     torchvision("timesformer")  # transformers imports it, which fails without this workaround
     try:
         from transformers import TimesformerConfig, TimesformerModel

@@ -1,4 +1,4 @@
-"""Pretrained networks: load and check weight files, and keep SB3 from overwriting the weights."""
+"""Encoders with a pretrained network: load and check weight files, and keep SB3 from overwriting the weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gymnasium import Space
 from torch import nn
 
+from kit.encoders.extractor import ImageExtractor
 from kit.errors import UserError
 
 
@@ -31,6 +33,22 @@ class Pretrained(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self.net(*args, **kwargs)
+
+
+class PretrainedExtractor(ImageExtractor):
+    """Encoder with one network for all cameras. With `frozen` its weights never change."""
+
+    rgb_only = True
+
+    def __init__(
+        self, observation_space: Space, features: int = 128, weights: str | None = None, frozen: bool = False
+    ) -> None:
+        self.weights, self.frozen = weights, frozen
+        super().__init__(observation_space, features, shared=True)
+
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        super().check(observation_space, **{**options, "shared": True})
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

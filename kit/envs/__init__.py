@@ -1,8 +1,7 @@
 """Vector envs: kit's own tasks by name, your own by "module:Class", and every Gymnasium env by its id.
 
-Importing this package registers kit's tasks with Gymnasium; `gymnasium.make("kit.envs:kit/Reach-v0")` imports it and
-makes the env in one call. Importing it and listing names loads neither torch nor MuJoCo; looking up one of kit's tasks
-imports its module, which does.
+Importing this package registers kit's tasks with Gymnasium (`gymnasium.make("kit.envs:kit/Reach-v0")`), and loads
+neither torch nor MuJoCo; looking up one of kit's tasks does.
 """
 
 from __future__ import annotations

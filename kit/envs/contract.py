@@ -60,7 +60,7 @@ class BatchEnv(ABC):
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
     snapshots: bool = True
-    """Whether `snapshot` holds the full state, so that `restore` continues identically (bit for bit on the CPU)."""
+    """Whether `snapshot` holds the full state, so that `restore` continues identically."""
     snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
     """Sentence for the user: whether checkpoints hold the envs' state."""
     physics: tuple[mujoco.MjModel, int] | None = None

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from kit.envs.obs import Obs
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 
 def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasium.Space:
@@ -24,8 +24,7 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
         entry = space if name == "" else space.get(name) if isinstance(space, spaces.Dict) else None
         if not isinstance(entry, spaces.Box):
             raise UserError(f"frames={dict(frames)!r}: {name!r} is not a Box among the observations of {space}.")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UserError(f"frames={dict(frames)!r}: {count!r} must be a whole number of at least 1.")
+        check_whole(f"frames {name!r}", count, 1)
         low, high = (np.repeat(bound[None], count, axis=0) for bound in (entry.low, entry.high))
         stack = spaces.Box(low, high, dtype=entry.dtype.type)
         space = stack if name == "" else spaces.Dict({**space.spaces, name: stack})  # type: ignore[attr-defined]
@@ -33,7 +32,7 @@ def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasiu
 
 
 class FrameStacks:
-    """The latest frames of n envs: T of them for each entry of `frames`. Returned stacks are copies."""
+    """The latest T frames of n envs for each entry of `frames`. Returned stacks are copies."""
 
     def __init__(self, frames: Mapping[str, int]) -> None:
         self.frames = dict(frames)
@@ -67,11 +66,9 @@ class FrameStacks:
         return stacks.get("", obs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the stacks, (n, T, ...)."""
         return {name: torch.stack(latest, dim=1) for name, latest in self._latest.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load stacks returned by `state`."""
         for name, latest in self._latest.items():
             for frame, saved in zip(latest, state[name].unbind(1), strict=True):
                 frame.copy_(saved)

@@ -5,8 +5,8 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"obs_groups": ["critic", "teacher"]})
 
-An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. If it
-delivers a single entry, the observation is that entry and not a Dict (unless the task's `bare` is False).
+An env delivers the entries of the policy's group and of the requested groups; others are not computed. A single entry
+is delivered alone, not in a Dict (unless the task's `bare` is False).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ OPTION = "obs_groups"
 
 
 class DeliveredObs(NamedTuple):
-    """The part of a task's observation that the env delivers."""
+    """The part of a task's observation that the env delivers, with frame stacks."""
 
     observation_space: gymnasium.Space
-    """Space of the delivered observation, with frame stacks."""
     frames: Mapping[str, int]
     obs_groups: Groups
     """Groups over the delivered entries; empty if every group sees all of them."""
@@ -41,7 +40,7 @@ class DeliveredObs(NamedTuple):
 
 
 def delivered_obs(task: Task) -> DeliveredObs:
-    """Determine which observation the env of `task` delivers. Raises `UserError` for unknown entries in groups."""
+    """Return what the env of `task` delivers. Raises `UserError` for unknown entries in groups."""
     space, frames = task.observation_space, task.frames
     check(task.obs_groups, space)
     if not task.obs_groups:

@@ -46,10 +46,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[Any, Infos]:
         super().reset(seed=seed)
-        fresh = seed is not None or not self._seeded
-        self._seeded = True
-        obs = self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None)
-        return _numpy(obs, 0), {}
+        return _numpy(_reset(self, seed), 0), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Infos]:
         obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(action).unsqueeze(0))
@@ -57,7 +54,6 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         return _numpy(obs, 0), reward.item(), bool(terminated.item()), bool(truncated.item()), numbers
 
     def render(self) -> np.ndarray | None:
-        """Render an RGB image, uint8 (height, width, 3)."""
         if self.render_mode is None:
             gymnasium.logger.warn('render() returns None without render_mode="rgb_array" in make().')
             return None
@@ -106,9 +102,7 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def reset(self, *, seed: int | None = None, options: Infos | None = None) -> tuple[Any, Infos]:
         super().reset(seed=seed)
-        fresh = seed is not None or not self._seeded
-        self._seeded = True
-        return _numpy(self.tensor_env.reset(int(self.np_random.integers(2**31)) if fresh else None)), {}
+        return _numpy(_reset(self, seed)), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]:
         obs, reward, terminated, truncated, info = self.tensor_env.step(torch.as_tensor(actions))
@@ -123,20 +117,21 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 final_obs[i] = _numpy(info["final_obs"], int(i))
             infos |= {"final_obs": final_obs, "_final_obs": done, "_final_info": done.copy()}
             infos["final_info"] = {**final_info, **{f"_{name}": done.copy() for name in final_info}}
-        return (
-            _numpy(obs),
-            reward.double().cpu().numpy(),
-            terminated.cpu().numpy(),
-            truncated.cpu().numpy(),
-            infos,
-        )
+        rewards = reward.double().cpu().numpy()
+        return _numpy(obs), rewards, terminated.cpu().numpy(), truncated.cpu().numpy(), infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Render one RGB image per env, uint8 (height, width, 3)."""
         return tuple(self.tensor_env.render(*self._view)[:, 0].cpu().numpy()) if self.render_mode else None
 
     def close_extras(self, **kwargs: Any) -> None:
         self.tensor_env.close()
+
+
+def _reset(env: TaskEnv | TaskVectorEnv, seed: int | None) -> Obs:
+    """Start new episodes; the tensor env is seeded from Gymnasium's generator if that is new."""
+    fresh = seed is not None or not env._seeded
+    env._seeded = True
+    return env.tensor_env.reset(int(env.np_random.integers(2**31)) if fresh else None)
 
 
 def _numpy(obs: Obs, index: int | None = None) -> Any:

@@ -114,7 +114,7 @@ class GymnasiumEnv(BatchEnv):
         return final
 
     def _tensor(self, obs: Any) -> Obs:
-        """Convert `obs` to tensors: floating-point numbers to float32; integer types are kept."""
+        """Convert `obs` to tensors, floating-point numbers to float32."""
 
         def convert(values: Any) -> torch.Tensor:
             tensor = torch.as_tensor(np.asarray(values), device=self.device)
@@ -132,9 +132,8 @@ class GymnasiumEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
 
-        If `snapshots` is False, start new episodes instead, with a seed computed from `snapshot`, so that restoring
-        twice gives the same episodes. Then call `reset()` without a seed: it starts the episodes to play, and returns
-        their first observation.
+        If `snapshots` is False, start new episodes with a seed computed from `snapshot`. Then call `reset()` without a
+        seed, which returns the first observation.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
@@ -156,8 +155,6 @@ class GymnasiumEnv(BatchEnv):
 
 
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
-    """Return a function that makes one copy of the env, wrapped for `GymnasiumEnv`."""
-
     def make() -> gymnasium.Env:
         try:
             if isinstance(env, EnvSpec):
@@ -188,9 +185,8 @@ def _flattened(env: gymnasium.Env) -> gymnasium.Env:
 class _Snapshots(gymnasium.Wrapper):
     """Snapshots of Gymnasium's MuJoCo envs: physics, derived arrays, random generator and elapsed steps.
 
-    Derived arrays are those of MjData that MuJoCo computes from the state, such as body positions. They are saved too,
-    because observations read them, and after a step they still belong to an earlier state, so that recomputing them
-    would change them.
+    Arrays that MuJoCo derives from the state, such as body positions, are saved too: observations read them, and after
+    a step they belong to an earlier state, so that recomputing them would change them.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -204,7 +200,6 @@ class _Snapshots(gymnasium.Wrapper):
         self._clock: Any = next((layer for layer in layers if isinstance(layer, TimeLimit)), None)
 
     def _derived(self) -> dict[str, np.ndarray]:
-        """Return name -> array of MjData, for arrays of fixed size."""
         data = self.env.unwrapped.data  # type: ignore[attr-defined]
         arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
         return {k: a for k, a in arrays.items() if isinstance(a, np.ndarray) and a.size and is_fixed(data, a)}
@@ -231,11 +226,7 @@ class _Snapshots(gymnasium.Wrapper):
             self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
 
     def image(self, height: int, width: int) -> np.ndarray:
-        """Render an image, uint8 (height, width, 3).
-
-        MuJoCo envs use kit's renderer, which needs no OpenGL. Other envs render themselves; the image is resized by
-        repeating or dropping pixels.
-        """
+        """Render an image, uint8 (height, width, 3): of MuJoCo envs by kit's renderer; others render themselves."""
         inner: Any = self.env.unwrapped
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data
@@ -248,7 +239,7 @@ class _Snapshots(gymnasium.Wrapper):
 
 
 def _pack(generator: np.random.Generator) -> np.ndarray:
-    """Return the state of a PCG64 generator as uint64 (6,)."""
+    """Return the state of a PCG64 generator, uint64 (6,)."""
     state: Any = generator.bit_generator.state
     words = [word for number in (state["state"]["state"], state["state"]["inc"]) for word in divmod(number, 2**64)]
     return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)

@@ -61,10 +61,7 @@ def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
-    """Return a dict of the entries `names` of `obs`; None returns `obs`.
-
-    If `bare` and there is one name, return the entry itself instead of a dict, unless the entry is a dict.
-    """
+    """Return a dict of the entries `names` of `obs`, or with `bare` a single entry alone; None returns `obs`."""
     if names is None or not isinstance(obs, Mapping):
         return obs
     picked = {name: value for name, value in obs.items() if name in names}
@@ -76,9 +73,8 @@ def pick_space(space: Space, names: Collection[str] | None, bare: bool = True) -
     """Return the space of the observations that `pick` returns."""
     if names is None or not isinstance(space, spaces.Dict):
         return space
-    picked = {name: inner for name, inner in space.spaces.items() if name in names}
-    single = bare and len(picked) == 1 and not any(isinstance(inner, spaces.Dict) for inner in picked.values())
-    return next(iter(picked.values())) if single else spaces.Dict(picked)
+    picked: Any = pick(space.spaces, names, bare)  # type: ignore[arg-type]
+    return picked if isinstance(picked, Space) else spaces.Dict(picked)
 
 
 class PolicyView:

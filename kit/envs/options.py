@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names
 
 
 def number(default: float, low: float, high: float) -> Any:
@@ -37,9 +37,5 @@ class Options:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Build from the defaults, overridden by `options`. An unknown name raises `UserError`."""
-        names = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in names:
-                hint = suggest(name, names, cutoff=0.5)
-                raise UserError(f"env_options {name}={options[name]!r} is not one of {cls.task}'s; {hint}.")
+        check_names("env_options", options, cls.task, [f.name for f in fields(cls)])
         return cls(**options)

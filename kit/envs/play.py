@@ -49,8 +49,8 @@ class Transition(NamedTuple):
 def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) -> Iterator[Transition]:
     """Step `env` with the actions of `player`, starting from `obs`, the result of `env.reset`.
 
-    Ends when every env has finished `episodes` episodes. Only the first `episodes` of each env count, so that short
-    episodes are not overrepresented; `Transition.ended` marks where they end.
+    Ends when every env has finished `episodes` episodes. Only the first `episodes` of each env count
+    (`Transition.ended`), so that short episodes are not overrepresented.
     """
     n = env.num_envs
     hidden_state, episode_starts = player.initial_state(n), torch.ones(n, dtype=torch.bool, device=env.device)

@@ -45,7 +45,6 @@ class Term:
     """Simulated time between two draws within an episode, s; None draws at its start only."""
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-        """Draw random numbers of `shape`."""
         uniform = torch.rand(shape, generator=generator, dtype=dtype, device=generator.device)
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
@@ -81,7 +80,6 @@ class ActionDelay(Term):
     """Delay actions by a whole number of steps, `low` to `high`. Until the first action arrives, actions are zero."""
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-        """Draw whole numbers from `low` to `high`, both included."""
         whole = dataclasses.replace(self, high=self.high + 1)
         return Term.draw(whole, shape, generator, dtype).floor_().clamp_(self.low, self.high)
 
@@ -92,10 +90,7 @@ class ObservationNoise(Term):
 
 
 def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]:
-    """Return the terms that are switched on, with their ranges.
-
-    `terms` are those that the task `name` offers, `option` is the value of env_options `randomize`.
-    """
+    """Return those of the task's `terms` that `option`, the value of env_options `randomize`, switches on."""
     if option is None or isinstance(option, bool):
         option = list(terms) if option else []
     if not isinstance(option, list | tuple | Mapping):
@@ -168,7 +163,7 @@ class Randomizer:
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def step(self, generator: torch.Generator) -> None:
-        """Count a step, and draw again the terms whose interval (`every_s`) has passed."""
+        """Count a step, and draw again the terms whose interval has passed."""
         if self._every:
             self._age += 1
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)
@@ -226,7 +221,6 @@ class Randomizer:
         return {"age": self._age.clone(), **{name: x.clone() for name, x in self.drawn.items()}, **recent}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load a state returned by `state`."""
         self._age.copy_(state["age"])
         for name, value in self.drawn.items():
             value.copy_(state[name])

@@ -1,7 +1,4 @@
-"""Look up and make envs by name, in this process and in child processes.
-
-Importing this file and listing names loads neither torch nor MuJoCo; looking up a task imports the task's module.
-"""
+"""Look up and make envs by name, in this process and in child processes."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -54,8 +51,7 @@ MOVED = {
 }
 """Module names of tasks until 0.2 -> today's, for configs of older runs."""
 CARRIED = "KIT_REGISTERED_ENV"
-"""Environment variable for child processes. It holds, as JSON, the spec of a Gymnasium env that this process has
-registered."""
+"""Environment variable for child processes: the JSON spec of a Gymnasium env that this process has registered."""
 
 
 def names() -> list[str]:
@@ -78,8 +74,7 @@ def make_vec(
     every `Task` also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the
     number of CPU threads for the physics of a `Task`, by default one per usable core.
     """
-    if not isinstance(n_envs, int) or n_envs < 1:
-        raise UserError(f"n_envs={n_envs!r} must be a whole number of at least 1.")
+    check_whole("n_envs", n_envs, 1)
     entry = find(env)
     if _is_task(entry):
         from kit.envs.vec import TensorEnv
@@ -186,9 +181,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
 def child_environ(config: RunConfig) -> dict[str, str]:
     """Return environment variables that let a child process make the env of `config`.
 
-    They hold the module search path (including the notebook's folder), the trusted modules, and the spec of a Gymnasium
-    env that this process has registered. Raises `UserError` for an env defined in the notebook itself, which a child
-    process cannot import, and for a module that is not trusted.
+    Raises `UserError` for an env defined in the notebook itself, and for a module that is not trusted.
     """
     trust.permit(config)
     env, entry = config.env, find(config.env)
@@ -208,11 +201,8 @@ def child_environ(config: RunConfig) -> dict[str, str]:
 
 
 def _is_task(entry: object) -> TypeIs[type[Task]]:
-    """Return whether `entry` is a Task class.
-
-    It does not import kit.envs.task, which loads torch and MuJoCo: without that module loaded, no Task class exists.
-    """
-    module = sys.modules.get("kit.envs.task")
+    """Return whether `entry` is a Task class."""
+    module = sys.modules.get("kit.envs.task")  # which loads torch and MuJoCo; without it no Task class exists
     return module is not None and isinstance(entry, type) and issubclass(entry, module.Task)
 
 
@@ -238,20 +228,15 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
 
 
 def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
-    """Raise `UserError` for an option that is not a parameter of the constructor."""
     from kit.envs.randomize import OPTION
 
     parameters = inspect.signature(task).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [*(parameter.name for parameter in parameters), OPTION]
-    for name, value in options.items():
-        if name not in known:
-            raise UserError(f"env_options {name}={value!r} is not one of {env}'s; {suggest(name, known)}.")
+    check_names("env_options", options, env, [*(parameter.name for parameter in parameters), OPTION])
 
 
 def _import(env: str, module: str) -> Any:
-    """Import `module` from the path or the current folder (beside the notebook)."""
     trust.check(env, module)
     try:
         return importlib.import_module(module)

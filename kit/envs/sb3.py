@@ -1,8 +1,7 @@
-"""Stable-Baselines3 `VecEnv` adapter for kit's vector envs, converting between tensors and numpy."""
+"""Stable-Baselines3 `VecEnv` adapter for kit's vector envs, and SB3's info dicts from a batched `info`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,17 +15,39 @@ from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, PolicyView, tree_map
 
 
+class LazyInfos(Sequence[dict[str, Any]]):
+    """SB3's list of info dicts, one per env, with the entries of SB3's `Monitor`; each is built when it is read."""
+
+    def __init__(self, info: dict[str, Any], done: torch.Tensor, truncated: torch.Tensor) -> None:
+        self._info, self._done, self._truncated = info, done, truncated
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def __getitem__(self, env: Any) -> Any:
+        if isinstance(env, slice):
+            return [self[i] for i in range(*env.indices(len(self)))]
+        if not -len(self) <= env < len(self):
+            raise IndexError(env)
+        info: dict[str, Any] = {"TimeLimit.truncated": bool(self._truncated[env])}
+        if "success" in self._info:
+            info["is_success"] = bool(self._info["success"][env])
+        if self._done[env]:
+            info["terminal_observation"] = tree_map(lambda rows: rows[env].cpu().numpy(), self._info["final_obs"])
+            total, length = self._info["episode_return"][env].item(), self._info["episode_length"][env].item()
+            info["episode"] = {"r": total, "l": int(length), "t": 0.0}
+        return info
+
+
 class TensorVecEnv(VecEnv):
     """SB3 `VecEnv` around `tensor_env`, with observations in the layout of SB3's policies (`view`).
 
-    Infos match SB3's `Monitor`: at the end of an episode they hold "episode" {"r", "l", "t"}, "terminal_observation",
-    "TimeLimit.truncated" and, if the task reports success, "is_success".
+    Infos are empty except at the end of an episode; see `LazyInfos`.
     """
 
     def __init__(self, tensor_env: BatchEnv, view: PolicyView | None = None) -> None:
         self.tensor_env = tensor_env
         self.view = view or PolicyView(tensor_env.observation_space)
-        self._started = time.time()
         super().__init__(tensor_env.num_envs, self.view.space, tensor_env.action_space)
 
     def reset(self) -> Any:
@@ -40,22 +61,11 @@ class TensorVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = self.tensor_env.step(self._actions)
-        done = (terminated | truncated).cpu().numpy()
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        final = self._numpy(info["final_obs"]) if done.any() else None
-        for i in np.flatnonzero(done):
-            infos[i] = {
-                "terminal_observation": tree_map(lambda rows, i=i: rows[i], final),
-                "TimeLimit.truncated": bool(truncated[i]),
-                "episode": {
-                    "r": float(info["episode_return"][i]),
-                    "l": int(info["episode_length"][i]),
-                    "t": round(time.time() - self._started, 6),
-                },
-            }
-            if "success" in info:
-                infos[i]["is_success"] = bool(info["success"][i])
-        return self._numpy(obs), reward.cpu().numpy(), done, infos
+        done = terminated | truncated
+        ended = done.cpu().numpy()
+        final = self.view(info["final_obs"]) if ended.any() else None
+        infos = LazyInfos({**info, "final_obs": final}, done, truncated)
+        return self._numpy(obs), reward.cpu().numpy(), ended, [infos[i] if ended[i] else {} for i in range(len(ended))]
 
     def _numpy(self, obs: Obs) -> Any:
         return tree_map(lambda x: x.cpu().numpy(), self.view(obs))

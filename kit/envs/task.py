@@ -59,9 +59,8 @@ class Task(ABC):
     control_dt_s: float
     """Seconds per step."""
     staggered: bool = False
-    """Whether the first episodes in training are truncated at random times. Use it for many envs with episodes much
-    longer than a rollout: otherwise all envs are in the same phase of their episodes, and each rollout shows the policy
-    that phase only."""
+    """Whether the first episodes in training are truncated at random times, for episodes much longer than a rollout:
+    otherwise each rollout shows the policy one phase of the episodes only."""
     video_speed: float = 1.0
     """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
@@ -103,8 +102,7 @@ class Task(ABC):
     def measure(self) -> None:
         """Compute values that several of the methods below use. Called after every step, reset and restore.
 
-        They may depend only on the simulator and on `state`, so that they can be recomputed after `restore`. Use few
-        torch operations: each takes microseconds, even on small tensors.
+        They may depend only on the simulator and on `state`. Use few torch operations: each takes microseconds.
         """
         return None
 

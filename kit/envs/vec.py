@@ -48,8 +48,7 @@ class TensorEnv(BatchEnv):
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._limit: torch.Tensor | None = None
-        """(n,) random shorter time limits of the first episodes, so that envs do not all end together; set by
-        `stagger`."""
+        """(n,) random, shorter time limits of the first episodes, set by `stagger`."""
         self._generator = torch.Generator(self.device)
         self._randomizer: Randomizer | None = None
         if task.randomized:
@@ -127,14 +126,13 @@ class TensorEnv(BatchEnv):
         return obs, reward.to(self.dtype), terminated, truncated, info
 
     def _reset_task(self, envs: torch.Tensor) -> None:
-        """Start new episodes in `envs` (n,) bool."""
         if self._randomizer is not None:
             self._randomizer.reset(envs, self._generator)
         self.task.reset(envs, self._generator)
         self.task.measure()
 
     def _first_obs(self, done: torch.Tensor, obs: Obs) -> Obs:
-        """Where `done` (n,) is True, the env was just reset: put its first observation into `obs`."""
+        """Put the first observations of the envs that were just reset, `done` (n,), into `obs`."""
         if not self.frames:
             return select(done, self._deliver(self.task.observe()), obs)
         env_ids = done.nonzero().flatten()  # synchronises with the GPU, which costs less than rendering all envs
@@ -150,11 +148,9 @@ class TensorEnv(BatchEnv):
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def scripted(self) -> torch.Tensor | None:
-        """Return actions (n, ...) of the task's scripted policy, or None if it has none."""
         return self.task.scripted()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copy the state of task, physics, frame stacks, randomisation, running totals and random generator."""
         return {
             **self.task.snapshot(),
             **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},

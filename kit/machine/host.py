@@ -40,18 +40,8 @@ def connect(store: str | None) -> None:
                     print(f"{name} is not among this notebook's secrets (the key at the left): {type(error).__name__}.")
 
 
-def can_end_session() -> None:
-    """Raise `UserError` if `end_session` does not work on this machine."""
-    _session_ender()
-
-
-def end_session() -> None:
-    """End the session, so that the machine costs nothing more. Raises `UserError` if kit cannot."""
-    _session_ender()()
-
-
-def _session_ender() -> Callable[[], object]:
-    """Return the function that ends the session on this host."""
+def session_ender() -> Callable[[], object]:
+    """Return a function that ends this machine's session, so that it costs nothing more. Raises `UserError`."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")
     if "google.colab" in sys.modules:
         return lambda: import_module("google.colab.runtime").unassign()

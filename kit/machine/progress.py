@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
-from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
+
+from tqdm import std
 
 LINE_EVERY_S = 5.0
 """Shortest time between two lines, s; the last line may come sooner."""
+LINE = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> Any:
@@ -29,55 +29,30 @@ def is_interactive() -> bool:
     return "ipykernel" in sys.modules or sys.stderr.isatty()
 
 
-class ProgressLines:
-    """Progress as lines of text: at most one per percent, and at most one in `LINE_EVERY_S` seconds.
+class ProgressLines(std.tqdm):
+    """tqdm that writes lines: at most one per percent, and at most one in `LINE_EVERY_S` seconds.
 
-    The first update and the end are written at once. It has those of tqdm's attributes and methods that kit uses.
+    The first update and the end are written at once.
     """
 
-    def __init__(
-        self, total: int | None = None, initial: int = 0, desc: str = "", unit: str = "it", unit_scale: bool = False,
-        leave: bool = True, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self.total, self.n, self.desc = total, initial, desc
-        self._initial, self._unit, self._scale = initial, unit, unit_scale
-        self._file, self._clock = file or sys.stderr, clock
-        self._start_s, self._line_s = clock(), -math.inf
-        self._written: int | None = None
+    monitor_interval = 0  # no thread that redraws
+    _percent: int | None = None
 
-    def __enter__(self) -> ProgressLines:
-        return self
+    def __init__(self, total: int | None = None, initial: int = 0, **options: Any) -> None:
+        super().__init__(
+            total=total, initial=initial, bar_format=LINE, mininterval=LINE_EVERY_S, miniters=0, smoothing=0,
+            delay=1e-9, **options,  # any delay: no line before the first update
+        )  # fmt: skip
+        self.last_print_t = 0.0
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def update(self, n: int = 1) -> None:
-        """Add `n` to the progress, and write a line if one is due."""
-        self.n += n
-        if self._clock() - self._line_s >= LINE_EVERY_S:
-            self._write()
-
-    def set_description_str(self, desc: str, refresh: bool = True) -> None:
-        self.desc = desc
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Write a line, unless one with the same percentage is written; without a total, the count is compared."""
+        percent = int(100 * self.n / self.total) if self.total else int(self.n)
+        if percent != self._percent:
+            self._percent = percent
+            print(self, file=self.fp, flush=True)
 
     def close(self) -> None:
-        """Write the last line, unless there was no update or a line with the same percentage is already written."""
-        if self._written is not None:
-            self._write()
-
-    def _percent(self) -> int:
-        """Return the progress in whole percent; without a total, the count itself."""
-        return int(100 * self.n / self.total) if self.total else self.n
-
-    def _write(self) -> None:
-        from tqdm.std import tqdm
-
-        if self._percent() == self._written:
-            return
-        self._written, self._line_s = self._percent(), self._clock()
-        text = tqdm.format_meter(
-            self.n, self.total or 0, self._line_s - self._start_s, prefix=self.desc, unit=self._unit,
-            unit_scale=self._scale, initial=self._initial,
-            bar_format="{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]" if self.total else None,
-        )  # fmt: skip
-        print(text, file=self._file, flush=True)
+        if not self.disable and self._percent is not None:
+            self.display()
+        self.disable = True

@@ -1,4 +1,4 @@
-"""Measurements on this machine: how many envs fit into memory, training speed, encoder speed, and advice from them."""
+"""Measurements on this machine: training speed, encoder speed, and advice from them."""
 
 from importlib import import_module
 from typing import Any

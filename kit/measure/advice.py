@@ -45,7 +45,7 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     machine = machine or describe()
     takes = estimate(config, speed, machine)
     sentences = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {takes}."]
-    share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
+    share = 1 - speed.update_share
     if share > 0.75:
         sentences.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
     elif share < 0.4:

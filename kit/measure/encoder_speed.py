@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,14 @@ from kit import envs
 from kit.encoders import ENCODERS, load
 from kit.envs.obs import PolicyView
 from kit.errors import UserError
+from kit.measure.speed import rate
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BATCH = 16
 BUDGET_S = 0.5
-"""Duration of a timing, s, not counting the first pass; a first pass that takes longer is the only one."""
+"""Duration of a timing, s; at least one pass is timed."""
 ADAM = 4
 """Numbers stored per trained parameter: the weight, its gradient and Adam's two moments."""
 
@@ -47,8 +47,8 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
         parameters = sum(p.numel() for p in network.parameters())
         saved = _saved_bytes(network, obs) / BATCH
         with torch.no_grad():
-            acting = BATCH / _seconds(partial(network, obs))
-        learning = BATCH / _seconds(partial(_learn, network, obs))
+            acting = BATCH * rate(partial(network, obs), BUDGET_S)
+        learning = BATCH * rate(partial(_learn, network, obs), BUDGET_S)
         weights = 4 * ADAM * parameters
         sizes = [f"{parameters:,}", f"{weights / 1e6:,.1f} MB", f"{saved / 1e6:,.2f} MB"]
         rows[name] = [*sizes, f"{acting:,.0f}", f"{learning:,.0f}", info.use_when]
@@ -57,7 +57,6 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
 
 
 def _sample(space: Space) -> Any:
-    """Return a batch of random observations of `space`, a policy's input."""
     if isinstance(space, spaces.Dict):
         return {name: _sample(inner) for name, inner in space.items()}
     shape = (BATCH, *(space.shape or ()))
@@ -83,19 +82,3 @@ def _saved_bytes(network: torch.nn.Module, obs: Any) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         network(obs)
     return sum(saved.values())
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the mean seconds per call over `BUDGET_S`, without the first call, which warms up.
-
-    If the first call alone takes longer than `BUDGET_S`, return its time.
-    """
-    start, calls = time.perf_counter(), 0
-    work()
-    if (first := time.perf_counter() - start) > BUDGET_S:
-        return first
-    start = time.perf_counter()
-    while calls == 0 or time.perf_counter() - start < BUDGET_S:
-        work()
-        calls += 1
-    return (time.perf_counter() - start) / calls

@@ -24,7 +24,7 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import Interrupted
 from kit.machine import settings
-from kit.machine.progress import is_interactive
+from kit.machine.progress import progress_bar
 from kit.measure.auto import resolve
 
 STARTUP_S = 5.0
@@ -141,8 +141,8 @@ def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
 # -- measurements -------------------------------------------------------------------------------------------------
 
 
-def measure(config: RunConfig, seconds: float, report: Report) -> Speed:
-    """Measure physics, env, training and evaluation of a resolved `config` in about `seconds`."""
+def measure(config: RunConfig, seconds: float, report: Report, images: bool = False) -> Speed:
+    """Measure physics, env, training and evaluation of a resolved `config` in about `seconds`; more with `images`."""
     from kit.trainers import make_trainer
 
     settings.apply(config.device)
@@ -160,10 +160,14 @@ def measure(config: RunConfig, seconds: float, report: Report) -> Speed:
         trained = _training(trainer, 0.6 * seconds, report)
         report("evaluation")
         evaluation_s = _evaluation(config, trainer, 0.1 * seconds)
+        pictures = None
+        if images and env.physics is not None and env.cameras:
+            report("images")
+            pictures = _images(env, 0.25 * seconds)
     finally:
         env.close()
     bare = max(physics + whole) if physics else None  # physics alone cannot be slower than the env that includes it
-    return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s)
+    return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s, pictures)
 
 
 def _make_env(config: RunConfig, n_envs: int) -> Any:
@@ -209,16 +213,13 @@ def _physics(env: Any, threads: int, seconds: float) -> float:
 
     states = itertools.cycle(env.snapshot()["sim.state"].numpy())
 
-    def work(data: mujoco.MjData) -> float:
-        def steps() -> None:
-            mujoco.mj_setState(model, data, next(states), mujoco.mjtState.mjSTATE_INTEGRATION)
-            for _ in range(5):
-                mujoco.mj_step(model, data, substeps)
-
-        return 5 * rate(steps, seconds)
+    def five_steps(data: mujoco.MjData) -> None:
+        mujoco.mj_setState(model, data, next(states), mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_step(model, data, 5 * substeps)
 
     with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(work, [mujoco.MjData(model) for _ in range(threads)]))
+        copies = [mujoco.MjData(model) for _ in range(threads)]
+        return 5 * sum(pool.map(lambda data: rate(partial(five_steps, data), seconds), copies))
 
 
 def _training(trainer: Any, seconds: float, report: Report) -> float:
@@ -259,21 +260,18 @@ def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
         env.close()
 
 
+def _images(env: Any, seconds: float) -> float:
+    """Return the images per second, over all envs, of the env's first camera."""
+    draw = partial(env.task.sim.render, env.cameras[:1], IMAGE_SIZE, IMAGE_SIZE)
+    draw()  # compiles once per machine, some 20 s
+    return float(env.num_envs * rate(draw, seconds))
+
+
 def bench(env: str = "Ant", n_envs: int = 16, seconds: float = 40.0) -> Speed:
     """Measure PPO on `env`, and image rendering if `env` uses kit's simulator and has a camera."""
     config = resolve(RunConfig(env=env, algo="PPO", n_envs=n_envs, overrides=BENCH))
     with bar(seconds) as report:
-        speed = measure(config, 0.8 * seconds, report)
-        report("images")
-        vec_env = _make_env(config, n_envs)
-        try:
-            if vec_env.physics is None or not vec_env.cameras:
-                return speed
-            draw = partial(vec_env.task.sim.render, vec_env.cameras[:1], IMAGE_SIZE, IMAGE_SIZE)
-            draw()  # compiles once per machine, some 20 s
-            return dataclasses.replace(speed, pictures_per_s=n_envs * rate(draw, 0.2 * seconds))
-        finally:
-            vec_env.close()
+        return measure(config, 0.8 * seconds, report, images=True)
 
 
 def duration(seconds: float) -> str:
@@ -286,11 +284,9 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def bar(seconds: float, show: bool = True) -> Iterator[Report]:
-    """Context manager: a progress bar over `seconds`, removed at the end; only in a notebook or a terminal."""
-    from tqdm.auto import tqdm
-
-    start, hidden = time.perf_counter(), not (show and is_interactive())
-    with tqdm(total=100, leave=False, disable=hidden, bar_format="{desc} {bar} {percentage:.0f} %") as shown:
+    """Context manager: a progress bar over `seconds`, removed at the end."""
+    start = time.perf_counter()
+    with progress_bar(100, leave=False, disable=not show) as shown:
 
         def report(step: str) -> None:
             shown.set_description_str(f"Measuring {step}", refresh=False)

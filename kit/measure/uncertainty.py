@@ -94,7 +94,6 @@ def p_values(configs: Sequence[Estimate]) -> dict[tuple[int, int], float]:
 
 
 def _welch(one: Estimate, other: Estimate) -> float:
-    """Return the p-value of Welch's t-test."""
     error = math.hypot(one.error, other.error)
     if not 0 < error < math.inf:
         return float(error > 0 or one.mean == other.mean)

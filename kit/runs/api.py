@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +157,14 @@ def create(
     start_from: str | Path | None = None,
     trust: bool = False,
     other_process: bool = False,
-    runs_per_gpu: int = 1,
 ) -> Run:
     """Create the directory of a new run, once everything that could prevent its training is checked.
 
     It has a checkpoint at step 0 if the run starts with a pretrained policy. `changes` are fields of `config` that
-    differ; `start_from` and `trust` as in `train`. `other_process`: whether another process will train it.
-    `runs_per_gpu`: number of runs sharing the GPU; its memory is divided among them when `n_envs` is chosen. Raises
+    differ; `start_from` and `trust` as in `train`. `other_process`: whether another process will train it. Raises
     `UserError`, and then leaves no file.
     """
     from kit import envs
-    from kit.measure.fit import room
     from kit.trainers.planning import plan
 
     user_config, warm = config, None
@@ -181,7 +177,7 @@ def create(
         envs.child_environ(config)  # raises if another process cannot make the env
     opponents.check(config)
     tracking.check(config.tracker)
-    planned = plan(config, partial(room, share=runs_per_gpu))
+    planned = plan(config)
     config = planned.config
     teacher.check(config, envs.describe(config.env, config.env_options), trust)
     if config.store:

@@ -5,7 +5,9 @@ Each other rank runs `python -m kit.runs.ranks RANK SIZE PORT`.
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import closing
 
 from kit.config import RunConfig
 from kit.errors import Interrupted
@@ -13,7 +15,6 @@ from kit.runs.opponents import make_env
 from kit.runs.status import DONE, INTERRUPTED
 from kit.trainers.distributed import group as groups
 from kit.trainers.distributed.group import ProcessGroup
-from kit.trainers.distributed.rank import run_rank
 
 
 def start_group(config: RunConfig) -> ProcessGroup:
@@ -29,10 +30,31 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 def train_rank(group: ProcessGroup) -> int:
     """Train as a rank above 0; return the exit code, 75 if rank 0 was stopped or a process has died, else 0."""
+    from kit.machine import settings
+    from kit.trainers import algorithm, make_trainer
+    from kit.trainers.distributed.ppo import DistributedPPO
+    from kit.trainers.planning import config_of_rank
+
+    # torchrun and terminals send signals to all ranks. Only rank 0 reacts: it saves, then ends the others.
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
     try:
-        run_rank(group, lambda config: make_env(config, int(config.n_envs), config.seed, int(config.threads)))
+        (run_config,) = group.broadcast()
+        config = config_of_rank(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
+        settings.apply(config.device)
+        with closing(make_env(config, int(config.n_envs), config.seed, int(config.threads))) as env:
+            trainer = make_trainer(config, env, group)
+            assert isinstance(trainer, DistributedPPO)
+            try:
+                trainer.learn(config.total_steps)
+                trainer.obey()
+            except Interrupted:
+                if trainer.num_timesteps < config.total_steps:
+                    raise
     except Interrupted:
         return INTERRUPTED
+    finally:
+        group.close()
     return DONE
 
 

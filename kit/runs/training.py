@@ -20,7 +20,7 @@ from kit.machine import settings
 from kit.machine.gpu import OTHER, Monitor
 from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
-from kit.runs.run import Run
+from kit.runs.run import Run, load_policy
 from kit.runs.status import Status
 from kit.runs.tracking import Tracker
 from kit.runs.writer import Writer
@@ -246,7 +246,8 @@ class Training:
         before, evaluator = generators.state(), Evaluator(self.config.replace(device="cpu"))
         try:
             with one_thread():
-                result = evaluator(self.run.policy(best.step).as_actor(), self._should_stop)
+                # from best/ itself: the writer may be deleting a checkpoint of the same step
+                result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
         finally:
             evaluator.close()
             generators.load_state(before)  # building a network draws random numbers; the checkpoint must not change

@@ -30,7 +30,7 @@ from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
-from kit.scale.work import KEYS, Engine, Notes, Results, StoredWork, run_all
+from kit.scale.work import KEYS, Engine, Results, StoredWork, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
@@ -39,7 +39,7 @@ RUN_BYTES = 1_000_000_000
 
 
 @dataclass
-class Job:
+class Job(StoredWork):
     """One run of a batch."""
 
     config: RunConfig
@@ -51,12 +51,6 @@ class Job:
     """As in `kit.resume`."""
     run: Run | None = None
     """The run, once started."""
-    error: str = ""
-    """Why the run could not start."""
-    note: str = ""
-    """Why the job waits."""
-    was_running: bool = False
-    """Whether the run was training already, in a process that this batch did not start."""
 
     @property
     def path(self) -> Path:
@@ -83,27 +77,22 @@ class Job:
                 changes[name] = value
         return changes
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         """Start or resume the run, unless it is training or finished."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
             requested = self.requested.get("threads", "auto")
             fields = {**self.requested, "threads": threads if requested == "auto" else requested}
-            self.run = api.create(None, fields, self.start_from, self.trust, True, runs_per_gpu)
+            self.run = api.create(None, fields, self.start_from, self.trust, other_process=True)
             worker.start(self.run)
             return
         changes = self.changes()
-        self.was_running = self.run.is_working()
-        if not self.was_running and (self.run.status()["state"] != "finished" or "total_steps" in changes):
+        if not self.run.is_working() and (self.run.status()["state"] != "finished" or "total_steps" in changes):
             self.run = api.resume(self.path, background=True, trust=self.trust, **changes)
 
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()
-
-    def should_restart(self) -> bool:
-        """Whether the process that was training before this batch has been killed, so that the run must be resumed."""
-        return self.was_running and self.row()["state"] == "interrupted"
 
     def held_for(self) -> float:
         return lease.held_for(self.config.store, str(self.config.run_name), self.path)
@@ -166,12 +155,13 @@ def batch(
         planned, engine = read_jobs(jobs, seeds, name, trust=trust, **resources)
     else:
         name = name or "batch"
-        fields = [_fields(job) for job in ([jobs] if isinstance(jobs, RunConfig) else jobs)]
+        listed = [jobs] if isinstance(jobs, RunConfig) else jobs
+        fields = [job.non_defaults() if isinstance(job, RunConfig) else dict(job) for job in listed]
         engine = Engine.of({}, **resources)
         planned = plan_jobs(fields, seeds, name, engine.on is not None, trust)
     resolved = check(planned, engine.on is not None)
     check_stores(job.config.store for job in planned)
-    return run_batch(planned, resolved, engine, name, on_progress)
+    return run_batch(planned, resolved, engine, on_progress)
 
 
 def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
@@ -187,21 +177,19 @@ def run_batch(
     jobs: Sequence[StoredWork],
     configs: Sequence[RunConfig],
     engine: Engine,
-    name: str,
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
 ) -> Results:
-    """Run all `jobs` of the batch `name` on this machine or on `engine`'s cluster.
+    """Run all `jobs` on this machine or on `engine`'s cluster.
 
     `configs`: the jobs' resolved configs. `unit`: what the progress bar counts.
     """
-    notes = Notes.beside(jobs, name)
     if engine.on is None:
-        return run_all(jobs, slots(configs, len(jobs), engine.at_once), notes, on_progress, unit)
+        return run_all(jobs, slots(configs, len(jobs), engine.at_once), on_progress, unit)
     from kit.scale.cluster import cluster
 
     with cluster(engine) as ray_cluster:
-        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), notes, on_progress, unit)
+        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), on_progress, unit)
 
 
 def read_jobs(
@@ -226,7 +214,6 @@ def read_jobs(
 
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Return the file's jobs, and the fields for all of them."""
     content = read_yaml(path)
     if isinstance(content, list):
         return content, {}
@@ -241,12 +228,6 @@ def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
         raise UserError(f"{path}: jobs={jobs!r} is not a list of mappings such as {{algo: PPO}}.")
     return jobs, content
-
-
-def _fields(job: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(job, RunConfig):
-        return dict(job)
-    return job.non_defaults()
 
 
 def plan_jobs(

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,25 +40,12 @@ SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_K
 EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebook": "notebook,video,stores,gpu"}
 
 
-@dataclass(frozen=True)
-class Provider:
-    """What SkyPilot supports on a cloud, according to `sky/clouds/*.py` of version 0.14.1."""
+PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}
+"""Cloud -> what SkyPilot supports there, according to `sky/clouds/*.py` of version 0.14.1.
 
-    recovers: bool
-    """Managed jobs: if a machine is taken away, its job starts again on another."""
-    spot: bool
-    """Spot machines: cheaper ones that the cloud may take away."""
-    volumes: bool
-    """Network volumes, which outlast the machine."""
-    why: str = ""
-    """Why a feature is missing, for error messages."""
-
-
-PROVIDERS = {
-    "aws": Provider(recovers=True, spot=True, volumes=False),
-    "runpod": Provider(recovers=True, spot=True, volumes=True),
-    "lambda": Provider(recovers=False, spot=False, volumes=False, why="it rents on demand, and does not stop machines"),
-}
+spot: cheaper machines that the cloud may take away; a managed job starts again on another. volumes: network volumes,
+which outlast the machine.
+"""
 
 
 def task(
@@ -77,10 +63,11 @@ def task(
     as "L4" or "A100:1", or None for a machine with `cpus` cores. `volume`: name of a RunPod network volume, mounted at
     /volume. Raises `UserError`, also for an option that the cloud lacks.
     """
-    provider = _provider(cloud)
-    if provider is not None and spot and not provider.spot:
-        raise UserError(f"cloud={cloud!r} has no spot machines: {provider.why}; add --on-demand.")
-    if volume and (provider is None or not provider.volumes):
+    supported = _supported(cloud)
+    if spot and "spot" not in supported:
+        reason = "it rents on demand, and does not stop machines"
+        raise UserError(f"cloud={cloud!r} has no spot machines: {reason}; add --on-demand.")
+    if volume and "volumes" not in supported:
         raise UserError(f"volume={volume!r} works only on runpod; use --cloud runpod, or a store instead of a volume.")
     kind, content = files.kind(path), read_yaml(path)
     write_notebook = ""
@@ -99,7 +86,7 @@ def task(
     gpus = max(processes for _, _, processes in jobs)
     gpu = f"{gpu}:{gpus}" if gpu and gpus > 1 and ":" not in gpu else gpu
     resources |= {"accelerators": gpu} if gpu else {"cpus": f"{cpus}+"}
-    if provider is None or provider.recovers:
+    if "spot" in supported:
         resources |= {"use_spot": True} if spot else {}
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [INTERRUPTED]}
     name = f"{folder_name(Path(path).stem)}.yaml"  # run names are made from the file's name
@@ -114,11 +101,11 @@ def task(
     }
 
 
-def _provider(cloud: str | None) -> Provider | None:
-    """Return the entry of `PROVIDERS`, or None without a cloud. Raises `UserError` for an unknown one."""
+def _supported(cloud: str | None) -> set[str]:
+    """Return the entry of `PROVIDERS`; spot machines if SkyPilot chooses the cloud. Raises `UserError`."""
     if cloud is not None and cloud not in PROVIDERS:
         raise UserError(f"cloud={cloud!r} is unknown; valid are {', '.join(PROVIDERS)}.")
-    return None if cloud is None else PROVIDERS[cloud]
+    return {"spot"} if cloud is None else PROVIDERS[cloud]
 
 
 def to_yaml(value: Any) -> str:
@@ -176,7 +163,7 @@ def plan(
     """
     import pandas as pd
 
-    _provider(cloud)
+    _supported(cloud)
     catalogues = []
     for name in [cloud] if cloud else PROVIDERS:
         path = Path(folder).expanduser() / str(name) / "vms.csv"
@@ -224,5 +211,5 @@ def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
     """Estimate the hours on `cores` CPU cores. Physics is scaled by the cores; the network takes as long as here."""
-    share = min(1.0, speed.steps_per_s / speed.env_steps_per_s)
+    share = 1 - speed.update_share
     return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600

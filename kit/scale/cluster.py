@@ -105,7 +105,7 @@ class _Board:
         self.stopping.add(name)
 
 
-def _attempt(job: Work, board: Any, threads: int, runs_per_gpu: int, version: str) -> dict[str, Any]:
+def _attempt(job: Work, board: Any, threads: int, version: str) -> dict[str, Any]:
     """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` to be retried.
 
     `version`: that of kit on the batch's machine.
@@ -121,7 +121,7 @@ def _attempt(job: Work, board: Any, threads: int, runs_per_gpu: int, version: st
         message = f"this node has kit {kit.__version__}, and the batch was started with {version}"
         return {**job.row(), "state": "failed", "message": message}
     starter = Starter()
-    while not starter.begin(job, threads, runs_per_gpu):
+    while not starter.begin(job, threads):
         if report(job.row()):
             return job.row()
         time.sleep(WATCH_S)
@@ -150,7 +150,6 @@ class Cluster:
             message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; they have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))
-        self.runs_per_gpu = round(1 / gpus) if 0 < gpus < 1 else 1
         this_node = ray.get_runtime_context().get_node_id()  # if this node ends, so does the batch; hence the board
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
@@ -163,7 +162,6 @@ class Cluster:
         self._looked = float("-inf")
 
     def remote(self, job: StoredWork) -> Work:
-        """Return a job that runs `job` on the cluster."""
         return _Remote(job, self)
 
     def poll(self) -> tuple[dict[str, dict[str, Any]], set[Any]]:
@@ -178,13 +176,11 @@ class Cluster:
 
 
 @dataclass
-class _Remote:
-    """A job that runs on the cluster, with the interface `Work`."""
+class _Remote(Work):
+    """A job that runs on the cluster. Ray restarts it."""
 
     job: StoredWork
     on: Cluster
-    error: str = ""
-    note: str = ""
     _ref: Any = None
     _started: float = 0.0
     _last: dict[str, Any] = field(default_factory=dict)
@@ -193,9 +189,9 @@ class _Remote:
     def run(self) -> Any:
         return self.job.run
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         on, self._started = self.on, time.time()
-        self._ref = on.attempt.remote(self.job, on.board, on.threads, on.runs_per_gpu, kit.__version__)
+        self._ref = on.attempt.remote(self.job, on.board, on.threads, kit.__version__)
         on.refs.append(self._ref)
 
     def is_working(self) -> bool:
@@ -211,12 +207,6 @@ class _Remote:
         with contextlib.suppress(UserError):
             self.job.look()  # sets `job.run` if this machine sees the run directory
         return False
-
-    def should_restart(self) -> bool:
-        return False  # Ray retries
-
-    def held_for(self) -> float:
-        return 0.0
 
     def stop(self) -> None:
         self.on.board.stop.remote(self.job.row()["name"])

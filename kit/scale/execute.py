@@ -75,7 +75,6 @@ def _watch(folder: Path, done: threading.Event, store: StoreFolder | None) -> No
 
 
 def _write_progress(folder: Path) -> None:
-    """Write the number of executed cells to progress.json."""
     try:
         cells = json.loads((folder / NOTEBOOK).read_text())["cells"]
     except (OSError, ValueError):  # papermill is writing it

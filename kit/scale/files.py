@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.config import folder_name, read_yaml
+from kit.config import read_yaml
 from kit.errors import UserError
 from kit.scale import batch, notebooks, study, sweep
-from kit.scale.work import Notes, Results, StoredWork
+from kit.scale.work import HELD, UNANSWERED, Results, StoredWork, until
+from kit.stores.base import StoreError, Unusable
 
 KINDS = ("sweep", "notebook")
 
@@ -47,13 +48,17 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
     jobs: list[StoredWork] = list(planned[0])
     for job in jobs if fetch else []:
         job.fetch()
-    notes = Notes.beside(jobs, folder_name(Path(path).stem)).read()
-    return Results(jobs, [_row(job, notes.get(job.path.name)) for job in jobs])
+    return Results(jobs, [_row(job) for job in jobs])
 
 
-def _row(job: StoredWork, note: str | None) -> dict[str, Any]:
-    """Return a job's state. `note`: why another process, which runs the batch, has not started the job yet."""
-    return job.look() if note is None else {**job.row(), "state": "waiting", "message": note}
+def _row(job: StoredWork) -> dict[str, Any]:
+    """Return a job's state; if it waits for another machine or for its store, with the reason."""
+    try:
+        row = job.look()
+        held_s = job.held_for() if row["state"] == "waiting" else 0.0
+    except (StoreError, Unusable) as error:
+        return {**job.row(), "message": f"{UNANSWERED} ({error})"}
+    return {**row, "message": f"{HELD} ({until(held_s)})"} if held_s > 0 else row
 
 
 def forget_failures(path: str | Path) -> None:

@@ -73,7 +73,6 @@ class NotebookJob:
 
     @property
     def store_path(self) -> str:
-        """The job's folder in the store."""
         return f"{self.path.parent.name}/{self.name}"
 
     @property
@@ -81,7 +80,7 @@ class NotebookJob:
         result = read_json(self.path / RESULT)
         return result if isinstance(result, dict) else None
 
-    def start(self, threads: int, runs_per_gpu: int) -> None:
+    def start(self, threads: int) -> None:
         """Start executing the notebook in a process, unless it runs already or has a result, here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":
@@ -164,7 +163,7 @@ def notebooks(
     """
     jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     check_stores(job.store for job in jobs)
-    return run_batch(jobs, [], engine, folder_name(Path(path).stem), on_progress, unit="cell")
+    return run_batch(jobs, [], engine, on_progress, unit="cell")
 
 
 def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TRIALS = 20
 """Default number of trials."""
+STARTS = 3
+"""Maximum number of starts of a trial's run before it counts as failed."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
 """Fields whose valid values depend on each other; a trial with an invalid combination counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
@@ -146,7 +148,18 @@ class TrialJob(Job):
     """The run of a trial; its row also has `scores`, those of its evaluations: [[step, score], ...]."""
 
     score: str = "mean_return"
+    starts: int = 0
+    stopped: bool = False
+    """Whether the trial was stopped early: pruned, or because of a score that is not finite."""
     _metrics: GrowingRows | None = field(default=None, repr=False)
+
+    def start(self, threads: int) -> None:
+        self.starts += 1
+        super().start(threads)
+
+    def should_restart(self) -> bool:
+        """Whether the run was killed, or reached its session limit, and must be resumed."""
+        return self.starts < STARTS and not self.stopped and self.row()["state"] == "interrupted"
 
     def row(self) -> dict[str, Any]:
         name = f"eval/{self.score}"
@@ -198,7 +211,6 @@ def run_name(plan: Plan, number: int) -> str:
 
 
 def trials(search: Sweep) -> list[TrialJob]:
-    """Return the runs of all trials so far, as jobs."""
     configs = [search.plan.config(values_of(t), run_name(search.plan, t.number)) for t in search.study.trials]
     return [TrialJob(config, config.non_defaults()) for config in configs]
 

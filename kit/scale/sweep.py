@@ -23,47 +23,38 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError, need
-from kit.machine import limits
 from kit.machine.progress import progress_bar
 from kit.runs import directory
 from kit.scale.batch import check_stores, slots
 from kit.scale.store_folder import StoreFolder
 from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, plan, run_name, suggest, writable
-from kit.scale.work import HELD_S, POLL_S, STOPPING_S, Starter, StoredWork, Work, since, utc
-from kit.stores import StoreError, lease, open_store
+from kit.scale.work import HELD_S, Results, StoredWork, Work, run_all, since, until
+from kit.stores import lease, open_store
 from kit.stores.pull import readable
 
 if TYPE_CHECKING:
     import optuna
 
-STARTS = 3
-"""Maximum number of starts of a trial's run before it counts as failed."""
 SEEDS = 100_003
 """Multiplier of a search's `seed`; trial numbers are added, so that all trials of all searches have their own seed."""
 
 
 @dataclass
-class _RunningTrial:
-    """A trial whose run has started."""
+class _OpenTrial:
+    """A trial that has not ended."""
 
     trial: optuna.Trial
+    job: TrialJob
     work: Work
-    starts: int = 1
+    """`job`, or what runs it on the cluster."""
     reported: int = 0
     """Number of scores reported to Optuna."""
-    stopped: bool = False
-    """Whether the trial was stopped early: pruned, or because of a score that is not finite."""
-
-    def set_note(self, note: str) -> None:
-        """Write why the trial waits into the journal, from which `kit batch status` reads it."""
-        if note != self.trial.user_attrs.get("message", ""):
-            self.trial.set_user_attr("message", note)
 
 
 def sweep(
@@ -92,7 +83,7 @@ def sweep(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # Optuna warns that multivariate TPE and the journal are experimental
         if engine.on is None:
-            room, place = slots(planned.kinds, planned.trials, engine.at_once), _on_this_machine
+            room, place = slots(planned.kinds, planned.trials, engine.at_once), lambda job: job
         else:
             from kit.scale.cluster import cluster
 
@@ -114,8 +105,7 @@ def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
     started = time.time()
     with readable(open_store(plan.base.store)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
-            until = utc(time.time() + held_s)
-            print(since(f"another machine runs the search {plan.name!r} (until {until})", started), flush=True)
+            print(since(f"another machine runs the search {plan.name!r} ({until(held_s)})", started), flush=True)
             time.sleep(min(held_s, HELD_S))
     search = writable(plan)
     store_folder = StoreFolder(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
@@ -124,10 +114,6 @@ def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
     finally:
         if error := store_folder.finish({JOURNAL: (plan.folder / JOURNAL).read_bytes()}):
             print(f"{plan.folder / JOURNAL}: {error}", flush=True)
-
-
-def _on_this_machine(job: StoredWork) -> Work:
-    return job
 
 
 def _search(
@@ -144,31 +130,37 @@ def _search(
     """
     import optuna
 
-    study, planned, threads = search.study, search.plan, max(1, limits.usable_cores() // at_once)
+    study, planned = search.study, search.plan
     unfinished = [optuna.Trial(study, t._trial_id) for t in study.trials if t.state.name == "RUNNING"]
-    running: list[_RunningTrial] = []
-    try:
-        while True:
-            while len(running) < at_once and (unfinished or len(study.trials) < planned.trials):
-                trial = unfinished.pop(0) if unfinished else _next_trial(search)
-                values = suggest(trial, planned.space)
-                if store_folder is not None:
-                    store_folder.put(JOURNAL, now=True)
-                started = _start(search, trial, values, place, threads, on_progress)
-                running += [started] if started else []
-            on_progress(search)
+    opened: list[_OpenTrial] = []
+
+    def update() -> None:
+        opened[:] = [each for each in opened if not _update(search, each)]
+
+    def next_job() -> Work | None:
+        update()  # so that a trial's values depend on all scores so far
+        while unfinished or len(study.trials) < planned.trials:
+            trial = unfinished.pop(0) if unfinished else _next_trial(search)
+            values = suggest(trial, planned.space)
             if store_folder is not None:
-                store_folder.put(JOURNAL)
-            if not running:
-                return
-            running = [each for each in running if not _update(search, each, threads)]
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        for each in running:
-            each.work.stop()
-        for each in running:
-            each.work.wait(STOPPING_S)
-        raise
+                store_folder.put(JOURNAL, now=True)
+            try:
+                config = planned.config(values, run_name(planned, trial.number))
+            except UserError as error:
+                _record(search, trial, "FAIL", None, 0, str(error))
+                continue
+            job = TrialJob(config, config.non_defaults(), score=planned.score)
+            opened.append(_OpenTrial(trial, job, place(job)))
+            return opened[-1].work
+        return None
+
+    def show(_: Results) -> None:
+        update()
+        on_progress(search)
+        if store_folder is not None:
+            store_folder.put(JOURNAL)
+
+    run_all([], at_once, show, next_job=next_job)
 
 
 def _next_trial(search: Sweep) -> optuna.Trial:
@@ -180,79 +172,41 @@ def _next_trial(search: Sweep) -> optuna.Trial:
     return search.study.ask()
 
 
-def _start(
-    search: Sweep,
-    trial: optuna.Trial,
-    values: Mapping[str, Any],
-    place: Callable[[StoredWork], Work],
-    threads: int,
-    on_progress: Callable[[Sweep], None],
-) -> _RunningTrial | None:
-    """Start or resume the run of `trial`; on an error, record the trial as failed and return None."""
-    plan = search.plan
-    try:
-        config = plan.config(values, run_name(plan, trial.number))
-        running = _RunningTrial(trial, place(TrialJob(config, config.non_defaults(), score=plan.score)))
-        starter = Starter()
-        while not starter.begin(running.work, threads, 1):
-            running.set_note(running.work.note)
-            on_progress(search)
-            time.sleep(POLL_S)
-    except (UserError, StoreError) as error:
-        _record(search, trial, "FAIL", None, 0, str(error))
-        return None
-    return running
-
-
-def at_common_steps(scores: Sequence[Sequence[float]], every: int) -> list[tuple[int, float]]:
-    """Round the steps in `scores`, [[step, score], ...], down to multiples of `every`, so that trials can be compared.
-
-    A trial evaluates at the end of the iteration (n_steps × n_envs steps) that reaches a multiple of `every`. If one
-    iteration passes several multiples, all but the last get the previous score.
-    """
-    common: list[tuple[int, float]] = []
-    for step, score in scores:
-        last, reached = (common[-1] if common else (0, 0.0)), int(step // every * every)
-        common += [(between, last[1]) for between in range(last[0] + every, reached, every) if common]
-        common += [(reached, score)] if reached > last[0] else []
-    return common
-
-
-def _update(search: Sweep, running: _RunningTrial, threads: int) -> bool:
+def _update(search: Sweep, opened: _OpenTrial) -> bool:
     """Report a trial's new scores to Optuna and stop the trial if Optuna prunes it; return whether it has ended."""
-    trial, work = running.trial, running.work
-    ended = not work.is_working()
+    trial, job, work = opened.trial, opened.job, opened.work
+    working = work.is_working()
     now = work.row()
-    running.set_note(now["message"] if now["state"] == "waiting" else "")
+    note = now["message"] if now["state"] == "waiting" else ""
+    if note != trial.user_attrs.get("message", ""):  # `kit batch status` reads it from the journal
+        trial.set_user_attr("message", note)
+    if now["state"] == "waiting":
+        return False
     scores, steps = now.get("scores", []), now["step"]
     broken = next((f"its score was {score} at step {step:,}" for step, score in scores if not math.isfinite(score)), "")
     behind = False
-    for step, score in [] if broken else at_common_steps(scores, search.plan.eval_every)[running.reported :]:
-        running.reported += 1
-        trial.report(score, step)
-        behind = behind or (not ended and trial.should_prune())
-    if (broken or behind) and not ended and not running.stopped:
-        running.stopped = True
+    for step, score in [] if broken else scores[opened.reported :]:
+        opened.reported += 1
+        # pruners compare equal steps; an evaluation comes up to an iteration after a multiple of eval_every
+        trial.report(score, int(step // search.plan.eval_every * search.plan.eval_every))
+        behind = behind or (working and trial.should_prune())
+    if (broken or behind) and working and not job.stopped:
+        job.stopped = True
         work.stop()
-    if not ended:
+    if working or (not work.error and work.should_restart()):
         return False
     if broken:  # Optuna's sampler cannot use scores that are not finite
         _record(search, trial, "FAIL", None, steps, broken)
     elif now["state"] == "finished" and scores:
         _record(search, trial, "COMPLETE", scores[-1][1], steps)
-    elif running.stopped:
+    elif job.stopped:
         _record(search, trial, "PRUNED", None, steps, f"behind the others at step {steps:,}")
-    elif now["state"] == "interrupted" and running.starts < STARTS:  # killed, or at its session limit: resume it
-        running.starts += 1
-        work.start(threads, 1)
-        return False
     else:
-        _record(search, trial, "FAIL", None, steps, now["message"] or "it was never evaluated")
+        _record(search, trial, "FAIL", None, steps, work.error or now["message"] or "it was never evaluated")
     return True
 
 
 def _record(search: Sweep, trial: optuna.Trial, state: str, score: float | None, steps: int, message: str = "") -> None:
-    """Write a trial's final state, score, steps and message into the study."""
     import optuna
 
     trial.set_user_attr("steps", steps)

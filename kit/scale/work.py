@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import psutil
-
 from kit.errors import UserError
-from kit.format.files import read_json, write_atomic
 from kit.machine import limits
 from kit.machine.progress import progress_bar
 from kit.runs.run import Run
@@ -32,6 +26,8 @@ HELD_S = 30.0
 """Seconds between checks whether another machine still holds a job's lease."""
 AGAIN_S, PATIENCE_S = 5.0, 300.0
 """Seconds between retries if a store does not answer, and seconds after which the job fails for this reason."""
+HELD, UNANSWERED = "another machine has it", "its store does not answer"
+"""Reasons why a job waits."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
 
@@ -67,20 +63,24 @@ class Work(Protocol):
     another machine on this job ends. `row`: the job's state, a dict with `KEYS`.
     """
 
-    error: str
+    error: str = ""
     """Why the job could not start."""
-    note: str
+    note: str = ""
     """Why the job waits."""
 
     @property
     def run(self) -> Run | None: ...
-    def start(self, threads: int, runs_per_gpu: int) -> None: ...
+    def start(self, threads: int) -> None: ...
     def is_working(self) -> bool: ...
-    def should_restart(self) -> bool: ...
-    def held_for(self) -> float: ...
     def stop(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
     def row(self) -> dict[str, Any]: ...
+
+    def should_restart(self) -> bool:
+        return False
+
+    def held_for(self) -> float:
+        return 0.0
 
 
 class StoredWork(Work, Protocol):
@@ -110,7 +110,7 @@ class Starter:
             self._reason, self._since = reason, time.time()
         job.note = since(f"{reason} ({details})", self._since)
 
-    def begin(self, job: Work, threads: int, runs_per_gpu: int) -> bool:
+    def begin(self, job: Work, threads: int) -> bool:
         """Try to start the job; return whether it was started. Otherwise call this again soon.
 
         Raises the errors of `job.start`, and the store's error if it has not answered for `PATIENCE_S`.
@@ -122,16 +122,16 @@ class Starter:
             held_s = job.held_for()
             pause_s = min(held_s, HELD_S)
             if pause_s <= 0:
-                job.start(threads, runs_per_gpu)
+                job.start(threads)
                 job.note = ""
             else:
-                self.wait(job, "another machine has it", f"until {utc(time.time() + held_s)} unless it renews")
+                self.wait(job, HELD, until(held_s))
             self._unanswered = None
         except (StoreError, Unusable) as error:
             self._unanswered = now if self._unanswered is None else self._unanswered
             if now - self._unanswered > PATIENCE_S:
                 raise
-            self.wait(job, "its store does not answer", str(error).rstrip("."))
+            self.wait(job, UNANSWERED, str(error).rstrip("."))
             pause_s = AGAIN_S
         self._next = now + pause_s
         return pause_s <= 0
@@ -159,85 +159,59 @@ def since(reason: str, moment: float) -> str:
     return f"{reason}, since {utc(moment)}"
 
 
+def until(held_s: float) -> str:
+    """Say when another machine's lease ends; `held_s`: seconds until then."""
+    return f"until {utc(time.time() + held_s)} unless it renews"
+
+
 def utc(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(round(moment)))
-
-
-class Notes:
-    """File that tells other processes why jobs wait; valid while the process that wrote it exists."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._written = path, dict[str, str]()
-
-    @classmethod
-    def beside(cls, jobs: Sequence[StoredWork], name: str) -> Notes:
-        """Return the notes of the batch `name`, in the folder of its runs."""
-        return cls(jobs[0].path.parent / f".{name}.waiting.json")
-
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        waiting = {row["name"]: row["message"] for row in rows if row["state"] == "waiting" and row["message"]}
-        if waiting != self._written:
-            with contextlib.suppress(OSError):  # the notes only inform other processes
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(self._path, json.dumps({"process": _process(os.getpid()), "waiting": waiting}), False)
-                self._written = waiting
-
-    def read(self) -> dict[str, str]:
-        """Return job name -> why it waits; empty if the process that wrote the file has ended."""
-        content = read_json(self._path, {})
-        process = content.get("process") or {"pid": 0}
-        return content["waiting"] if process == _process(process["pid"]) else {}
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-def _process(pid: int) -> dict[str, Any] | None:
-    """Return pid, host and start time, which identify a process of this machine; None if it does not exist."""
-    try:
-        return {"pid": pid, "host": socket.gethostname(), "created": psutil.Process(pid).create_time()}
-    except psutil.Error:
-        return None
 
 
 def run_all(
     jobs: Sequence[Work],
     at_once: int,
-    notes: Notes,
     on_progress: Callable[[Results], None] | None = None,
     unit: str = "step",
+    next_job: Callable[[], Work | None] = lambda: None,
 ) -> Results:
     """Run all `jobs`, `at_once` side by side; call `on_progress` twice a second (default: a progress bar).
 
-    `notes`: file for the reasons why jobs wait. `unit`: what the progress bar counts.
+    `unit`: what the progress bar counts. `next_job`: called while a slot is free and no job waits for it; returns one
+    more job, or None.
     """
     if on_progress is None:
         with _bar(unit) as show:
-            return run_all(jobs, at_once, notes, show)
+            return run_all(jobs, at_once, show, unit, next_job)
     threads = max(1, limits.usable_cores() // at_once)
-    waiting, working = deque(jobs), list[Work]()
-    starters = {id(job): Starter() for job in jobs}
+    jobs, waiting, working = list(jobs), deque(jobs), list[Work]()
+    starters = defaultdict[int, Starter](Starter)
     try:
-        while waiting or working:
+        while True:
+            while len(waiting) + len(working) < at_once and (job := next_job()) is not None:
+                jobs.append(job)
+                waiting.append(job)
+            if not waiting and not working:
+                break
             for _ in range(len(waiting)):
                 if len(working) == at_once:
                     break
                 job = waiting.popleft()
                 try:
-                    if not starters[id(job)].begin(job, threads, at_once):
+                    if not starters[id(job)].begin(job, threads):
                         waiting.append(job)
                         continue
                 except Exception as error:  # a job that fails does not stop the others
                     job.error = str(error) or type(error).__name__
-                working += [job] if job.is_working() else []
+                if job.is_working():
+                    working.append(job)
+                elif not job.error and job.should_restart():  # its process has ended already
+                    waiting.append(job)
             if len(working) == at_once:
                 for job in waiting:
                     if not job.note:
                         starters[id(job)].wait(job, "no slot is free", f"{at_once} at work")
-            results = Results(jobs)
-            notes.write(results)
-            on_progress(results)
+            on_progress(Results(jobs))
             if waiting or working:
                 time.sleep(POLL_S)
             ended = [job for job in working if not job.is_working()]
@@ -249,8 +223,6 @@ def run_all(
         for job in working:
             job.wait(STOPPING_S)
         raise
-    finally:
-        notes.remove()
     results = Results(jobs)
     on_progress(results)
     return results

@@ -66,7 +66,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def _register(self, name: str) -> torch.Tensor:
-        """Make the tensor that `field` returns. Raises `AttributeError` if `name` cannot be a batched tensor."""
+        """Make the tensor that `field` returns. Raises `AttributeError` if it cannot be batched."""
 
     @abstractmethod
     def step(self, substeps: int = 1) -> None:
@@ -81,9 +81,9 @@ class Simulator(ABC):
         """
 
     def diverged(self) -> torch.Tensor | None:
-        """Return (n,) bool: True if the world's physics diverged in the last step, so that it must be reset.
+        """Return (n,) bool: True if the world's physics diverged in the last step.
 
-        Return None if no world diverged and that is known without synchronising with the device.
+        Return None if no world diverged and that is known without synchronising.
         """
         return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
@@ -98,8 +98,7 @@ class Simulator(ABC):
     def derive(self, mask: torch.Tensor) -> None:
         """Recompute, where `mask` (n,) bool is True, what MuJoCo derives from the model's fields; call after a change.
 
-        These are inverse weights, subtree masses and the inertia of simple bodies. With MuJoCo Warp they keep their
-        values from the model's compilation.
+        These are inverse weights, subtree masses and the like. With MuJoCo Warp they keep their compiled values.
         """
         return None
 
@@ -121,7 +120,7 @@ class Simulator(ABC):
         """Restore a `snapshot` from a simulator with the same model and n. On the CPU it is exact to the bit."""
 
     def _check_shape(self, shape: Sequence[int], own: Sequence[int], unit: str) -> None:
-        """Raise `UserError` unless the shape (worlds, numbers) of a snapshot's state is this simulator's `own`."""
+        """Raise `UserError` unless a snapshot has this simulator's `own` shape (worlds, numbers)."""
         if tuple(shape) != tuple(own):
             raise UserError(
                 f"the snapshot holds {shape[0]} worlds of {shape[1]} {unit}, this simulator {own[0]} of {own[1]}; "

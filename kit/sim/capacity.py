@@ -27,10 +27,9 @@ class Capacity(NamedTuple):
 
 
 def capacity(model: mujoco.MjModel) -> Capacity:
-    """Return sizes that suffice if all geom pairs (`touching_pairs`) touch at once, with every joint at its limit.
+    """Return sizes that suffice if all `touching_pairs` touch at once, but at most 64 contacts per world.
 
-    At most 64 contacts per world. The model's custom numerics "max_contacts" and "max_constraints"
-    (`MjSpec.add_numeric`) override the result. If a world needs more, `WarpSim` raises `Overflow`.
+    The model's custom numerics "max_contacts" and "max_constraints" (`MjSpec.add_numeric`) override the result.
     """
     pairs = [(a, b, max(model.geom_condim[a], model.geom_condim[b])) for a, b in touching_pairs(model)]
     pairs += zip(model.pair_geom1, model.pair_geom2, model.pair_dim, strict=True)
@@ -49,8 +48,7 @@ def _numeric(model: mujoco.MjModel, name: str) -> int | None:
 def touching_pairs(model: mujoco.MjModel) -> list[tuple[int, int]]:
     """Return the geom pairs (a, b) that MuJoCo tests for contact.
 
-    Their contype and conaffinity match, they are not excluded, and they do not belong to the same body or to a body and
-    its parent (unless the parent is the world).
+    Their contype and conaffinity match, and they are not excluded, of one body, or of a body and its moving parent.
     """
     a, b = pairs = np.stack(np.triu_indices(model.ngeom, 1))
     types, affinity = model.geom_contype, model.geom_conaffinity
@@ -70,6 +68,5 @@ def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:
 
 
 def _rows(model: mujoco.MjModel, condim: int) -> int:
-    """Return the number of constraint rows of one contact: edges of a friction pyramid, or axes of an elliptic cone."""
-    pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
+    pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL  # a row per edge, else one per axis of the cone
     return int(2 * (condim - 1) if pyramid and condim > 1 else condim)

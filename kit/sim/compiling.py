@@ -19,7 +19,7 @@ _announced: set[str] = set()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Context manager: messages go to `listener`, which is called from another thread, and are not printed."""
+    """Send messages to `listener`, which is called from another thread, instead of printing them."""
     _listeners.append(listener)
     try:
         yield
@@ -29,10 +29,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def compiling(name: str, folder: str | Path) -> Iterator[None]:
-    """Context manager around a first launch: tells the user that `name` compiles if that takes longer than `AFTER_S`.
-
-    `folder` is Warp's cache, with one directory per compiled module.
-    """
+    """Tell the user that `name` compiles if the code inside takes longer than `AFTER_S`; `folder` is Warp's cache."""
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(name, Path(folder), over), name="compiling", daemon=True)
     watch.start()
@@ -44,7 +41,7 @@ def compiling(name: str, folder: str | Path) -> Iterator[None]:
 
 
 def _watch(name: str, folder: Path, over: threading.Event) -> None:
-    start, before = time.monotonic(), count(folder)
+    start, before = time.monotonic(), _count(folder)
     if over.wait(AFTER_S):
         return
     if not _listeners:
@@ -53,15 +50,14 @@ def _watch(name: str, folder: Path, over: threading.Event) -> None:
     while True:
         elapsed_s = time.monotonic() - start
         for listener in _listeners:
-            listener(f"compiling {name}, once per machine: {count(folder) - before} kernels in {elapsed_s:.0f} s")
+            listener(f"compiling {name}, once per machine: {_count(folder) - before} kernels in {elapsed_s:.0f} s")
         if over.wait(EVERY_S):
             break
     for listener in _listeners:
         listener("")
 
 
-def count(folder: Path) -> int:
-    """Count the compiled modules in `folder`."""
+def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("wp_*"))
 
 

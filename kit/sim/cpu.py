@@ -78,7 +78,7 @@ class CpuSim(Simulator):
         return self._parameters[name]
 
     def _per_world(self, name: str) -> np.ndarray:
-        """Return the model's field `name` with a row per world, (n, ...), with which it is stepped from now on."""
+        """Return the model's field `name` with a row per world, (n, ...), used from now on."""
         batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
         for scratch in self._scratch:
             scratch.register_parameter(name, [flat(row) for row in batch])
@@ -117,9 +117,8 @@ class CpuSim(Simulator):
     def _turns(self, substeps: int) -> list[Turn]:
         """Return the turns of a step, in order.
 
-        At the end of a step the threads wait for each other, on average for half a turn. Short turns at the end shorten
-        that: with enough worlds, the first two worlds per thread keep a fifth of their substeps for a second turn, and
-        the calling thread takes the last one. 16 Ants on two threads get 4 % faster.
+        Short turns at the end of a step shorten the wait for the last thread: with enough worlds, the first two per
+        thread keep a fifth of their substeps for a second turn. 16 Ants on two threads get 4 % faster.
         """
         split = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
         later = [min(substeps - 1, max(1, substeps // 5)) if world < split else 0 for world in range(self.n)]
@@ -155,8 +154,7 @@ class CpuSim(Simulator):
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return MuJoCo's integration state, the registered fields, and the parameters that differ between worlds.
 
-        Fields are saved because they cannot be recomputed: after `mj_step` positions of bodies and the like belong to
-        the substep before qpos.
+        Fields cannot be recomputed: after `mj_step` positions of bodies and the like belong to the substep before qpos.
         """
         state = np.empty((self.n, mujoco.mj_stateSize(self.model, STATE)))
         for world, row in enumerate(state):

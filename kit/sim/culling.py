@@ -12,8 +12,8 @@ import torch
 class PixelCulling:
     """Finds the pixels of fixed cameras on which moving geoms, True in `moving` (ngeom,) bool, can appear.
 
-    `views` are the numbers of the cameras in the model, `fovy` their vertical fields of view in degrees. Culling saves
-    time, because a ray that hits nothing costs almost as much as one that hits something.
+    `views` are the numbers of the cameras in the model, `fovy` their vertical fields of view in degrees. It saves time,
+    because a ray that hits nothing costs almost as much as another.
     """
 
     def __init__(self, model: mujoco.MjModel, moving: np.ndarray, views: Sequence[int], fovy: Sequence[float],
@@ -29,8 +29,7 @@ class PixelCulling:
     def rays(self, geom_xpos: torch.Tensor, cam_xpos: torch.Tensor, cam_xmat: torch.Tensor) -> list[torch.Tensor]:
         """Return for each view the indices of pixels (row-major) that can show a moving geom in any of k worlds.
 
-        `geom_xpos` (k, ngeom, 3) is of all k worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are of one world,
-        since the cameras are fixed.
+        `geom_xpos` (k, ngeom, 3) is of all k worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are of one.
         """
         centres = geom_xpos[:, self._geoms].flatten(0, 1)  # (k × g, 3)
         radii = self._radii.repeat(len(geom_xpos))
@@ -48,8 +47,7 @@ def _covered(
 ) -> torch.Tensor:
     """Return which pixels along one axis of the image each sphere can cover: float (v, g, count), 0 or 1.
 
-    `aside` and `ahead` are the sphere's centre along this axis and in front of the camera, in m; `pixel` is the width
-    of a pixel at a distance of 1 m.
+    `aside`, `ahead`: the sphere's centre along this axis and in front of the camera, m; `pixel`: its width at 1 m.
     """
     half = torch.asin((radii / torch.hypot(aside, ahead)).clamp(max=1.0))
     angle = torch.atan2(aside, ahead)

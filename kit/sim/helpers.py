@@ -14,8 +14,7 @@ Jobs = SimpleQueue[tuple[Callable[[], object], Answers] | None]
 class Helpers:
     """`count` threads that run functions beside the caller's thread.
 
-    The standard library's pool makes a Future with its own locks for each call: running 15 functions takes 0.36 ms
-    there and 0.06 ms here, while a step of the simulator takes one or two ms.
+    Running 15 functions takes 0.06 ms, and 0.36 ms in the standard library's pool; a step takes one or two.
     """
 
     def __init__(self, count: int) -> None:

@@ -29,10 +29,7 @@ def numbered(device: str | torch.device) -> torch.device:
 
 @contextmanager
 def beside_torch(device: torch.device) -> Iterator[wp.Device]:
-    """Context manager: Warp uses torch's `device` and current CUDA stream, so its work runs in order with torch's.
-
-    With one shared stream neither library has to synchronise for the other.
-    """
+    """Let Warp use torch's `device` and current CUDA stream, so that neither has to synchronise for the other."""
     warp_device = wp.device_from_torch(device)
     with wp.ScopedDevice(warp_device):
         if warp_device.is_cuda:
@@ -45,10 +42,7 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Context manager: use another torch stream, which waits for the current one and is waited for at the end.
-
-    The waiting is needed because Warp fills memory for the graph while it records.
-    """
+    """Use another torch stream; it waits, and is waited for, because Warp fills memory while it records."""
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
@@ -58,11 +52,10 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
-    """Context manager: record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
+    """Record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
 
-    On CUDA they are recorded on another stream of torch, because its default stream cannot be recorded. Warp's own
-    streams would not do, because they are "blocking": while one is recorded, any use of the default stream by another
-    thread, such as copying a checkpoint, fails and spoils the recording (CUDA error 906).
+    torch's default stream cannot be recorded, so another one of torch's is. Warp's own are "blocking": while one is
+    recorded, any use of the default stream by another thread spoils the recording (CUDA error 906).
     """
     stream = _side_stream(device) if device.type == "cuda" else nullcontext()
     with stream, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:
@@ -70,5 +63,5 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
 
 
 def compiling(name: str) -> AbstractContextManager[None]:
-    """Context manager around a first launch: tells the user that `name` compiles, if that takes several seconds."""
+    """Tell the user that `name` compiles, if the code inside takes several seconds."""
     return announced(name, str(wp.config.kernel_cache_dir))

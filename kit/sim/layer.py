@@ -64,9 +64,8 @@ class Layer:
         """Render k worlds. `poses` holds Warp arrays (k, ...) by the names in `POSES`.
 
         It may also hold "geom_rgba" (k, ngeom), each world's own colours. `pixels` are the indices of the pixels to
-        render, one tensor per view; None keeps those of the last call, at first all.
-        Returns colours 0xAARRGGBB as int32 (k, rays), and depths in metres along the camera's axis, float32 of the same
-        shape, 0 where a ray hits nothing. Python's global lock is released while it renders.
+        render, one tensor per view; None keeps those of the last call, at first all. Returns colours 0xAARRGGBB, int32
+        (k, rays), and depths along the camera's axis, float32 of the same shape, 0 where a ray hits nothing.
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:
@@ -83,7 +82,7 @@ class Layer:
         return colours, depths
 
     def _set_pixels(self, pixels: list[torch.Tensor]) -> None:
-        """Render only these pixels from now on: `pixels` holds a tensor of indices per view."""
+        """Render only `pixels` from now on, a tensor of indices per view."""
         context, counts = self._context, [len(numbers) for numbers in pixels]
         rays = torch.cat([view[numbers] for view, numbers in zip(self.rays, pixels, strict=True)])
         context.total_rays = len(rays)

@@ -1,9 +1,6 @@
 """Batched image rendering by MuJoCo Warp's ray tracer, on CPU or CUDA. No OpenGL, EGL or OSMesa.
 
-The renderer needs only poses, so it can render worlds of any simulator: `Renderer.render` takes the geom, camera and
-light poses of all worlds as tensors; `render_data` takes an `MjData`, for Gymnasium's MuJoCo envs.
-Images from CPU and CUDA should differ by at most two of 255 levels, except in one pixel of a hundred
-(tests/sim/test_cuda.py).
+The renderer needs only poses, so it can render worlds of any simulator; `render_data` takes an `MjData`.
 Not rendered: sites (use a geom without contacts), tendons, reflections. Translucent geoms are opaque; only alpha 0
 hides a geom.
 """
@@ -21,7 +18,7 @@ import mujoco
 import numpy as np
 import torch
 
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.machine.limits import usable_cores
 from kit.sim.culling import PixelCulling
 from kit.sim.helpers import Helpers
@@ -31,8 +28,7 @@ from kit.sim.layer import POSES, Layer
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Background colour of models without a skybox: a light sky."""
 WORLDS_PER_LAUNCH = 16
-"""Worlds per launch on the CPU. All worlds of a launch use the same rays, so with more worlds culling removes fewer
-rays; with fewer, the fixed cost of a launch matters more."""
+"""Worlds per launch on the CPU. They use the same rays: with more worlds culling removes fewer."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -42,13 +38,12 @@ Camera: TypeAlias = str | int | mujoco.MjvCamera
 class Renderer:
     """Renders up to `n` worlds of `model` from `cameras`, uint8 images of `height` x `width` pixels.
 
-    One ray per pixel: four would antialias the edges and take three times as long. `shadows` make depth easier to see,
-    at up to twice the cost. Without shadows and with fixed cameras, static geoms are rendered once and cached; moving
-    geoms are then rendered in front of them, on the CPU only in the pixels that can show them. The images are the same,
-    and a scene such as an arm at a table renders many times faster.
+    One ray per pixel: four would antialias the edges and take three times as long. `shadows` take up to twice the time.
+    Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are then rendered in
+    front of them, on the CPU only in the pixels that can show them. The images are the same, many times faster.
 
-    Reuse a renderer, because making one takes a moment and allocates the meshes' search trees. Call `render` from one
-    thread at a time; on the CPU it uses `threads` threads (by default one per usable core).
+    Reuse a renderer, because making one takes a moment. Call `render` from one thread at a time; on the CPU it uses
+    `threads` threads (by default one per usable core).
     """
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
@@ -57,8 +52,7 @@ class Renderer:
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}={value!r} of an image must be a whole number of at least 1.")
+            check_whole(f"image {name}", value, 1)
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
         self._static = None if shadows else static_geoms(model, self._columns)
@@ -96,7 +90,6 @@ class Renderer:
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
 
     def _same_colours(self, geom_rgba: Poses | None) -> bool:
-        """Return whether static geoms have the model's colours in every world."""
         if geom_rgba is None or self._static is None:
             return True
         own, default = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
@@ -123,7 +116,7 @@ class Renderer:
         return images
 
     def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
-        """Split `k` worlds into launches of at most `at_most` worlds; return (start, stop) of each."""
+        """Split `k` worlds into launches of at most `at_most`; return (start, stop) of each."""
         count = max(min(k, self._threads), -(-k // (at_most or self.n)))
         return list(pairwise(k * i // count for i in range(count + 1)))
 
@@ -176,7 +169,7 @@ class Renderer:
         return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:
-        """Return for every view its index in `cam_xpos`, and its vertical field of view in degrees."""
+        """Return each view's index in `cam_xpos`, and its vertical field of view in degrees."""
         names = [self.model.camera(i).name for i in range(self.model.ncam)]
         fovy, columns = self.model.cam_fovy.tolist(), []
         for camera in self.cameras:
@@ -202,7 +195,6 @@ class Renderer:
 
 
 def _rows(arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Return `arrays` for the worlds `start` to `stop` - 1 only."""
     return {name: values[start:stop] if values.size else values for name, values in arrays.items()}
 
 
@@ -253,10 +245,7 @@ def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, R
 
 
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
-    """Render `data` from the `default_camera`, with shadows, on the CPU; return uint8 (height, width, 3).
-
-    For envs that step MuJoCo themselves, such as Gymnasium's. The last four renderers are cached.
-    """
+    """Render `data` of an env that steps MuJoCo itself from the `default_camera`, with shadows, uint8 (h, w, 3)."""
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}
     if isinstance(camera, mujoco.MjvCamera):

@@ -1,8 +1,9 @@
-"""Lighting, floor and sky shared by all scenes."""
+"""Lighting, floor, sky and fixed cameras of all scenes."""
 
 from __future__ import annotations
 
 import mujoco
+import numpy as np
 
 SKY_RGB = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)  # at the horizon, overhead
 FLOOR_RGB = (0.55, 0.59, 0.64), (0.50, 0.54, 0.59)  # the two greys of the tiles
@@ -14,8 +15,7 @@ def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, s
     """Replace the lights and sky of `spec` by soft light from the camera, one directional light and a plain sky.
 
     `floor` True adds an infinite ground plane "floor" at z = 0, with contacts; the name of a geom gives that geom the
-    floor's material instead; False leaves the ground unchanged. `tile_m`: side length of a tile in metres. `soft`: a
-    pale floor without lines, for moving cameras.
+    floor's material instead. `tile_m`: side of a tile. `soft`: a pale floor without lines, for moving cameras.
     """
     for light in list(spec.lights):
         spec.delete(light)
@@ -31,6 +31,19 @@ def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, s
                              specular=[0.2, 0.2, 0.2], castshadow=True)  # fmt: skip
     if floor:
         _tile(spec, floor, tile_m, soft)
+
+
+def looking(direction: np.ndarray) -> np.ndarray:
+    """Return the quaternion of a camera that looks along `direction`; the image's vertical is the world's z axis.
+
+    For a camera that looks straight down, the reference is the x axis instead.
+    """
+    z = -direction / np.linalg.norm(direction)
+    x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
+    x /= np.linalg.norm(x)
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
+    return quat
 
 
 def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float, soft: bool) -> None:

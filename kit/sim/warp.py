@@ -46,10 +46,9 @@ _WRONG_PHYSICS = int(_CONTACTS | _CONSTRAINTS | _OTHER_LIMITS)
 class WarpSim(Simulator):
     """`n` worlds of `model` in float32 on `device`; fields are the simulator's own memory, not copies.
 
-    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are the sizes of the
-    contact and constraint buffers, by default computed from the model (`capacity`). A full buffer raises `Overflow`,
-    which names the size to increase: on the CPU in the same step, on CUDA some dozens of steps later, because an
-    immediate check would stall the GPU. No checkpoint is written in between: `snapshot` checks too.
+    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are buffer sizes, by
+    default computed from the model (`capacity`). A full buffer raises `Overflow`: on CUDA some dozens of steps later,
+    because an immediate check would stall the GPU, but before any checkpoint is written (`snapshot` checks too).
     """
 
     dtype = torch.float32
@@ -131,11 +130,7 @@ class WarpSim(Simulator):
                 _put(mask, torch.zeros_like(value[:1]), value)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return the integration state, the registered fields, and the parameters that differ between worlds.
-
-        Fields are saved because they cannot be recomputed: positions of bodies and the like belong to the substep
-        before qpos.
-        """
+        """Return the integration state, the registered fields, and the parameters, as `CpuSim` does."""
         self._raise_overflow(self._overflow)
         parameters = {f"model.{name}": value for name, value in self._parameters.items()}
         return {name: value.clone() for name, value in {**self._state, **self._fields, **parameters}.items()}
@@ -166,11 +161,7 @@ class WarpSim(Simulator):
         return wp.to_torch(array)
 
     def _launch(self, substeps: int) -> None:
-        """Launch the recorded graph of `substeps` steps, or of a forward pass.
-
-        On CUDA the GPU then does not wait for Python; on the CPU one call replaces thousands (50 times faster for a few
-        worlds).
-        """
+        """Launch the recorded graph of `substeps` steps, or of a forward pass: one call instead of thousands."""
         if substeps not in self._graphs:
             self._graphs[substeps] = self._record(substeps)
         with beside_torch(self.device):
@@ -189,10 +180,9 @@ class WarpSim(Simulator):
         return capture.graph
 
     def _record_branch(self) -> Any:
-        """Record the forward pass as a conditional branch of a CUDA graph.
+        """Record the forward pass as a conditional branch of a CUDA graph, in which nothing can be allocated.
 
-        Nothing can be allocated in a branch (CUDA's programming guide, "conditional graph nodes"). So a forward pass
-        before the recording allocates the memory, which is kept as long as the graph.
+        So a forward pass before the recording allocates the memory, which is kept as long as the graph.
         """
         memory = _ReplayAllocator(self.device)
         with beside_torch(self.device) as warp_device, wp.ScopedAllocator(warp_device, memory):
@@ -252,7 +242,7 @@ class _ReplayAllocator:
         return block.data_ptr()
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
-        """Do nothing: blocks are kept."""
+        pass  # blocks are kept
 
 
 def _put(mask: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -2,8 +2,8 @@
 
 MjData keeps its arrays in one buffer, with the arrays of the state in front. Each world stores a copy of that front
 part. A thread copies it into its own MjData, steps, and copies it back. So the working data of the physics stay in the
-core's cache, and a thousand worlds need hardly more memory than one. Memoryviews copy it in a quarter of numpy's time.
-They also keep Python's global lock. MuJoCo's mj_setState releases it, and the threads would then wait for it.
+core's cache, and a thousand worlds need hardly more memory than one. Memoryviews copy faster than numpy and keep
+Python's global lock, which MuJoCo's mj_setState releases, so that the threads would wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def is_fixed(data: mujoco.MjData, array: np.ndarray) -> bool:
 
 
 def _buffer(data: mujoco.MjData) -> np.ndarray:
-    """Return MjData's buffer as bytes, sharing memory."""
     return np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (data.nbuffer,), (1,))
 
 
@@ -57,7 +56,6 @@ def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
 
 
 def flat(array: np.ndarray) -> memoryview:
-    """Return a flat memoryview of `array`."""
     return array.reshape(-1).data
 
 
@@ -165,10 +163,7 @@ class Scratch:
         self.warnings[:] = self.worlds.no_warnings  # the next step raises them again
 
     def reset(self, world: int, fields: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Reset `world` to the model's initial state, except for `fields`.
-
-        These are pairs (array of this MjData, its values in all worlds).
-        """
+        """Reset `world` to the initial state, except for `fields`: (array of this MjData, its values in all worlds)."""
         self.front[:], self.data.time = self.worlds.initial, 0.0
         self._take_parameters(world)
         for array, values in fields:

@@ -100,7 +100,6 @@ class Ant(MujocoTask):
         self._healthy = self._z_w == self._z_w.clamp(*HEALTHY_Z_M)  # within the bounds and not NaN
 
     def observe(self) -> torch.Tensor:
-        """Return the fields of `SEES`, (n, 105)."""
         return torch.cat([self._pose, self._velocity, self._clipped_forces], dim=1)
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:

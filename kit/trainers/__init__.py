@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from kit.config import ALGOS
 from kit.errors import Interrupted
 
 if TYPE_CHECKING:
-    from kit.config import RunConfig
-    from kit.envs.contract import BatchEnv
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
-    from kit.trainers.distributed.group import ProcessGroup
+    from kit.trainers.build import make_trainer as make_trainer
     from kit.trainers.ppo import PPO as PPO
     from kit.trainers.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from kit.trainers.sac import SAC as SAC
@@ -21,23 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
-def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> Trainer:
-    """Build the trainer for `env` (from `kit.make_vec`). `config` is resolved: it holds no "auto".
-
-    `group` is given in a distributed run only: the process group (`kit.trainers.distributed`). `config` and `env` are
-    then this process's share.
-    """
-    from kit.trainers.build import make_trainer
-
-    return make_trainer(config, env, group)
-
-
 def __getattr__(name: str) -> Any:
     """Import the algorithms lazily, so that importing this package stays fast."""
-    import importlib
-
     if name in ALGOS:
         return getattr(importlib.import_module(ALGOS[name]), name)
+    if name == "make_trainer":
+        return importlib.import_module("kit.trainers.build").make_trainer
     if name == "Trainer":
         return importlib.import_module("kit.trainers.base").TensorTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ class Actor(nn.Module):
             self.register_buffer("high", torch.as_tensor(action_space.high, device=policy.device), persistent=False)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """`nn.Module.to`, which also moves the normaliser's statistics."""
+        """Move the module, and the normaliser's statistics."""
         super().to(*args, **kwargs)
         if self.normalizer is not None:
             self.normalizer.to(self.policy.device)

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from kit.trainers.base import TensorTrainer
 
 Rule = Callable[[Row, int, Row, Mapping[str, Any]], Row]
-"""Function (hyper, n_envs, row, requested) -> consistent hyperparameters.
-
-`hyper`: the hyperparameters to be used; `row`: those of the preset; `requested`: the user's overrides.
-"""
+"""(hyperparameters, n_envs, those of the preset, the user's overrides) -> consistent hyperparameters."""
 
 
 def _unchanged(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
@@ -51,8 +48,7 @@ class Algorithm:
     actions: tuple[type[Space], ...]
     """Supported types of action space."""
     row: Row
-    """Hyperparameters for tasks without tuned ones in `kit.presets`: only those that differ from SB3's defaults, such
-    as more envs to keep the cores busy."""
+    """Hyperparameters that differ from SB3's defaults, for tasks without tuned ones in `kit.presets`."""
     stock_row: Row
     """Hyperparameters of the preset sb3: SB3's own defaults, for comparisons."""
     columns: tuple[str, ...] = ("net_arch",)
@@ -60,8 +56,7 @@ class Algorithm:
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks in a `net_arch` dict."""
     rule: Rule = field(default=_unchanged)
-    """Adapts hyperparameters to `n_envs` and to each other, for example `batch_size` to the rollout. Raises `UserError`
-    if the user's overrides contradict each other."""
+    """Adapts hyperparameters to `n_envs` and to each other. Raises `UserError` if the user's contradict each other."""
     more_envs: bool = False
     """Whether n_envs="auto" may choose more envs than `row` has; each rollout then grows with them."""
     distributed: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from kit.errors import UserError, suggest
+from kit.errors import UserError, check_names, check_whole
 from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
@@ -21,8 +21,7 @@ NOT_OVERRIDES = {
     *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("action_noise", "optimize_memory_usage"),
 }
-"""Parameters of SB3's constructors that overrides may not set: RunConfig or kit sets them, or they are Python objects
-that a file cannot hold."""
+"""Parameters of SB3's constructors that RunConfig or kit sets, or whose values a file cannot hold."""
 
 NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
@@ -58,8 +57,8 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
         hyper["policy_kwargs"] = policy | requested
     arguments(algorithm, hyper)
     for name, least in COUNTS.items():
-        if name in hyper and (type(hyper[name]) is not int or hyper[name] < least):
-            raise UserError(f"overrides {name}={hyper[name]!r} must be a whole number of at least {least}.")
+        if name in hyper:
+            check_whole(f"overrides {name}", hyper[name], least)
     return hyper
 
 
@@ -76,16 +75,13 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
     Raises `UserError` for the first unknown name, wrong type or invalid value.
     """
     known = _annotations(algorithm)
-    valid = [*known, "normalize"]
+    check_names("overrides", overrides, algorithm.name, sorted([*known, "normalize"]))
     result: dict[str, Any] = {}
     for name, value in overrides.items():
         if name == "normalize":
             result[name] = _normalize(value)
         elif name == "policy_kwargs":
             result[name] = _policy_kwargs(algorithm, value)
-        elif name not in known:
-            hint = suggest(name, sorted(valid))
-            raise UserError(f"overrides {name}={value!r} is not one of {algorithm.name}'s; {hint}.")
         else:
             result[name] = _argument(name, value, known[name])
     return result
@@ -152,7 +148,7 @@ def _schedule(name: str, text: str) -> LinearSchedule:
 
 
 def _check_range(name: str, written: Any, value: Any) -> None:
-    """Raise `UserError` if `value` is outside its `RANGES`; the message quotes `written`, the user's spelling."""
+    """Raise `UserError` if `value`, spelled `written` by the user, is outside its `RANGES`."""
     low, high = RANGES.get(name, (-INF, INF))
     if type(value) in (int, float) and not low <= value <= high:
         most = f" and at most {high:g}" if high < INF else ""

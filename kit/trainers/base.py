@@ -57,8 +57,8 @@ class TensorTrainer(BaseAlgorithm):
 
         `normalize` scales observations and rewards by running statistics: True, or a dict of `Normalizer` settings.
         """
-        self.on_boundary: Callable[[], None] = _no_op
-        self.should_stop: Callable[[], bool] = _never
+        self.on_boundary: Callable[[], None] = lambda: None
+        self.should_stop: Callable[[], bool] = lambda: False
         self._normalize = normalize
         self._attached: dict[str, Component] = {}
         skip_compiler_import()
@@ -87,7 +87,6 @@ class TensorTrainer(BaseAlgorithm):
             self._reset_envs()
 
     def _reset_envs(self) -> None:
-        """Start new episodes in all envs."""
         self._last_obs = self.tensor_env.reset(seed=self.seed)
         self.tensor_env.stagger()
         if self.normalizer is not None:
@@ -148,7 +147,7 @@ class TensorTrainer(BaseAlgorithm):
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
         """Return actions (n, ...) for `env.step`, given the env's observations (n, ...), not normalised.
 
-        A recurrent policy starts each call from its initial hidden state; use `kit.envs.play` for whole episodes.
+        A recurrent policy starts each call anew; use `kit.envs.play` for whole episodes.
         """
         return self.as_actor(deterministic)(obs)[0]
 
@@ -170,10 +169,9 @@ class TensorTrainer(BaseAlgorithm):
     def _record_episodes(
         self, done: torch.Tensor, returns: torch.Tensor, lengths: torch.Tensor, success: torch.Tensor | None
     ) -> None:
-        """Add finished episodes to SB3's window of recent episodes, `ep_info_buffer`.
+        """Add the episodes that end where `done` is True to SB3's window of recent episodes, `ep_info_buffer`.
 
-        All tensors have the same shape; an entry holds an episode where `done` is True. On a GPU the tensors are kept
-        until `_read_episodes`, so that no step synchronises.
+        On a GPU the tensors, all of one shape, are kept until `_read_episodes`, so that no step synchronises.
         """
         if self.device.type == "cpu":
             self._count_episodes(done, returns, lengths, success)
@@ -181,7 +179,7 @@ class TensorTrainer(BaseAlgorithm):
             self._unread.append([None if x is None else x.clone() for x in (done, returns, lengths, success)])
 
     def _read_episodes(self) -> None:
-        """Add the episodes that `_record_episodes` kept on the GPU to SB3's window; called before it is read."""
+        """Add the episodes kept on the GPU to SB3's window; called before it is read."""
         if self._unread:
             *columns, success = zip(*self._unread, strict=True)
             if any(x is not None for x in success):
@@ -213,7 +211,7 @@ class TensorTrainer(BaseAlgorithm):
         self._attached[name] = component
 
     def policy_components(self) -> dict[str, Component]:
-        """Return the state components needed for acting: weights, frozen encoder, normaliser."""
+        """Return the state components needed for acting."""
         components: dict[str, Component] = {"policy": Weights(self.policy), "frozen": FrozenWeights(self.policy)}
         view = self.as_actor().view
         if isinstance(view, FrozenView):
@@ -221,7 +219,7 @@ class TensorTrainer(BaseAlgorithm):
         return components | ({} if self.normalizer is None else {"normalizer": self.normalizer})
 
     def components(self) -> dict[str, Component]:
-        """Return all state components except the replay data and the env's snapshot."""
+        """Return the state components, without replay data and the env's snapshot."""
         training: dict[str, Component] = {
             "optimizer": Optimizers(self._optimizers()),
             "trainer": Counters(self),
@@ -236,20 +234,18 @@ class TensorTrainer(BaseAlgorithm):
     def state(self) -> State:
         """Copy the training state, without replay data, to the CPU. Valid at the end of an iteration only."""
         self._read_episodes()
-        state = {name: component.state() for name, component in self.components().items()}
-        last_obs = {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
-        state["trainer"] |= last_obs
-        return {**{"normalizer": {}}, **_nonempty(state), "env": self.tensor_env.snapshot()}
+        state = _states(self.components())
+        state["trainer"] |= {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
+        return {**state, "env": self.tensor_env.snapshot()}
 
     def policy_state(self) -> State:
         """Copy the components needed for acting; `load_policy` loads them."""
-        state = {name: component.state() for name, component in self.policy_components().items()}
-        return {**{"normalizer": {}}, **_nonempty(state)}
+        return _states(self.policy_components())
 
     def load_state(self, state: State) -> bool:
         """Restore a `state()`; `learn(total_timesteps)` then continues to that total.
 
-        Return False if the state's env snapshot does not fit, because it has another number of envs or is of another
+        Return False if the env snapshot does not fit, because it has another number of envs or is of another
         simulator. The envs then start new episodes; everything else continues.
         """
         self.load_policy(state)
@@ -289,7 +285,7 @@ class TensorTrainer(BaseAlgorithm):
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
     def warm_start(self, state: State) -> None:
-        """Load a pretrained policy, its normaliser and, if it was trained with the same optimizers, their moments.
+        """Load a pretrained policy, its normaliser and, if the optimizers are the same, their moments.
 
         Raises `UserError` if the policy does not fit.
         """
@@ -320,14 +316,7 @@ def tensor_env_of(env: VecEnv) -> BatchEnv:
     return env.unwrapped.tensor_env
 
 
-def _nonempty(state: State) -> State:
-    """Return `state` without its empty components."""
-    return {name: values for name, values in state.items() if values}
-
-
-def _no_op() -> None:
-    pass
-
-
-def _never() -> bool:
-    return False
+def _states(components: Mapping[str, Component]) -> State:
+    """Return the states of `components` that are not empty, and always "normalizer"."""
+    states = {name: component.state() for name, component in components.items()}
+    return {"normalizer": {}, **{name: values for name, values in states.items() if values}}

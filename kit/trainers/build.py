@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 WORTH_SHARING = 200_000
 """Use several torch threads if the largest layer puts out at least this many numbers per minibatch, else one.
 
-Speed of two threads relative to one, first on two idle cores, then with another program keeping one of them busy:
-33,000 numbers (Ant's row) 1.4 and 0.5 times, 262,000 (Mission's row) 1.7 and 0.3 times. On one thread a small network
-is a little slower and does not compete with other programs.
+Two threads are 1.4 (Ant's row) to 1.7 times (Mission's) as fast as one, and half as fast if one core is busy.
 """
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
-    """Build a trainer; see `kit.trainers.make_trainer`. Also sets torch's number of threads in this process."""
+    """Build the trainer for `env` (from `kit.make_vec`), and set torch's number of threads in this process.
+
+    `config` is resolved: it holds no "auto". In a distributed run `group` is the process group, and `config` and `env`
+    are this process's share.
+    """
     plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
@@ -60,10 +62,9 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 
 
 def largest_layer(trainer: TensorTrainer) -> int:
-    """Estimate the output size of the largest layer for one minibatch, in numbers.
+    """Estimate how many numbers the largest layer puts out for a minibatch, with 100 positions per channel of images.
 
-    A convolution is assumed to put out 100 positions per channel. LSTMs are left out, since they process few rows at a
-    time.
+    LSTMs are left out, since they process few rows at a time.
     """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]

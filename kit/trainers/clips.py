@@ -12,9 +12,9 @@ from kit.envs.obs import is_image, tree_map
 
 
 class Clips:
-    """N lazy stacks of T images; supports `index_select` and `split`, and `materialize` gives the tensor.
+    """N lazy stacks of T images; `materialize` gives the tensor.
 
-    The gathered tensor is time-major and channels-last in memory, the fastest order for convolutions on a CPU.
+    It is time-major and channels-last in memory, the fastest order for convolutions on a CPU.
     """
 
     def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
@@ -22,11 +22,9 @@ class Clips:
         self.frames, self.index = frames, index
 
     def index_select(self, dim: int, rows: torch.Tensor) -> Clips:
-        """Select the stacks `rows` (k,); `dim` is 0."""
         return Clips(self.frames, self.index.index_select(dim, rows))
 
     def split(self, size: int) -> list[Clips]:
-        """Split into consecutive groups of `size` stacks, the last possibly shorter."""
         return [Clips(self.frames, index) for index in self.index.split(size)]
 
     def materialize(self) -> torch.Tensor:
@@ -46,10 +44,7 @@ def materialize(obs: LazyObs) -> Any:
 
 
 def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
-    """Return only the image entries of `frames` (entry -> stack depth).
-
-    Vector stacks are small and stored in full.
-    """
+    """Return the image entries of `frames` (entry -> stack depth); vector stacks are small and stored in full."""
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {name: count for name, count in frames.items() if name in entries and is_image(entries[name])}
 
@@ -68,7 +63,7 @@ def split_newest(obs: Any, frames: Mapping[str, int]) -> tuple[dict[str, torch.T
 
 
 def with_stacks(rest: Any, stacks: Mapping[str, Any]) -> Any:
-    """Combine the frame `stacks` with the `rest` of the observation that `split_newest` returned."""
+    """Combine `stacks` with the `rest` that `split_newest` returned."""
     return stacks.get("", {**rest, **stacks} if stacks else rest)
 
 

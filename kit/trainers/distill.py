@@ -18,9 +18,9 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from torch.nn import functional as F
 
 from kit.envs.obs import TEACHER, Obs, leaves, pick, tree_map
+from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.infos import LazyInfos
 from kit.trainers.off_policy import descend
 from kit.trainers.replay_trainer import ReplayTrainer
 from kit.trainers.saving import Component, Values

@@ -1,7 +1,6 @@
 """Flat parameter vector and optimizer: clipping, steps and averages take a few kernels for any network.
 
-The modules' parameters become views of one vector, and so do the moments in SB3's optimizer. So state_dict and SB3's
-save and load keep working.
+Parameters, and the moments in SB3's optimizer, become views of one vector. So SB3's save and load keep working.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Layout = Sequence[torch.Tensor | int]
 
 
 class FlatVector:
-    """Flat storage of the parameters in `layout`: they become views of `data` (P,), their gradients of `grad` (P,)."""
+    """The parameters in `layout` become views of `data` (P,), their gradients views of `grad` (P,)."""
 
     def __init__(self, layout: Layout) -> None:
         parameters = [p for p in layout if not isinstance(p, int)]
@@ -55,7 +54,6 @@ class FlatVector:
 
     @staticmethod
     def view(vector: torch.Tensor, p: torch.Tensor, offset: int) -> torch.Tensor:
-        """Return the slice of `vector` for parameter `p`, which starts at `offset`, in the shape of `p`."""
         return vector[offset : offset + p.numel()].view(p.shape)
 
 
@@ -124,7 +122,6 @@ class FlatOptimizer(FlatVector):
         return ()
 
     def _export_moments(self) -> None:
-        """Write views of the flat moments into the torch optimizer's state."""
         if not self._steps.item():
             return
         for p, offset in self.spans:
@@ -163,8 +160,7 @@ class PlainOptimizer:
 
 
 def can_flatten(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `FlatOptimizer` supports `optimizer`: Adam or RMSprop (torch's or SB3's), float32, no `rare`
-    option."""
+    """Return whether `FlatOptimizer` supports `optimizer`: Adam or RMSprop, torch's or SB3's, without rare options."""
     if type(optimizer) not in _MOMENTS or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]

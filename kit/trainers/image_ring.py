@@ -12,10 +12,9 @@ FRAMES = "frames."
 
 
 class ImageRing:
-    """Ring buffer of one camera's images, uint8 (H, W, C).
+    """Ring buffer of one camera's images, uint8 (H, W, C): per row and env the newest image of the frame stack.
 
-    The ring holds, per step and env, the newest image of the frame stack. A row is one step of all envs. A pool that
-    grows on demand holds the final image of each episode.
+    A row is one step of all envs. A pool that grows on demand holds the final image of each episode.
     """
 
     def __init__(self, name: str, frames: int, capacity: int, n_envs: int, device: torch.device) -> None:
@@ -77,10 +76,7 @@ class ImageRing:
             self._store_final(slots, rows[DONE].to(self.device), rows[RAGGED + self.name].to(self.device))
 
     def _store_final(self, slots: torch.Tensor, done: torch.Tensor, final: torch.Tensor) -> None:
-        """Store the final images of the episodes that end in `slots` (k,).
-
-        `final` (E, H, W, C) has one image for each True in `done` (k, n).
-        """
+        """Store `final` (E, H, W, C), the last images of episodes, one per True in `done` (k, n) of `slots` (k,)."""
         old = self._pool_index.index_select(0, slots)
         self._free.extend(old[old >= 0].tolist())
         new = torch.full_like(old, -1)
@@ -92,7 +88,7 @@ class ImageRing:
         self._pool_index.index_copy_(0, slots, new)
 
     def _grown_pool(self, final: torch.Tensor) -> torch.Tensor:
-        """Return the pool, grown if needed to have `len(final)` free places."""
+        """Return the pool, with at least `len(final)` free places."""
         size = 0 if self._pool is None else len(self._pool)
         lacking = len(final) - len(self._free)
         if self._pool is None or lacking > 0:
@@ -104,7 +100,7 @@ class ImageRing:
 
     def _allocated(self, images: torch.Tensor) -> torch.Tensor:
         """Return the ring, allocated at the first call for images like `images` (n, H, W, C)."""
-        if self.ring is None:  # torch.empty: the system commits memory as it is first written
+        if self.ring is None:
             shape = (self.capacity, *images.shape)
-            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)
+            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # takes no memory yet
         return self.ring

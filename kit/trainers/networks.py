@@ -43,7 +43,7 @@ class Networks:
         self.optimizer: Any = flatten(policy.optimizer)
 
     def attach(self) -> None:
-        """Take over weights and a learning rate that were set from outside; called before each rollout and update."""
+        """Take over weights and learning rate set from outside; called before each rollout and update."""
         self.optimizer.attach()
 
     # -- rollouts --------------------------------------------------------------------------------------------------

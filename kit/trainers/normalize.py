@@ -56,8 +56,7 @@ class Normalizer:
         if norm_obs and not scaled:
             kind = type(observation_space).__name__
             raise UserError(
-                f"overrides normalize=true cannot scale {kind} observations; "
-                'write normalize={"norm_obs": false}.'
+                f'overrides normalize=true cannot scale {kind} observations; write normalize={{"norm_obs": false}}.'
             )
         self.norm_obs, self.norm_reward = norm_obs, norm_reward
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
@@ -68,10 +67,7 @@ class Normalizer:
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def begin(self, obs: Obs) -> None:
-        """All envs were reset: zero the running returns and add the first observations to the statistics.
-
-        `obs` (n, ...): the first observations.
-        """
+        """Zero the running returns after a reset of all envs, and add the first `obs` (n, ...) to the statistics."""
         self.returns.zero_()
         self.update(obs)
 
@@ -110,7 +106,6 @@ class Normalizer:
         return scaled.clamp_(-self.clip_reward, self.clip_reward).float()
 
     def state(self) -> dict[str, Any]:
-        """Copy the statistics and the running returns."""
         values: dict[str, Any] = {"returns": self.returns.clone()}
         for name, moments in self.moments().items():
             values |= {f"{name}.mean": moments.mean.clone(), f"{name}.var": moments.var.clone()}

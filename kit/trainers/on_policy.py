@@ -10,10 +10,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from kit.envs.sb3 import LazyInfos
 from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import image_stacks
-from kit.trainers.infos import LazyInfos
 from kit.trainers.networks import Networks
 from kit.trainers.rollout import Rollout
 
@@ -33,7 +33,6 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.networks = self._networks()
 
     def _networks(self) -> Networks:
-        """Make the networks for rollouts and updates."""
         return fast.networks(self.policy)
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """Return a random permutation (n,): the order in which an epoch visits the rollout's `n` rows."""
+        """Return the order (n,) in which an epoch visits the rollout's rows."""
         return torch.randperm(n, device=self.device)
 
     def _explained_variance(self) -> float:

@@ -5,7 +5,7 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
     n_envs    the row's. For PPO it is doubled as long as it stays within `ENVS_PER_CORE` per core (without physics,
-              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; on a GPU memory limits it
+              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; a run whose memory runs out halves it
     device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
     batch     the largest divisor of the rollout's size that is no larger than the row's batch
     threads   one per core
@@ -13,8 +13,7 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kit import encoders, envs
@@ -34,18 +33,11 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 ENVS_PER_CORE = 16
-"""Most envs per core that "auto" chooses for tasks with physics. On two cores PPO with this many envs reached 0.98 of
-the best speed of an exhaustive search on Reach, and 0.91 to 0.99 on Ant."""
+"""Most envs per core that "auto" chooses for tasks with physics; at least 0.9 of the best speed on Reach and Ant."""
 ENVS_PER_CORE_NO_PHYSICS = 1024
 """Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
 MIN_ROLLOUTS = 20
-"""Rollouts that a run must still have when "auto" raises n_envs. Mean return on Reach after 100,000 steps: 4.26 with 48
-rollouts, 4.25 with 24, 4.11 with 12, 3.86 with 6."""
-STRIDE = 64
-"""On a GPU, n_envs is measured in multiples of this number; fewer envs are not measured."""
-
-Fits = Callable[["Plan"], int]
-"""A function that measures how many of a plan's envs fit into the GPU's memory."""
+"""Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24, 4.11 with 12."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +81,8 @@ class Plan:
         return text + (f", batch {hyper['batch_size']:,}" if "batch_size" in hyper else "")
 
 
-def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
-    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
-
-    `fits` is called to limit n_envs="auto" to the GPU's memory; without it the memory is not considered.
-    """
+def plan(config: RunConfig) -> Plan:
+    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
     record = algorithm.find(config.algo)
     config = with_teacher(record, config)
     env = envs.describe(config.env, config.env_options)
@@ -112,13 +101,10 @@ def plan(config: RunConfig, fits: Fits | None = None) -> Plan:
         eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
         overrides=record.rule(hyper, n_envs, row, config.overrides),
     )
-    resolved_plan = Plan.of(resolved, env)
-    if fits and config.n_envs == "auto" and device != "cpu" and env.batched and n_envs > STRIDE:
-        n_envs = min(n_envs, fits(resolved_plan) * config.processes)
-        resolved_plan = replace(resolved_plan, config=algorithm.with_n_envs(resolved, n_envs))
+    planned = Plan.of(resolved, env)
     if config.processes > 1:
-        config_of_rank(record, resolved_plan.config)
-    return resolved_plan
+        config_of_rank(record, resolved)
+    return planned
 
 
 def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
@@ -144,7 +130,7 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 
-    `on_this_machine` processes share the machine's threads. Raises `UserError` if `config` cannot be divided.
+    Raises `UserError` if `config` cannot be divided.
     """
     size = config.processes
     if not record.distributed:
@@ -189,7 +175,7 @@ def device_of(config: RunConfig, images: bool) -> str:
 
 
 def _auto_n_envs(record: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
-    """Return the number of envs for n_envs="auto", before it is limited to a GPU's memory."""
+    """Return the number of envs for n_envs="auto"."""
     n_envs, per_core = int(row.get("n_envs", 1)), ENVS_PER_CORE if physics else ENVS_PER_CORE_NO_PHYSICS
     if config.preset != "auto" or not record.more_envs or (device != "cpu" and physics):
         return n_envs

@@ -75,11 +75,9 @@ class ProximalTrainer(OnPolicyTrainer):
         return policy_loss + self.vf_coef * value_loss - self.ent_coef * new.entropy
 
     def _gradient(self, batch: Batch, *clip: float) -> Evaluated:
-        """Compute the gradient of the loss over `batch` and store it for the optimizer."""
         return self.networks.gradient(self.loss, batch, *clip)
 
     def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Normalise an epoch's advantages (N,) per minibatch."""
         return normalize(advantages, self.batch_size)
 
     def _kl(self, log_ratio: torch.Tensor) -> float:
@@ -109,9 +107,7 @@ class ProximalTrainer(OnPolicyTrainer):
         entropies = torch.stack([new.entropy for new in evaluated])
         return torch.cat([means, -entropies.unsqueeze(1)], 1)
 
-    def _log_update(
-        self, metrics: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None
-    ) -> None:
+    def _log_update(self, metrics: list[torch.Tensor], clip_range: float, clip_range_vf: float | None = None) -> None:
         """Log `metrics`, one (minibatches, 5) tensor per epoch, with a single read from the device."""
         rows = [torch.cat(metrics).mean(0), metrics[-1].mean(0), metrics[-1][-1]]
         means, last_epoch, last = torch.stack(rows).tolist()
@@ -165,8 +161,7 @@ def clip_values(values: torch.Tensor, old: torch.Tensor, clip_range_vf: Any = No
 def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
     """Return `hyper` with a `batch_size` that divides the rollout, n_envs × n_steps.
 
-    `hyper`: the hyperparameters; `row`: those of the preset, unused here; `requested`: the user's overrides. A preset's
-    batch size is lowered to the largest divisor; a `requested` one that does not divide is a `UserError`.
+    A preset's batch size is lowered to the largest divisor; one `requested` by the user is a `UserError`.
     """
     n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
     rollout_size = n_envs * n_steps

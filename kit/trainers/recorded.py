@@ -1,7 +1,6 @@
-"""CUDA graphs: record a function of tensors once and replay it with one launch instead of dozens.
+"""CUDA graphs: record a function of tensors once and replay it with one launch.
 
-On a GPU the kernels of a small network's update run faster than Python can launch them. A graph holds all of them, with
-the addresses that they read and write, and needs a single launch.
+On a GPU the kernels of a small network's update run faster than Python can launch them.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ class Recorded:
     """A function of tensors as CUDA graphs, one for each set of argument shapes. Works on CUDA devices only.
 
     Apart from its arguments, `function` may only read and write tensors with fixed addresses; it must not synchronise
-    with the device or draw random numbers. List the tensors that it changes in place as `changes`, so that they can be
-    restored after the warm-up calls. Numbers among the arguments reach `function` as scalar tensors. The returned
-    outputs are overwritten by the next call.
+    or draw random numbers. `changes` are the tensors that it changes in place, to restore them after the warm-up calls.
+    Numbers among the arguments reach `function` as scalar tensors. The next call overwrites the returned outputs.
     """
 
     def __init__(self, function: Function, device: torch.device, changes: Sequence[torch.Tensor] = ()) -> None:
@@ -57,8 +55,7 @@ def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tup
     """Capture `function` as a CUDA graph on `device`; return its outputs and the function that replays the graph.
 
     Three warm-up calls on a side stream initialise the libraries, as PyTorch's notes on CUDA graphs require. Other
-    threads may use the GPU during capture, for example to write checkpoints. The capture makes `device` the current
-    one, since work on another device's streams would run and not be captured.
+    threads may use the GPU during capture. `device` becomes the current one: work on others would not be captured.
     """
     with torch.cuda.device(device):
         side = torch.cuda.Stream()

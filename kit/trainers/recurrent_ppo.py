@@ -1,8 +1,8 @@
 """Recurrent PPO, as in sb3-contrib: an LSTM before the actor and one before the critic.
 
 An update orders the rollout env by env, as sb3-contrib does, and splits that order into minibatches. Within a minibatch
-a new sequence starts wherever an env or an episode starts. Each sequence starts from the hidden state that was stored
-during the rollout. All sequences of a minibatch go through the LSTM in one padded call.
+a sequence starts wherever an env or an episode starts, from the hidden state stored during the rollout. All sequences
+go through the LSTM in one padded call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric_recurrent import AsymmetricRecurrent
 from kit.envs.obs import Obs, leaves
 from kit.envs.play import HiddenState
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.presets import Row
 from kit.trainers.actor import Actor
 from kit.trainers.algorithm import Algorithm
@@ -96,7 +96,6 @@ class RecurrentNetworks(Networks):
         self.reset()
 
     def reset(self) -> None:
-        """Zero the hidden state of all envs."""
         self.hidden_state = {name: zero_state(lstm, self._n_envs) for name, lstm in self._lstms.items()}
 
     def state(self) -> Values:
@@ -137,7 +136,6 @@ class RecurrentNetworks(Networks):
     def _step(
         self, obs: Obs, hidden_state: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the latents of actor and critic (n, ...), and the next hidden state."""
         next_state: dict[str, torch.Tensor] = {}
 
         def apply_lstm(name: str, features: torch.Tensor) -> torch.Tensor:
@@ -164,10 +162,7 @@ class RecurrentNetworks(Networks):
     def _latents(
         self, obs: Obs, apply_lstm: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs (N, ...) of the last layers of actor and critic.
-
-        `apply_lstm` (name, features) runs the LSTM `name`, "actor" or "critic".
-        """
+        """Return the inputs of the last layers of actor and critic; `apply_lstm` runs the LSTM "actor" or "critic"."""
         policy = self.policy
         features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
         actor_features, critic_features = (features, features) if policy.share_features_extractor else features
@@ -245,8 +240,7 @@ def check_hyperparameters(hyper: Row, n_envs: int, row: Row, requested: Mapping[
     """Check the LSTM settings, then fit `batch_size` as PPO does. Raises `UserError`."""
     policy = hyper.get("policy_kwargs", {})
     for name in ("lstm_hidden_size", "n_lstm_layers"):
-        if policy.get(name, 1) < 1:
-            raise UserError(f"overrides policy_kwargs {name}={policy[name]!r} must be a whole number of at least 1.")
+        check_whole(f"overrides policy_kwargs {name}", policy.get(name, 1), 1)
     if policy.get("shared_lstm") and policy.get("enable_critic_lstm", True):
         raise UserError(
             "overrides policy_kwargs shared_lstm=true leaves the critic without its own LSTM; "

@@ -15,7 +15,7 @@ from kit.trainers.image_ring import FRAMES, ImageRing
 
 @dataclass
 class Transitions:
-    """A batch of N transitions; every tensor has leading size N."""
+    """A batch of transitions; every tensor has leading size N."""
 
     obs: Obs
     actions: torch.Tensor
@@ -28,13 +28,11 @@ class Replay:
     """Ring buffer of the last `capacity` rows; a row is one step of all `n_envs` envs.
 
     Rows are numbered from the first ever added, 0; row `r` is in slot `r % capacity`. The operating system provides the
-    memory only as rows are first written. A transition takes two observations, an action and 5 B: for Reach 2 × 24 and
-    7 numbers of 4 B, 0.23 GB for a million.
+    memory only as rows are first written.
 
     `frames` maps image observations to the length T of their frame stacks. Each image is stored once: a row has the
-    newest one only, and the last row of an episode also its final image. With stacks of 8 frames 3×64×64, a transition
-    takes 12 kB instead of 197 kB for its two stacks. When the ring is full, the frames before its oldest T - 1 rows are
-    overwritten, so these rows are not sampled.
+    newest one only, and the last row of an episode also its final image. When the ring is full, the frames before its
+    oldest T - 1 rows are overwritten, so these rows are not sampled.
     """
 
     def __init__(
@@ -161,10 +159,7 @@ class Replay:
         first_row[slot] = torch.where(ended, self.written, first_row[last])
 
     def _first_rows(self) -> torch.Tensor:
-        """Return the number of the first row of each slot's episode, (capacity, n_envs).
-
-        If that row is already overwritten, the number may be smaller.
-        """
+        """Return the first row of each slot's episode, (capacity, n_envs), or an earlier row if it is overwritten."""
         if self._episode_starts is not None:
             return self._episode_starts
         rows = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)

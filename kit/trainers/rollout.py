@@ -23,8 +23,7 @@ def gae(
     """Generalized advantage estimation (T, n) (Schulman et al., 2015).
 
     `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. The sums stop
-    at `done`, whether terminated or truncated. So call `Rollout.bootstrap` first: it adds γ V(final observation) to the
-    rewards of truncated steps.
+    at `done`, also where it means truncated, so call `Rollout.bootstrap` first.
     """
     not_done = (~done).to(values.dtype)
     next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
@@ -128,10 +127,7 @@ class Rollout:
         return with_stacks(stored, stacks)
 
     def store_actions(self, step: int, actions: torch.Tensor) -> torch.Tensor:
-        """Store `actions` (n, ...) of `step` and return the stored copy, valid until the next rollout.
-
-        Use the copy, because a CUDA graph overwrites its output `actions` at every step.
-        """
+        """Store `actions` (n, ...) of `step` and return the copy: a CUDA graph overwrites `actions` at every step."""
         if self.actions is None:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
@@ -184,7 +180,7 @@ class Rollout:
         return RecurrentBatch(**vars(batch), episode_starts=episode_starts, hidden_state=hidden_state)
 
     def _clips(self) -> dict[str, Clips]:
-        """Return the frame stacks of all rows, in the order of `batch`, as indices into the stored frames."""
+        """Return the frame stacks of all rows, in the order of `batch`."""
         clips: dict[str, Clips] = {}
         for name, frames in self.frames.items():
             earlier = frames - 1

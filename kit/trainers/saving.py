@@ -32,13 +32,11 @@ State = dict[str, Values]
 
 
 class Component(Protocol):
-    """Part of the training state that saves and loads itself."""
+    """Part of the training state that copies its values to the CPU and restores them."""
 
-    def state(self) -> Values:
-        """Copy the values to the CPU."""
+    def state(self) -> Values: ...
 
-    def load_state(self, state: Values) -> None:
-        """Restore values from `state()`."""
+    def load_state(self, state: Values) -> None: ...
 
 
 class Weights:

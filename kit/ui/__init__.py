@@ -20,7 +20,7 @@ from kit.ui.videos import video
 
 
 def __getattr__(name: str) -> Any:
-    """Import `view` on first use, because it imports torch."""
+    """Import `view` on first use, because it imports MuJoCo."""
     if name == "view":
         from kit.ui.viewing import view
 
@@ -29,29 +29,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Dashboard",
-    "ResumePanel",
-    "RunFailed",
-    "RunPicker",
-    "TrainPanel",
-    "account",
-    "checkpoints_side_by_side",
-    "compare",
-    "connect",
-    "economy",
-    "failures",
-    "find_run",
-    "from_cameras",
-    "inside",
-    "learning_curve",
-    "nobody_there",
-    "report",
-    "runs_side_by_side",
-    "standings",
-    "statistics",
-    "sweep",
-    "task",
-    "video",
-    "view",
-    "what_it_sees",
-]
+    "Dashboard", "ResumePanel", "RunFailed", "RunPicker", "TrainPanel", "account", "checkpoints_side_by_side",
+    "compare", "connect", "economy", "failures", "find_run", "from_cameras", "inside", "learning_curve", "nobody_there",
+    "report", "runs_side_by_side", "standings", "statistics", "sweep", "task", "video", "view", "what_it_sees",
+]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -85,22 +83,15 @@ def _episodes(rows: Sequence[dict[str, Any]]) -> int:
 def elapsed_of(rows: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return (k, 2) pairs (step, seconds of training until then), over all sessions.
 
-    In each session the logged seconds start at 0, and the logged rate counts steps from the session's first step. So a
-    row belongs to a new session if its seconds are fewer than the previous row's, or if its rate implies another first
-    step.
+    The logged seconds start at 0 in each session, so fewer seconds than in the previous row mean a new session. A
+    session shorter than the first iteration of the next one is not counted.
     """
     clock, before, last = [(0.0, 0.0)], 0.0, 0.0
-    earliest, latest = -np.inf, np.inf  # bounds of the session's first step, implied by the rates so far
     for row in rows:
-        if (now := row.get("time/time_elapsed")) is None:
-            continue
-        least, most = -np.inf, np.inf
-        if (rate := row.get("time/fps")) is not None:  # SB3 rounds both down
-            least, most = row["step"] - (rate + 1) * (now + 1), row["step"] - rate * now
-        if now < last or least > latest or most < earliest:
-            before, earliest, latest = before + last, least, most
-        earliest, latest, last = max(earliest, least), min(latest, most), now
-        clock.append((row["step"], before + now))
+        if (now := row.get("time/time_elapsed")) is not None:
+            before += last if now < last else 0.0
+            last = now
+            clock.append((row["step"], before + now))
     return np.array(clock)
 
 
@@ -157,7 +148,6 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Return the config's fields except `NOT_THE_CONFIG`."""
     return {name: value for name, value in run.config.to_dict().items() if name not in NOT_THE_CONFIG}
 
 
@@ -281,14 +271,9 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         percent = groups[0].seeds[0].curves[0].percent
         sentence = f"{task}: {verdict(rows, percent)}"
         pngs.append(figure(groups)._repr_png_())
-        image = base64.b64encode(pngs[-1]).decode()
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
-        parts += [
-            f"<p style='font-size:16px;margin:10px 0 4px'><b>{html.escape(sentence)}</b></p>",
-            f"<img alt='learning curves' style='max-width:100%' src='data:image/png;base64,{image}'>",
-            f"<div style='overflow-x:auto'>{cells.to_html(border=0, classes='kit-table')}</div>",
-        ]
+        parts += [style.heading(sentence), style.image(pngs[-1], "learning curves"), style.table(cells)]
     empty = "None of these runs has measured anything yet."
     return style.Page("\n".join(texts) or empty, "".join(parts) or style.note(empty), side_by_side(pngs))
 

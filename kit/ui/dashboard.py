@@ -58,7 +58,6 @@ class Dashboard:
         return self
 
     def _build(self, w: Any) -> None:
-        """Build `view` from ipywidgets `w`."""
         self._w = w
         pause = "Pause training; everything stays in memory, and Resume continues at once"
         stop = "Save a checkpoint and end the process; the run is then interrupted, and Resume continues it"
@@ -165,7 +164,6 @@ class Dashboard:
             callback(run)
 
     def _show_video(self, run: Run) -> None:
-        """Show the run's newest video unless it is already shown."""
         newest = run.videos[-1:]
         if newest != self._shown_videos:
             with contextlib.suppress(OSError):

@@ -80,7 +80,6 @@ class Form:
         self.entries["overrides"].value = to_text(overrides)
 
     def fill(self, config: RunConfig) -> None:
-        """Write the values of `config` into the entries."""
         for name, entry in self.entries.items():
             text = _field_text(getattr(config, name))
             if name in CHOICES and text not in entry.options:
@@ -103,5 +102,4 @@ class Form:
 
 
 def _field_text(value: Any) -> str:
-    """Return a field's value as text; None is an empty text."""
     return "" if value is None else to_text(value)

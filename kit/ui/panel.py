@@ -38,9 +38,7 @@ class Panel(Dashboard):
 
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
-        self.end_session = end_session
-        if end_session:
-            host.can_end_session()
+        self._end_session = host.session_ender() if end_session else None
 
     def show(self) -> Self:
         """Display the panel. In a notebook executed without a user (papermill), start the run and wait for its end
@@ -56,13 +54,13 @@ class Panel(Dashboard):
         raise NotImplementedError
 
     def _end(self, run: Run) -> None:
-        if not self.end_session:
+        if self._end_session is None:
             return
         if reason := not_safe(run):
             message = f"The session stays open: {reason}."
             print(message) if nobody_there() else self.say(message, bad=True)
         else:
-            host.end_session()
+            self._end_session()
 
 
 def not_safe(run: Run) -> str | None:

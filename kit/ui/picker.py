@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from kit.errors import UserError, need
 from kit.runs.finding import local_runs, locate
@@ -12,7 +12,7 @@ from kit.runs.run import Run, opened
 from kit.ui import style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
-from kit.ui.resume import Entry, list_entries, store_entry
+from kit.ui.resume import Entry, list_entries, store_entry, title
 
 
 class RunPicker:
@@ -75,7 +75,7 @@ class RunPicker:
         """Append runs to the dropdown, except those already in it; the choice does not change."""
         options = list(self.choices.options)
         names = {Path(choice).name for _, choice in options}
-        options += [(_title(entry), entry["choice"]) for entry in entries if entry["name"] not in names]
+        options += [(title(entry), entry["choice"]) for entry in entries if entry["name"] not in names]
         choices = [choice for _, choice in options]
         if self._choice is not None and self._choice not in choices:
             options.insert(0, (Path(self._choice).name, self._choice))
@@ -84,7 +84,6 @@ class RunPicker:
         self.choices.value = chosen
 
     def _list_store(self, store: str) -> None:
-        """List the runs of `store`, in a thread."""
 
         def list_store() -> None:
             try:
@@ -100,8 +99,3 @@ class RunPicker:
 
     def _say(self, message: str, bad: bool = False) -> None:
         self.label.value = style.wrap(style.note(message, bad))
-
-
-def _title(entry: dict[str, Any]) -> str:
-    success = f", {style.percent(entry['success_rate'])} success" if entry["success_rate"] is not None else ""
-    return f"{entry['name']} ({entry['state']}, {entry['step']:,} steps{success})"

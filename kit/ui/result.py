@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import math
 
 from kit.measure.uncertainty import success_differs
@@ -49,15 +47,15 @@ def result(run: Run, warning: str = "") -> style.Page:
     """Return the report of a run that has ended: a sentence, the learning curve and a video."""
     text = sentence(run)
     curve: bytes = learning_curve(run)._repr_png_()
-    figure, video = base64.b64encode(curve).decode(), run.videos[-1:]
-    parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(text)}</b></p>"]
+    video = run.videos[-1:]
+    parts = [style.heading(text)]
     if test := tested(run):
         text = f"{text} {test}"
         parts.append(style.note(test))
     if verdict := learnt(run):
         text = f"{text} {verdict[0]}"
         parts.append(f"<p class='{'kit-good' if verdict[1] else 'kit-bad'}' style='margin:6px 0'>{verdict[0]}</p>")
-    parts.append(f"<img alt='learning curve' style='max-width:100%' src='data:image/png;base64,{figure}'>")
+    parts.append(style.image(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))
     if warning:

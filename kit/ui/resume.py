@@ -48,7 +48,7 @@ class ResumePanel(Panel):
 
     def _start_run(self) -> Run:
         for entry in list_entries(self.runs_dir) + list_entries(self.store):
-            print(line(entry))
+            print(title(entry))
         return self._resume(self.choice)
 
     def _resume(self, choice: str | Path | None) -> Run:
@@ -162,8 +162,7 @@ def row(now: Entry) -> str:
     )
 
 
-def line(now: Entry) -> str:
-    """Format a run as a line of plain text: name, progress bar, progress, state."""
-    progress = style.progress(now)
-    bar = ("█" * round(20 * progress)).ljust(20, "░")
-    return f"{now['name']:<38} {bar} {100 * progress:3.0f} % of {now['total_steps'] or 0:,}  {now['state']}"
+def title(now: Entry) -> str:
+    """Format a run as text: name, state, step, success rate."""
+    success = f", {style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
+    return f"{now['name']} ({now['state']}, {now['step']:,} steps{success})"

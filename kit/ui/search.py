@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import warnings
@@ -33,12 +32,11 @@ def sweep(search: Sweep | str | Path) -> style.Page:
     states = Counter(trial.state.name.lower() for trial in search.study.trials)
     counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "no trials yet"
     title = f"{search.plan.name}: {counts}."
-    parts = [f"<p style='font-size:16px;margin:6px 0'><b>{html.escape(title)}</b></p>"]
+    parts = [style.heading(title)]
     image = side_by_side(_figures(search)) if len(done) > 1 else None
     if image:
-        parts.append(f"<img alt='{html.escape(title)}' src='data:image/png;base64,{base64.b64encode(image).decode()}'>")
-    cells = table.to_html(index=False, border=0, classes="kit-table", na_rep="", float_format="{:.4g}".format)
-    parts.append(f"<div style='overflow-x:auto'>{cells}</div>")
+        parts.append(style.image(image, title))
+    parts.append(style.table(table, index=False, na_rep="", float_format="{:.4g}".format))
     if search.best is not None:
         best = dump_yaml(search.best.non_defaults()).strip()
         heading = style.note("The best config, for kit train FILE or kit.RunConfig.from_yaml:")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.machine.gpu import Summary, total
 from kit.measure.speed import duration
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8a8f98"
 COLOURS = {"starting": BLUE, "running": BLUE, "paused": ORANGE, "stopping": ORANGE, "interrupted": ORANGE}
@@ -85,6 +89,21 @@ def wrap(*parts: str) -> str:
 def flex(parts: Iterable[str]) -> str:
     """Put HTML pieces side by side, with line wrapping."""
     return f"<div class='kit-flex'>{''.join(parts)}</div>"
+
+
+def heading(text: str) -> str:
+    return f"<p style='font-size:16px;margin:8px 0 4px'><b>{html.escape(text)}</b></p>"
+
+
+def image(png: bytes, text: str, attributes: str = "") -> str:
+    """Return an HTML image that contains the PNG; `text` is shown where there are no images."""
+    url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"<img alt='{html.escape(text)}' {attributes} src='{url}'>"
+
+
+def table(frame: pd.DataFrame, **options: Any) -> str:
+    """Return `frame` as HTML that scrolls sideways; `options` are those of `DataFrame.to_html`."""
+    return f"<div style='overflow-x:auto'>{frame.to_html(border=0, classes='kit-table', **options)}</div>"
 
 
 def head(name: str, now: dict[str, Any]) -> str:

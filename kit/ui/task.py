@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import inspect
 import math
@@ -44,8 +43,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     table = "".join(f"<b>{name}</b><div>{'<br>'.join(lines)}</div>" for name, lines in rows if lines)
     body = f"<div class='kit-card'><div class='kit-state'>{html.escape(env)}</div><div class='kit-note'>"
     body += f"{html.escape(about)}</div>"
-    url = f"data:image/png;base64,{base64.b64encode(png).decode()}" if png else ""
-    image = f"<img alt='{html.escape(env)}' width='{SIZE}' src='{url}' style='border-radius:8px'>" if png else ""
+    image = style.image(png, env, f"width='{SIZE}' style='border-radius:8px'") if png else ""
     body += style.flex([image, f"<div class='kit-facts'>{table}</div>"]) + "</div>"
     return style.Page(f"{env}: {about}", body, png)
 

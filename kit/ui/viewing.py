@@ -21,6 +21,7 @@ from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
 from kit.tasks.joystick.task import Joystick
 
+HOST = "127.0.0.1"
 HEIGHT = 640
 """Height of the viewer in a notebook, in pixels."""
 WALKER = 2.2
@@ -36,7 +37,7 @@ class Viewer:
     Raises `UserError` for a task without MuJoCo.
     """
 
-    def __init__(self, run: Run, step: int | str | None = None, port: int = 8080, host: str = "127.0.0.1") -> None:
+    def __init__(self, run: Run, step: int | str | None = None, port: int = 8080) -> None:
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
         self.run = run
         self._env = make_env(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
@@ -51,9 +52,9 @@ class Viewer:
         checkpoint = run.find_or_new(step)
         first = checkpoint.step if checkpoint else 0
         chosen = next(name for name, number in self._policies.items() if number == first)
-        self._server = viser.ViserServer(host=host, port=port, verbose=False)
+        self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
         self.port = self._server.get_port()
-        self.url = f"http://{host}:{self.port}"
+        self.url = f"http://{HOST}:{self.port}"
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
         # without a material, a geom is shown in its rgba colour; only materials with a texture are kept
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
@@ -66,7 +67,6 @@ class Viewer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Block until the viewer is closed."""
         self._thread.join()
 
     def close(self) -> None:
@@ -90,7 +90,6 @@ class Viewer:
         print(self)
 
     def _place_camera(self) -> None:
-        """Place the viewpoint near a walking robot, else at the task's first camera, if it has one."""
         self._env.reset(seed=0)
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:

@@ -64,17 +64,17 @@ def test_colab_gives_what_a_store_needs(colab: list[Any], capsys: pytest.Capture
 def test_a_session_is_ended_where_there_is_a_way(
     colab: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.end_session()
+    host.session_ender()()
     assert colab == ["unassigned"]
     monkeypatch.delitem(sys.modules, "google.colab")
     with pytest.raises(UserError, match="works on Colab and in RunPod's pods"):
-        host.can_end_session()
+        host.session_ender()
     command = tmp_path / "runpodctl"
     command.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("RUNPOD_POD_ID", "pod1")
-    host.end_session()
+    host.session_ender()()
     assert (tmp_path / "said").read_text() == "stop pod pod1\n"
 
 

@@ -13,19 +13,21 @@ from kit.machine.progress import LINE_EVERY_S, ProgressLines, progress_bar
 class Clock:
     """Seconds, set by the test."""
 
-    now = 0.0
+    now = 1e9
 
     def __call__(self) -> float:
         return self.now
 
 
-def run(steps: int, total: int | None, seconds_per_step: float) -> list[str]:
+def run(steps: int, total: int | None, seconds_per_step: float, by: int = 1) -> list[str]:
     """The lines of a bar that is updated `steps` times."""
     clock, file = Clock(), io.StringIO()
-    with ProgressLines(total, desc="training", unit="step", file=file, clock=clock) as bar:
-        for _ in range(steps):
-            clock.now += seconds_per_step
-            bar.update(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tqdm.std.time", clock)
+        with ProgressLines(total, desc="training", unit="step", file=file) as bar:
+            for _ in range(steps):
+                clock.now += seconds_per_step
+                bar.update(by)
     return file.getvalue().splitlines()
 
 
@@ -44,6 +46,7 @@ def test_lines_are_seconds_apart_and_the_last_one_is_written() -> None:
 def test_an_unknown_total_and_no_progress() -> None:
     assert len(run(10, None, seconds_per_step=LINE_EVERY_S / 2)) == 6
     assert run(0, 10, seconds_per_step=1.0) == []
+    assert len(run(10, 10, seconds_per_step=LINE_EVERY_S, by=0)) == 1, "what waits says so at once"
 
 
 def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import kit
@@ -26,7 +21,7 @@ from kit.scale.study import plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
-from tests.stores.conftest import waiter  # noqa: F401 - a fixture
+from tests.scale.shared import batch, wait_for_checkpoint
 
 JOBS = """
 env: Reach
@@ -86,18 +81,8 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_pa
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
 
 
-def test_a_store_that_cannot_be_is_refused_by_the_command_before_anything_begins(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("jobs.yaml").write_text("{total_steps: 64, n_envs: 2, seeds: 2, store: gone/store}")
-    with pytest.raises(SystemExit) as ended:
-        main(["batch", "jobs.yaml"])
-    said = capsys.readouterr().err.strip()
-    assert ended.value.code == 2 and said.startswith("kit: store='gone/store'") and "\n" not in said
-    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
-
-
 def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsys) -> None:
-    """Here, in the progress bar, and to another process; nothing is said any more when the batch is over."""
+    """Here, in the progress bar, and to another process, which looks at the store itself."""
     monkeypatch.chdir(tmp_path)
     held = {"run_name": "held", "store": str(tmp_path / "held")}
     lost = {"run_name": "lost", "store": str(tmp_path / "lost")}
@@ -105,21 +90,19 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     Path("jobs.yaml").write_text(json.dumps({**fields, "jobs": [held, lost, {"run_name": "a"}, {"run_name": "b"}]}))
     lease.acquire(open_store(tmp_path / "held", write=True), "held", "another", ttl_s=1000)
     jobs, engine = read_jobs("jobs.yaml", at_once=1)
-    status = [sys.executable, "-m", "kit", "batch", "status", "jobs.yaml", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     told: list[list[str]] = []
 
     def look(now: Results) -> None:
         told.append([row["message"] for row in now])
         if "no slot" in told[-1][3]:
-            looked = subprocess.run(status, check=False, capture_output=True, text=True, env=environment)
-            rows = {row["name"]: row for row in json.loads(looked.stdout)}
-            assert [rows[name]["message"] for name in ("held", "lost", "b")] == [told[-1][i] for i in (0, 1, 3)]
+            rows = {row["name"]: row for row in json.loads(batch("status", "jobs.yaml", "--json").communicate()[0])}
             assert [rows[name]["state"] for name in ("held", "lost", "b")] == ["waiting"] * 3
+            assert rows["held"]["message"].startswith("another machine has it (until")
+            assert rows["lost"]["message"].startswith("its store does not answer (store=")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_batch(jobs, [job.config for job in jobs], engine, "jobs", look)
+        run_batch(jobs, [job.config for job in jobs], engine, look)
     when = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     assert re.fullmatch(rf"another machine has it \(until {when[6:]} unless it renews\), {when}", told[0][0])
     assert re.fullmatch(rf"its store does not answer \(store='.*lost' cannot be reach.*\), {when}", told[0][1])
@@ -129,7 +112,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     assert f"0 of 1 done, 0 at work; 1 waiting: {told[-1][3]}" in capsys.readouterr().err
     (tmp_path / "lost").mkdir()
     left = {row["name"]: row["message"] for row in standing("jobs.yaml")}
-    assert [left[name] for name in ("held", "lost", "b")] == [""] * 3, "nobody waits any more"
+    assert left["lost"] == "", "its store answers again"
 
 
 def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
@@ -160,12 +143,8 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("jobs.yaml").write_text(JOBS)
     Path("breaks.py").write_text(BREAKS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "jobs.yaml"], env=environment)
-    first = Path("runs/jobs-reach-ppo-s7")
-    end = time.monotonic() + 200
-    while not (first.is_dir() and kit.Run(first).checkpoints()) and time.monotonic() < end:
-        time.sleep(0.05)
+    process, first = batch("jobs.yaml"), Path("runs/jobs-reach-ppo-s7")
+    wait_for_checkpoint(first, process)
     kill_everything_in(tmp_path)
     process.wait()
     told: list[list[str]] = []
@@ -215,35 +194,3 @@ def test_a_run_whose_first_checkpoint_has_arrived_goes_on_elsewhere(tmp_path, mo
     (row,) = kit.batch([job], name="b")
     assert row["state"] == "finished", row["message"]
     assert fingerprint(kit.Run("runs/cut")) == there
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(200)
-def test_a_machine_that_was_cut_off_cannot_write_over_its_successor(tmp_path, waiter, monkeypatch) -> None:  # noqa: F811
-    """It comes back when another has finished its run: by then the run is not its own any more."""
-    monkeypatch.setenv("KIT_LEASE_S", "4")
-    fields = {
-        "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "checkpoint_every": 320, "total_steps": 6400,
-        "overrides": SMALL["PPO"], "device": "cpu", "run_name": "run", "store": str(tmp_path / "store"),
-    }  # fmt: skip
-    first, kept = kit.launch(**fields, runs_dir=str(tmp_path / "first")), tmp_path / "store/run"
-    waiter(lambda: (kept / "latest.json").exists(), 60)
-    trains = psutil.Process(first.status()["process"]["pid"])
-    machine = [trains, *trains.children(recursive=True)]
-    for process in machine:
-        process.suspend()
-
-    told: list[str] = []
-    second = {**fields, "runs_dir": str(tmp_path / "second")}
-    found = kit.batch([second], on_progress=lambda now: told.append(f"{now[0]['state']} {now[0]['message']}"))
-    assert told[0].startswith("waiting another machine has it (until") and found[0]["state"] == "finished"
-    assert "resumed from step" in found.runs[0].log()
-
-    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
-    for process in machine:
-        process.resume()
-    assert first.wait(60)["state"] == "finished", "it trains to its end"
-    said = json.loads((first.path / ".sync.json").read_text())
-    assert said["state"] == "failing" and "belongs to" in said["error"]
-    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
-    assert fingerprint(found.runs[0]) == fingerprint(first)

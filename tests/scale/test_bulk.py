@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,17 +20,19 @@ from kit.runs.session import Session
 from kit.scale.notebooks import plan_jobs, retry
 from kit.scale.store_folder import StoreFolder
 from kit.stores import LeaseHeld, lease, open_store
-from tests.runs.crash import create, kill_everything_in
+from tests.runs.crash import SMALL, create, kill_everything_in
+from tests.scale.shared import batch, wait_for_checkpoint, write_notebook
 from tests.stores.conftest import hub  # noqa: F401 - a fixture
 from tests.stores.hub_server import HubServer
 
 pytest.importorskip("papermill")
 FIELDS: dict[str, Any] = {
     "env": "Reach", "n_envs": 2, "threads": 1, "device": "cpu", "total_steps": 960, "eval_every": 0,
-    "checkpoint_every": 160,
-    "overrides": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
+    "checkpoint_every": 160, "overrides": SMALL["PPO"],
 }  # fmt: skip
 TRAINS = f"""
+import kit
+
 if seed == 1:
     raise ValueError("not this seed")
 kit.ui.TrainPanel(seed=seed, run_name=run_name, runs_dir=runs_dir, **{FIELDS!r}).show()
@@ -45,12 +43,7 @@ kit.ui.TrainPanel(seed=seed, run_name=run_name, runs_dir=runs_dir, **{FIELDS!r})
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A notebook that trains for a moment, and a file that wants it for two seeds."""
     monkeypatch.chdir(tmp_path)
-    parameters = nbformat.v4.new_code_cell(
-        'seed = 0\nrun_name = None\nruns_dir = "runs"', metadata={"tags": ["parameters"]}
-    )
-    cells = [nbformat.v4.new_code_cell("import kit"), parameters, nbformat.v4.new_code_cell(TRAINS)]
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "train.ipynb")
+    write_notebook("train.ipynb", 'seed = 0\nrun_name = None\nruns_dir = "runs"', TRAINS)
     path = Path("bulk.yaml")
     path.write_text(yaml.safe_dump({"notebook": "train.ipynb", "grid": {"seed": [0, 1]}, "store": "hf://me/bulk"}))
     return path
@@ -77,11 +70,8 @@ def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: d
 
 @pytest.mark.timeout(400)
 def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, "-m", "kit", "batch", str(jobs)], env=environment)
-    run, end = Path("runs/bulk-s0"), time.monotonic() + 200
-    while not (run.is_dir() and kit.Run(run).checkpoints()) and time.monotonic() < end:
-        time.sleep(0.05)
+    process, run = batch(str(jobs)), Path("runs/bulk-s0")
+    wait_for_checkpoint(run, process)
     kill_everything_in(tmp_path)
     process.wait()
 
@@ -116,19 +106,15 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
     monkeypatch.chdir(tmp_path)
     store, away, draw = tmp_path / "store", tmp_path / "away", random.Random(1)
     store.mkdir()
-    parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
     work = (
         "import time\nfrom pathlib import Path\ntime.sleep(4)\n"
         "with Path('done.txt').open('a') as file:\n    file.write(f'{number}\\n')"
     )
-    cells = [parameters, nbformat.v4.new_code_cell(work), nbformat.v4.new_code_cell("number ** 2")]
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "square.ipynb")
+    write_notebook("square.ipynb", "number = 0", work, "number ** 2")
     asked = {"notebook": "square.ipynb", "grid": {"number": list(range(40))}, "store": str(store)}
     Path("many.yaml").write_text(yaml.safe_dump(asked))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for night in range(5):
-        process = subprocess.Popen([sys.executable, "-m", "kit", "batch", "many.yaml"], env=environment)
+        process = batch("many.yaml")
         pause = threading.Event()
         pause.wait(draw.uniform(10, 20))
         store.rename(away)
@@ -137,7 +123,7 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
         pause.wait(draw.uniform(2, 8))
         if night < 4:
             kill_everything_in(tmp_path)
-        process.wait()
+        process.communicate()
     assert [row["state"] for row in kit.notebooks("many.yaml")] == ["finished"] * 40
     done = Counter(Path("done.txt").read_text().split())
     assert done.keys() == {str(number) for number in range(40)}

@@ -20,6 +20,7 @@ from kit.measure.speed import Speed
 from kit.scale.cloud import configs_of, plan, task
 from kit.scale.notebooks import plan_jobs
 from tests.runs.crash import create
+from tests.scale.shared import write_notebook
 
 VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
 CATALOGUE = {
@@ -117,8 +118,7 @@ def test_searches_and_notebooks_are_rented_for_too(home: Path) -> None:
     nbformat.write(nbformat.v4.new_notebook(cells=cells), "lab/own.ipynb")
     with pytest.raises(UserError, match=r"own.ipynb cannot be executed \(No kernel name found"):
         task("reach.yaml", cloud="aws")
-    named = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=named), "lab/own.ipynb")
+    write_notebook("lab/own.ipynb", "seed = 0", "print('END')\nprint(seed)")
     found = task("reach.yaml", cloud="aws")
     assert "[notebook," in found["setup"]
     Path("machine").mkdir()

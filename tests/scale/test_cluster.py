@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import psutil
 import pytest
 import yaml
@@ -24,13 +19,13 @@ from kit.runs.session import Session
 from kit.scale.cluster import ENVIRONMENT
 from kit.scale.study import Sweep, plan
 from kit.scale.work import Results
-from tests.runs.crash import create
+from tests.runs.crash import SMALL, create
+from tests.scale.shared import batch, wait_for_checkpoint, write_notebook
 
 TOKEN = "0123456789abcdef" * 4
 FIELDS: dict[str, Any] = {
     "env": "Reach", "n_envs": 2, "threads": 1, "device": "cpu", "eval_every": 800, "checkpoint_every": 160,
-    "total_steps": 1600,
-    "overrides": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}},
+    "total_steps": 1600, "overrides": SMALL["PPO"],
 }  # fmt: skip
 
 
@@ -114,16 +109,12 @@ def test_what_no_node_has_is_refused_at_once(cluster: Any) -> None:
 @pytest.mark.storm
 def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
     Path("jobs.yaml").write_text(yaml.safe_dump({**FIELDS, "seeds": 2}))
-    command = [sys.executable, "-m", "kit", "batch", "jobs.yaml", "--on", "ray"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    asked = subprocess.Popen(command, env=environment)
-    first = Path("runs/jobs-reach-ppo-s0")
-    while not (first.is_dir() and kit.Run(first).checkpoints()):
-        assert asked.poll() is None
-        time.sleep(0.05)
+    asked = batch("jobs.yaml", "--on", "ray")
+    wait_for_checkpoint("runs/jobs-reach-ppo-s0", asked)
     asked.kill()
     asked.wait()
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    again = batch("jobs.yaml", "--on", "ray")
+    assert again.communicate() and again.returncode == 0
     for seed in range(2):
         quiet = create(Path("quiet"), f"s{seed}", **FIELDS, seed=seed)
         assert Session(quiet.path)() == 0
@@ -151,10 +142,7 @@ def test_a_run_of_two_processes_loses_one_and_goes_on(cluster: Any) -> None:
 
 @pytest.mark.storm
 def test_notebooks_are_executed_on_a_cluster(cluster: Any) -> None:
-    said = nbformat.v4.new_code_cell("seed = 0", metadata={"tags": ["parameters"]})
-    cells = [said, nbformat.v4.new_code_cell("print(6 / seed)")]
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), "divides.ipynb")
+    write_notebook("divides.ipynb", "seed = 0", "print(6 / seed)")
     Path("bulk.yaml").write_text(yaml.safe_dump({"notebook": "divides.ipynb", "grid": {"seed": [0, 2]}}))
     found = kit.notebooks("bulk.yaml", on="ray")
     assert [row["state"] for row in found] == ["failed", "finished"], found
@@ -165,10 +153,9 @@ def test_notebooks_are_executed_on_a_cluster(cluster: Any) -> None:
 @pytest.mark.storm
 def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
     Path("jobs.yaml").write_text(yaml.safe_dump(FIELDS))
-    environment = {**os.environ, "RAY_AUTH_TOKEN": "f" * 64, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "kit", "batch", "jobs.yaml", "--on", "ray"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "is RAY_AUTH_TOKEN the cluster's?" in done.stderr, done.stderr
+    asked = batch("jobs.yaml", "--on", "ray", RAY_AUTH_TOKEN="f" * 64)
+    _, said = asked.communicate()
+    assert asked.returncode == 2 and "is RAY_AUTH_TOKEN the cluster's?" in said, said
 
 
 @pytest.mark.storm
@@ -185,17 +172,13 @@ def search_from_outside(head: str) -> None:
     search = {"trials": 3, "pruner": "none", "space": {"gamma": {"min": 0.9, "max": 0.99}}}
     few = {**FIELDS, "total_steps": 960, "eval_every": 480, "at_once": 1}
     Path("search.yaml").write_text(yaml.safe_dump({**few, "sweep": search}))
-    command = [sys.executable, "-m", "kit", "batch", "search.yaml", "--on", head]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    asked = subprocess.Popen(command, env=environment)
-    second = Path("runs/search-t001")
-    while not (second.is_dir() and kit.Run(second).checkpoints()):
-        assert asked.poll() is None
-        time.sleep(0.05)
+    asked, second = batch("search.yaml", "--on", head), Path("runs/search-t001")
+    wait_for_checkpoint(second, asked)
     asked.kill()
     asked.wait()
     psutil.Process(kit.Run(second).status()["process"]["pid"]).kill()
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    again = batch("search.yaml", "--on", head)
+    assert again.communicate() and again.returncode == 0
     assert "resumed from step" in kit.Run(second).log()
     far, here = Sweep(plan("search.yaml")[0]), kit.sweep("search.yaml", at_once=1, name="here")
     kept = ("state", "steps", "gamma", "eval mean_return")

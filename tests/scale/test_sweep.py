@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
 from kit.scale.study import Sweep, plan, writable
-from kit.scale.sweep import at_common_steps
 from kit.stores import holds, lease, open_store
-from tests.runs.crash import create, kill_everything_in
+from tests.runs.crash import SMALL, create, kill_everything_in
+from tests.scale.shared import ROOT, batch
 
 optuna = pytest.importorskip("optuna")
 PAYS = """
@@ -49,10 +47,9 @@ class Worth(Corridor):
     def info(self):
         return {"worth": super().reward(None) * 0 + self.worth}
 """
-SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16, 16]}}
 BASE: dict[str, Any] = {
     "env": "pays:Pays", "n_envs": 2, "threads": 1, "device": "cpu", "total_steps": 640, "eval_every": 160,
-    "checkpoint_every": 160, "overrides": SMALL,
+    "checkpoint_every": 160, "overrides": SMALL["PPO"],
 }  # fmt: skip
 
 
@@ -102,7 +99,7 @@ def test_chosen_values_go_where_they_belong() -> None:
     given, engine = plan(write(space=space))
     config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
     assert (config.n_envs, config.run_name, engine.at_once) == (4, "t", 2)
-    assert config.overrides == SMALL | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
+    assert config.overrides == SMALL["PPO"] | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
     with pytest.raises(UserError, match=r"holds a sweep; run it with `kit batch search\.yaml` or kit\.sweep"):
         kit.batch("search.yaml")
 
@@ -110,10 +107,7 @@ def test_chosen_values_go_where_they_belong() -> None:
 def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
     path = write(trials=2, pruner="none", space=SPACE)
     path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
-    here = f"{Path(__file__).parents[2]}{os.pathsep}{Path.cwd()}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kit", "batch", str(path)], env={**os.environ, "PYTHONPATH": here, "KIT_LEASE_S": "4"}
-    )
+    process = batch(str(path), PYTHONPATH=f"{ROOT}{os.pathsep}{Path.cwd()}", KIT_LEASE_S="4")
     first, store, end = "search-t000", open_store(str(tmp_path / "store"), write=True), time.monotonic() + 200
     while not holds(store, first) and time.monotonic() < end:
         time.sleep(0.05)
@@ -129,7 +123,7 @@ def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
     assert [row["state"] for row in found.rows()] == ["complete"] * 2, found.table().to_string()
     assert [row["steps"] for row in found.rows()] == [640] * 2
     assert len({row["gamma"] for row in found.rows()}) == 2
-    quiet = create(Path("quiet"), first, **{**BASE, "overrides": SMALL | {"gamma": found.rows()[0]["gamma"]}})
+    quiet = create(Path("quiet"), first, **{**BASE, "overrides": SMALL["PPO"] | {"gamma": found.rows()[0]["gamma"]}})
     assert Session(quiet.path)() == 0
     assert fingerprint(kit.Run(Path("runs") / first)) == fingerprint(quiet)
     best = max(found.rows(), key=lambda row: row["eval mean_return"])
@@ -216,13 +210,6 @@ def test_trials_are_compared_whatever_the_length_of_their_iterations() -> None:
     (row,) = kit.sweep(path).rows()[4:]
     assert row["state"] == "pruned" and "behind the others" in row["message"], row
     assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
-
-
-def test_scores_at_common_steps_by_hand() -> None:
-    assert at_common_steps([[168, 1.0], [336, 2.0], [504, 3.0]], 160) == [(160, 1.0), (320, 2.0), (480, 3.0)]
-    long = [(320, 1.0), (480, 1.0), (640, 2.0)]
-    assert at_common_steps([[350, 1.0], [700, 2.0]], 160) == long, "an iteration of 350 steps passes two at once"
-    assert at_common_steps([[40, 1.0], [170, 2.0], [180, 3.0]], 160) == [(160, 2.0)]
 
 
 def test_a_score_that_is_no_number_fails_its_trial_and_no_other() -> None:

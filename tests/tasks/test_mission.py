@@ -290,7 +290,7 @@ def test_the_picture_shows_the_zone_a_defender_a_trail_and_what_is_held() -> Non
     for _ in range(4):
         step(env, STAND, STAND, NORTH, STAND)
         picture = env.render(height=320, width=320)
-    assert colour(picture, -60.0, 40.0)[0] < 150, "its trail"
+    assert colour(picture, -60.0, 41.0)[0] < 150, "its trail"
     place(env, 0, 0.0, 0.0)
     place(env, 2, 0.0, 5.0)
     step(env, *[STAND] * 4, times=60)

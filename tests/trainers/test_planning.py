@@ -59,15 +59,6 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
     assert with_n_envs(shrunk, 250).overrides["batch_size"] == 6000  # all there is
 
 
-def test_no_more_worlds_than_a_card_has_room_for(monkeypatch):
-    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
-    asked = RunConfig(env="Go1Joystick", total_steps=10_000_000)
-    resolved = plan(asked, lambda planned: 512).config
-    assert resolved.n_envs == 512 and resolved.overrides["batch_size"] == 12_288  # 512 × 24
-    assert plan(asked, lambda planned: 8192).config.n_envs == 2048, "the row's number is enough"
-    assert plan(asked.replace(n_envs=3000), lambda planned: 1 // 0).config.n_envs == 3000
-
-
 @pytest.mark.parametrize("preset", ["auto", "fast", "heavy", "beast"])
 def test_sac_makes_as_many_gradient_steps_for_each_env_step_as_sb3(preset):
     hyper = resolve(RunConfig(env="Ant", algo="SAC", preset=preset)).overrides

@@ -74,15 +74,6 @@ def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
     assert torch.equal(original.drawn.obs, restored.drawn.obs)
 
 
-def test_a_million_reach_transitions_fit_in_a_third_of_a_gigabyte() -> None:
-    """Reach sees 24 numbers and does 7; there is room for more."""
-    replay = Replay(1_000_000 // 4, 4, torch.device("cpu"))
-    obs = torch.zeros(4, 35)
-    replay.add(obs, torch.zeros(4, 7), torch.zeros(4), obs, torch.zeros(4, dtype=torch.bool))
-    size = sum(column.numel() * column.element_size() for column in replay._columns.values())
-    assert size < 0.34e9
-
-
 def test_sac_stores_what_truly_followed() -> None:
     """At the end of an episode the next observation is the last of that episode, and only an end counts as one."""
     model = trainer("SAC", FakeEnv(4, limit=5), learning_starts=10**6)

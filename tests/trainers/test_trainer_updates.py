@@ -219,3 +219,14 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
         torch.testing.assert_close(ours.log_ent_coef, stock.log_ent_coef, rtol=0, atol=1e-6)
     for name, value in stock.logger.name_to_value.items():
         assert ours.logger.name_to_value[name] == pytest.approx(value, rel=1e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize(("algo", "steps"), [("PPO", 6000), ("A2C", 12000), ("SAC", 2400)])
+def test_learning(algo: str, steps: int) -> None:
+    """The point learns to go to the origin: nearly always, where chance reaches it seldom."""
+    settings = {"PPO": {"learning_rate": 3e-3, "n_epochs": 5}, "A2C": {"learning_rate": 3e-3},
+                "SAC": {"learning_rate": 3e-3, "learning_starts": 200, "gamma": 0.9}}  # fmt: skip
+    torch.manual_seed(0)
+    model = trainer(algo, FakeEnv(4), **settings[algo])
+    model.learn(steps)
+    assert sum(list(model.ep_success_buffer)[-50:]) >= 45

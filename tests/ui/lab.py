@@ -74,16 +74,6 @@ class Notebook:
         """Until the kernel waits for work."""
         self.page.locator("#jp-main-statusbar").get_by_text("Idle").wait_for(timeout=1000 * timeout_s)
 
-    def keep_pictures(self, folder: Path, name: str) -> None:
-        """Of what is in sight: light, dark, and as narrow as on a phone."""
-        folder.mkdir(parents=True, exist_ok=True)
-        change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-        for look, theme, width in (("light", "Light", 1280), ("narrow", "Light", 420), ("dark", "Dark", 1280)):
-            self.page.set_viewport_size({"width": width, "height": 1200})
-            self.page.evaluate(change, f"JupyterLab {theme}")
-            self.page.wait_for_timeout(1000)  # the page settles
-            self.page.screenshot(path=folder / f"{name}-{look}.png")
-
     def command(self, name: str) -> None:
         """Run one of JupyterLab's commands, as its menus do."""
         self.page.evaluate("name => { window.jupyterapp.commands.execute(name) }", name)

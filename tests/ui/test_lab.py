@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +26,6 @@ def train(page: Any, lab: Lab, request: pytest.FixtureRequest) -> Any:
     notebook.run_all()
     notebook.see(".kit-train-panel")
     yield notebook
-    if folder := os.environ.get("KIT_PICTURES"):  # to be looked at
-        notebook.keep_pictures(Path(folder), request.node.name)
     for run in local_runs(lab.folder / "runs"):
         if run.is_working():
             run.stop()

@@ -10,10 +10,9 @@ import torch
 
 import kit
 from kit.errors import UserError
-from kit.measure import speed
 from kit.runs.evaluation import Evaluator
 from kit.runs.run import Run, load_policy
-from kit.runs.video import failures_first, record
+from kit.runs.video import record
 from kit.ui.seeing import what_it_sees
 from tests.envs.clock import Clock
 from tests.runs.crash import SMALL, create
@@ -41,10 +40,6 @@ def video(run: Run, request: pytest.FixtureRequest) -> None:
     record(run, 0, episodes=5, size=64)
 
 
-def failures(run: Run, request: pytest.FixtureRequest) -> None:
-    failures_first(run, 0, 5)
-
-
 def onnx(run: Run, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     kit.export(run, "onnx", 0)
@@ -52,10 +47,6 @@ def onnx(run: Run, request: pytest.FixtureRequest) -> None:
 
 def torchscript(run: Run, request: pytest.FixtureRequest) -> None:
     kit.export(run, "torchscript", 0)
-
-
-def probe(run: Run, request: pytest.FixtureRequest) -> None:
-    speed._evaluation(run.config, load_policy(run.config, None), 0.05)
 
 
 def viewer(run: Run, request: pytest.FixtureRequest) -> None:
@@ -70,9 +61,7 @@ def viewer(run: Run, request: pytest.FixtureRequest) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    "use", [evaluation, video, failures, onnx, torchscript, probe, viewer], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("use", [evaluation, video, onnx, torchscript, viewer], ids=lambda f: f.__name__)
 def test_the_policy_counts_the_steps_of_its_episode(
     use: Callable[[Run, pytest.FixtureRequest], None], run: Run, request: pytest.FixtureRequest
 ) -> None:

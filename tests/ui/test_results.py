@@ -171,7 +171,7 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
 def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
     (entry,) = resume.list_entries(tmp_path)
-    assert resume.line(entry) == f"{'half':<38} {'█' * 10}{'░' * 10}  50 % of 1,000  interrupted"
+    assert resume.title(entry) == "half (interrupted, 500 steps, 97 % success)"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children
     button, line = row.children
@@ -195,11 +195,16 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
     panel._watching.join(20)
 
 
-def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path, "half", state="interrupted")
-    stored = {"state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": time.time()}
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any store holds the runs far and half."""
+    stored = {"state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": 0}
     listed = StoredRuns([{"name": "far", **stored}, {"name": "half", **stored}])
-    monkeypatch.setattr(resume, "list_runs", lambda where: listed if "://" in where else local_runs(where))
+    monkeypatch.setattr(resume, "list_runs", lambda where: listed if "://" in str(where) else local_runs(where))
+
+
+def test_runs_in_a_store_are_listed_beside(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, "half", state="interrupted")
     asked: list[Any] = []
     monkeypatch.setattr(resume, "resume", lambda choice, **options: asked.append((choice, options)) or 1 / 0)
     panel = ResumePanel(runs_dir=str(tmp_path), store="hf://me/runs/").show()
@@ -212,29 +217,21 @@ def test_runs_in_a_store_are_listed_beside(tmp_path: Path, monkeypatch: pytest.M
     assert asked == [("hf://me/runs/far", options)]
 
 
-def test_a_store_can_be_named_in_the_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = {"name": "far", "state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": 0}
-    monkeypatch.setattr(
-        resume, "list_runs", lambda where: StoredRuns([stored]) if "://" in str(where) else local_runs(where)
-    )
+def test_a_store_can_be_named_in_the_panel(tmp_path: Path, store: None) -> None:
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     entry, look = panel.view.children[0].children
     entry.value = " hf://me/runs "
     look.click()
-    wait_for(lambda: len(panel.table.children) == 2)
+    wait_for(lambda: len(panel.table.children) == 3)
     assert "far" in panel.table.children[1].children[1].value
     assert panel.changes == {"store": "hf://me/runs"}, "what goes on is copied there"
 
 
-def test_a_run_is_picked_from_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     far = make_run(tmp_path / "store", "far")
     for name in ("old", "new"):
         run = make_run(tmp_path / "runs", name)
         (run.path / "checkpoints" / "step_000000600").mkdir(parents=True)
-    stored = {"name": "far", "state": "finished", "step": 600, "total_steps": 1000, "success_rate": 0.5, "updated": 0}
-    monkeypatch.setattr(
-        resume, "list_runs", lambda where: StoredRuns([stored]) if "://" in str(where) else local_runs(where)
-    )
     picker = RunPicker("old", str(tmp_path / "runs")).show()
     assert picker.run.name == "old"
     texts = [text for text, _ in picker.choices.options]
@@ -244,7 +241,7 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyP
     entry, look = picker.entry.children
     entry.value = "hf://me/runs"
     look.click()
-    wait_for(lambda: len(picker.choices.options) == 3)
+    wait_for(lambda: len(picker.choices.options) == 4)
     assert picker.run.name == "new", "looking does not choose"
     asked: list[str] = []
     monkeypatch.setattr(picker_module, "locate", lambda choice, runs_dir: asked.append(choice) or (far, {}))

@@ -1,7 +1,6 @@
 """Income and costs of dishwashing: prices as options, and functions that compute rewards and business metrics.
 
-Amounts are in US dollars. Every price is an option of the task. Its docstring gives the source of the default value, or
-says that it is an assumption.
+Amounts are in US dollars.
 """
 
 from __future__ import annotations

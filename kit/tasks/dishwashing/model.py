@@ -2,8 +2,7 @@
 
 World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
 with `base`, an invisible flat disc whose top is at z = 0, so it never hits the plate's edge. Dirt is a grid of thin
-boxes on the plate, without contacts. The task tracks how thick the dirt of each cell is, and colours the boxes
-accordingly.
+boxes on the plate, without contacts, which the task colours.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cache
 import mujoco
 import numpy as np
 
-from kit.sim.studio import studio
+from kit.sim.studio import looking, studio
 
 PLATE, WELL, BASE, SPONGE, FORCE = "plate", "well", "base", "sponge", "sponge_force"
 DIRT = "dirt{}"
@@ -141,13 +140,3 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
     _box(tool, "foam", (0, 0, 0.018), (0.034, 0.024, 0.010), (0.96, 0.80, 0.22, 1))
     rod = _box(tool, "rod", (0, 0, 0), (0.008,), (0.22, 0.25, 0.29, 1), mujoco.mjtGeom.mjGEOM_CAPSULE)
     rod.fromto = [0, 0, 0.03, 0, 0.22, 0.16]
-
-
-def looking(direction: np.ndarray) -> np.ndarray:
-    """Return the quaternion of a camera that looks along `direction`, with the world's z up."""
-    z = -direction / np.linalg.norm(direction)
-    x = np.cross((0, 0, 1), z)
-    x /= np.linalg.norm(x)
-    quat = np.zeros(4)
-    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
-    return quat

@@ -197,9 +197,9 @@ class Dishwashing(MujocoTask):
         self._move_plates()
 
     def _account(self, present: torch.Tensor, before: torch.Tensor, energy_j: torch.Tensor) -> None:
-        """Determine which plates became clean, broke or were rejected in this step, and compute the reward terms.
+        """Compute which plates became clean, broke or were rejected in this step, and the reward terms.
 
-        `present` (n,) bool: a plate was in place; `before` (n,): dirt before the step; `energy_j` (n,).
+        `present` (n,) bool: a plate was in place; `before` (n,): dirt before the step.
         """
         rules, dt_s = self.rules, self.control_dt_s
         left = self.dirt.sum(1)
@@ -248,7 +248,6 @@ class Dishwashing(MujocoTask):
         return {name: entries[name]() for name in self.delivered if name in entries}
 
     def _privileged(self) -> torch.Tensor:
-        """Return the fields of `PRIVILEGED`, (n, 11)."""
         rules, price = self.rules, max(self.rules.price_usd, TINY)
         return torch.cat(
             [
@@ -267,7 +266,6 @@ class Dishwashing(MujocoTask):
         )  # fmt: skip
 
     def _state(self) -> torch.Tensor:
-        """Return the fields of `SEES`, (n, 69)."""
         rules = self.rules
         distance2 = self._to_cells.square().sum(2)
         weight = self.dirt / (distance2 + rules.sponge_m**2).square()
@@ -306,10 +304,7 @@ class Dishwashing(MujocoTask):
         return {**rewards, **{f"shift/{name}": value for name, value in shift.items()}}
 
     def colours(self) -> dict[str, torch.Tensor]:
-        """Return {"geom_rgba": (n, ngeom, 4)} for the renderer.
-
-        Thicker dirt is browner, removed dirt is invisible, a broken plate is red.
-        """
+        """Return "geom_rgba" (n, ngeom, 4): thicker dirt is browner, removed dirt invisible, a broken plate red."""
         china, sauce, broken = self._palette
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
@@ -325,8 +320,7 @@ class Dishwashing(MujocoTask):
     def wipe(self, press_n: float, speed_mps: float) -> torch.Tensor:
         """Return the actions (n, 3) of a scripted policy that wipes with constant force and speed.
 
-        It follows a spiral from the centre of the plate to the rim, goes once around, and returns. It knows the
-        position of the plate but ignores the dirt.
+        It follows a spiral from the plate's centre to the rim, goes once around, and returns. It ignores the dirt.
         """
         per_rad = TURN_M / (2 * math.pi)
         spiral_m = EDGE_M**2 / (2 * per_rad)  # length of r = b φ, nearly b φ² / 2

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs, tree_map
-from kit.errors import UserError
+from kit.errors import check_whole
 from kit.tasks.dishwashing.task import Dishwashing
 
 EYE = "eye"
@@ -35,8 +35,7 @@ class DishwashingVideo(Dishwashing):
 
     def __init__(self, size: int = 64, **options: Any) -> None:
         super().__init__(**options)
-        if isinstance(size, bool) or not isinstance(size, int) or size < LEAST_PIXELS:
-            raise UserError(f"env_options size={size!r} must be a whole number of at least {LEAST_PIXELS} pixels.")
+        check_whole("env_options size", size, LEAST_PIXELS)
         self.size = size
         clip = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
         self.observation_space = gymnasium.spaces.Dict({**self.observation_space, "clip": clip})  # type: ignore[dict-item]
@@ -49,6 +48,6 @@ class DishwashingVideo(Dishwashing):
         return {**first, "clip": self._frame(env_ids)}
 
     def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
-        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None means all envs."""
+        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None: all."""
         images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
         return images[:, 0].permute(0, 3, 1, 2).contiguous()

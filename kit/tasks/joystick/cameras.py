@@ -1,7 +1,6 @@
 """Rendering of legged robots for people: cameras that follow the robot, and an arrow along the commanded path.
 
-Neither affects the physics. In the model the arrow's geoms lie below the ground and have no contacts. Arrow and cameras
-are moved only in the poses passed to the renderer, not in the simulator's state.
+Both are moved only in the poses passed to the renderer. In the model the arrow lies below the ground, without contacts.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ def add_arrow(spec: mujoco.MjSpec) -> None:
 def poses(
     sim: Simulator, scene: Scene, heading_w: torch.Tensor, command: torch.Tensor, moving: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return the poses of geoms and cameras for the renderer: name of a field of MjData -> tensor of leading size n.
+    """Return the poses of geoms and cameras for the renderer, by the names of MjData's fields.
 
-    `heading_w` (n, 2) is the direction that the robot faces. The arrow shows `command` (n, 3) where `moving` (n,) bool
-    is True, and is hidden elsewhere.
+    `heading_w` (n, 2): direction that the robot faces. The arrow shows `command` (n, 3) where `moving` (n,) is True.
     """
     model, n = sim.model, sim.n
     fields = {name: sim.field(name).clone() for name in ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat")}
@@ -96,11 +94,9 @@ def poses(
 
 
 def path(command: torch.Tensor, begins: float, time: torch.Tensor) -> torch.Tensor:
-    """Return the path (times, n, 2), m, of a point `begins` m ahead of the robot's centre, if the robot moves exactly
-    as commanded, `command` (n, 3).
+    """Return the path (times, n, 2), m, of a point `begins` m ahead of a robot that follows `command` (n, 3) exactly.
 
-    `time` (times, 1) is in s. Positions are in the robot's current frame. With velocity v and turning speed ω constant,
-    the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
+    `time` (times, 1) is in s. In the robot's frame the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
     """
     ahead, left, turning = command.unbind(1)
     angle = turning * time

@@ -51,24 +51,20 @@ class Joystick(MujocoTask):
     """Track a command (n, 3): velocity forward and to the left, m/s, and turning to the left, rad/s, in the robot's
     frame. The command changes during an episode. 50 Hz; 20 s per episode, less if the robot falls.
 
-    The action (n, joints) in [-1, 1] sets joint targets around the home pose, which the actuators' position control
-    tracks. Names and weights of the rewards, noise and randomisation ranges are those documented by MuJoCo Playground
-    for its flat-terrain joystick tasks.
+    The action (n, joints) in [-1, 1] sets joint targets around the home pose. Names and weights of the rewards, noise
+    and randomisation ranges are those documented by MuJoCo Playground for its flat-terrain joystick tasks.
 
     The groups "critic" and "teacher" also see "privileged": the observation without noise, and simulator state
     (contacts, forces, pushes, friction, mass).
 
-    Start states, commands, noise and pushes always vary. A push adds the same velocity to every body within one control
-    step. Friction, masses, joints and action delay vary with env_options `randomize`, see `random_terms`.
+    Start states, commands, noise and pushes always vary; friction, masses, joints and action delay vary with
+    env_options `randomize`.
 
     `always_moving=True` is the first stage of a curriculum: every command asks for a medium speed in some direction.
-    Without it, commands ask for no motion, or for a speed so high that a first step earns no more than standing, so
-    that an untrained policy would learn to stand still.
+    Without it, many commands ask for no motion or for a high speed, and an untrained policy learns to stand still.
 
     An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
-    on average. A high return does not imply success: a Go1 that stands still earns 15 and succeeds in one episode of
-    twenty.
-
+    on average. A Go1 that stands still earns a return of 15 and succeeds in one episode of twenty.
     """
 
     episode_steps = 1000
@@ -125,22 +121,21 @@ class Joystick(MujocoTask):
             for i in range(model.nsensor)
         }
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
-        seen = (
+        measured = (
             Field("velocity ahead, to the left, up", 3, "m/s"),
             Field("angular velocity", 3, "rad/s"),
             Field("direction of gravity in the robot's frame", 3),
             Field("joint angles, relative to the home pose", model.nu, "rad"),
             Field("joint velocities", model.nu, "rad/s"),
+        )
+        seen = (
+            *measured,
             Field("the latest action", model.nu, f"{ACTION_SCALE_RAD} rad"),
             Field("the command: velocity ahead, to the left, turning", 3, "m/s, rad/s"),
             *([Field("gait clock, cosines and sines", 2 * self._feet)] if self.clocked else []),
         )
         privileged = (
-            Field("velocity ahead, to the left, up, without noise", 3, "m/s"),
-            Field("angular velocity, without noise", 3, "rad/s"),
-            Field("direction of gravity in the robot's frame, without noise", 3),
-            Field("joint angles, relative to the home pose, without noise", model.nu, "rad"),
-            Field("joint velocities, without noise", model.nu, "rad/s"),
+            *(field._replace(what=f"{field.what}, without noise") for field in measured),
             Field("height of the base", 1, "m"),
             Field("forces of the actuators", model.nu, f"{FORCE_NM:g} N m"),
             Field("feet on the ground", self._feet),
@@ -280,17 +275,12 @@ class Joystick(MujocoTask):
         timer.copy_(torch.where(due, between(chance[:, 2:], *PUSH_EVERY_S), timer))
 
     def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
-        """Return uniform random numbers in [0, 1), a tensor (n, width) for each of `widths`.
-
-        All are drawn in one call, because a step needs many of them and the time of a call hardly depends on their
-        number.
-        """
+        """Return random numbers in [0, 1), (n, width) for each of `widths`, drawn in one call, which is faster."""
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Return commands (n, 3) for `always_moving`: 1/3 to 2/3 of `most_speed` in any direction, up to half of the
-        greatest turning speed."""
+        """Return commands (n, 3) for `always_moving`: 1/3 to 2/3 of `most_speed` in any direction."""
         angle, share = between(chance[:, 0], -math.pi, math.pi), between(chance[:, 1], *BRISK)
         return torch.stack([share * angle.cos(), share * angle.sin(), chance[:, 2] - 0.5], 1) * self._most_speed
 
@@ -322,7 +312,6 @@ class Joystick(MujocoTask):
         self._mean_errors = self._errors[:, :2] / self._errors[:, 2:].clamp(min=1.0)
 
     def has_fallen(self) -> torch.Tensor:
-        """Return (n,) bool: True if the robot has fallen."""
         return self.sensor("torso_up_w")[:, 2] < 0.0
 
     def observe(self) -> Obs:
@@ -372,10 +361,7 @@ class Joystick(MujocoTask):
         return ~self._fallen & (self._mean_errors[:, 0] < SUCCESS_MPS)
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Return the mean velocity errors of the episode so far (m/s along the ground, rad/s), falls, and reward terms.
-
-        The terms are weighted; the lower bound `least_reward` of their sum is not applied.
-        """
+        """Return the episode's mean velocity errors so far (m/s along the ground, rad/s), falls, and reward terms."""
         velocity, turning = self._mean_errors.unbind(1)
         paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
         return {"velocity_error": velocity, "turning_error": turning, "falls_per_minute": self._fallen, **paid}
@@ -395,7 +381,6 @@ class Joystick(MujocoTask):
     # Inputs of the rewards, all of leading size n.
 
     def sensor(self, name: str) -> torch.Tensor:
-        """Return the readings of a sensor, (n, size)."""
         return self._readings[name]
 
     def touching(self, *sensors: str) -> torch.Tensor:
@@ -419,7 +404,7 @@ class Joystick(MujocoTask):
         return ahead / ahead.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
     def indices(self, values: list[int]) -> torch.Tensor:
-        """Return an index tensor on the device. Indexing with a list would copy it and synchronise at every use."""
+        """Return an index tensor on the device. Indexing with a list would synchronise at every use."""
         return torch.tensor(values, device=self.sim.device)
 
     def constant(self, values: object) -> torch.Tensor:

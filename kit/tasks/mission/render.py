@@ -1,41 +1,30 @@
-"""Rendering of the mission game for people: a map with trails, a legend and a clock."""
+"""Rendering of the mission game for people: a map with trails, a legend and a clock, drawn by Pillow on the CPU."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
-from kit.sim.kernels import beside_torch, compiling, wp
-from kit.tasks.mission.render_kernels import INK, LEGEND, View, paint
-from kit.tasks.mission.rules import ARENA_M, MOTION_HZ, Rules
+from kit.tasks.mission.rules import ARENA_M, ATTACKERS, GROUND, MOTION_HZ
 
+PAPER, GRID, INK, GREY = (241, 241, 235), (222, 224, 219), (64, 71, 79), (153, 153, 153)
+ROCK, RIM, GOLD, GREEN = (168, 176, 168), (122, 133, 128), (237, 179, 33), (46, 158, 71)
+BLUE, TEAL, RED = (26, 92, 191), (0, 153, 168), (209, 51, 41)
+SUPERSAMPLING = 2
+"""Pixels drawn per pixel of the image along each axis, for smooth edges."""
 BAR = 0.085
 """Height of the legend below the map, as a fraction of the image height."""
 FADE = 0.975
 """Factor on a trail's opacity per command; a third is left after 11 s."""
-GLYPHS = {
-    " ": "0000000", "/": "01248G0", "0": "EHJLPHE", "1": "4C4444E", "2": "EH1248V", "3": "V2421HE", "4": "26AIV22",
-    "5": "VGU11HE", "6": "68GUHHE", "7": "V124888", "8": "EHHEHHE", "9": "EHHF12C", "A": "EHHVHHH", "D": "UHHHHHU",
-    "E": "VGGUGGV", "F": "VGGUGGG", "G": "EHGNHHF", "H": "HHHVHHH", "I": "E44444E", "L": "GGGGGGV", "N": "HPLJHHH",
-    "O": "EHHHHHE", "R": "UHHUKIH", "S": "FGGE11U", "U": "HHHHHHE",
-}  # fmt: skip
-"""Bitmap font of 5 × 7 pixels: one base-32 digit per row."""
-
-
-def text_mask(texts: torch.Tensor) -> torch.Tensor:
-    """Draw `texts` (n, length), indices into `GLYPHS`, as masks (n, 7, 6 · length)."""
-    rows = [
-        [[int(row, 32) >> (4 - bit) & 1 if bit < 5 else 0 for bit in range(6)] for row in g] for g in GLYPHS.values()
-    ]
-    return torch.tensor(rows, device=texts.device)[texts].transpose(1, 2).flatten(2).float()
-
-
-def glyph_ids(text: str, device: torch.device) -> torch.Tensor:
-    """Convert a text to indices into `GLYPHS`, (length,)."""
-    order = list(GLYPHS)
-    return torch.tensor([order.index(letter) for letter in text], device=device)
+JUMP_M = 18.0
+"""Distance beyond which a trail is interrupted: no unit moves further in four commands, so it was tagged."""
+KINDS = (("GROUND", BLUE), ("AIR", TEAL), ("DEFENDER", RED))
+DIAMOND, ARROW = ((1.3, 0.0), (0.0, 1.3), (-1.3, 0.0), (0.0, -1.3)), ((2.0, 0.0), (-1.2, 1.1), (-1.2, -1.1))
+"""Corners of the symbols of air units and defenders: ahead and aside, in units of the symbol's size."""
 
 
 class MapRenderer:
@@ -43,78 +32,131 @@ class MapRenderer:
 
     def __init__(self, task: Any, height: int, width: int) -> None:
         self._task, self._height, self._width = task, height, width
-        n, device, rules = task.n, task.device, task.rules
-        self._pixels = torch.zeros(n, height, width, 3, dtype=torch.uint8, device=device)
-        self._trails = torch.zeros(n, height, width, 3, device=device)
-        self._before = torch.full((n, 7, 2), 1e6, device=device)  # positions at the last drawing; 1e6: none
-        self._fade, self._last_command = torch.zeros(n, device=device), torch.full((n,), -1.0, device=device)
-        self._unit = min(height, width) / 320
-        bar = round(BAR * height) if self._unit >= 0.75 else 0
-        side = min(height - bar, width) - 2
-        with beside_torch(device):
-            self._view = v = View()
-            for name in ("attackers", "defenders", "minds", "field", "discs"):
-                setattr(v, name, wp.from_torch(getattr(task, name), dtype=wp.vec4))
-            v.before, v.fade = wp.from_torch(self._before, dtype=wp.vec2), wp.from_torch(self._fade)
-            v.trails, v.pixels = wp.from_torch(self._trails, dtype=wp.vec3), wp.from_torch(self._pixels)
-            v.px, v.unit, v.bar = side / ARENA_M, self._unit, (height - bar / 2) if bar else -1e6
-            v.middle = wp.vec2(width / 2, (height - bar) / 2)
-            _set_ranges(v, rules)
+        self._bar = round(BAR * height) if min(height, width) >= 240 else 0
+        self._unit = SUPERSAMPLING * min(height, width) / 320
+        self._side = SUPERSAMPLING * (min(height - self._bar, width) - 2)
+        self._scale = self._side / ARENA_M
+        self._font = ImageFont.load_default(9.5 * self._unit)
+        self._trails = [self._no_trails() for _ in range(task.n)]
+        self._before = np.full((task.n, 7, 2), np.inf)
+        self._command = np.full(task.n, -1.0)
 
     def draw(self) -> torch.Tensor:
         """Render the current state of all games, uint8 (n, height, width, 3)."""
-        task = self._task
-        command = task.field[:, 1, 1]
-        passed = command - self._last_command
-        self._fade.copy_(torch.where(passed >= 0, FADE**passed, 0.0))  # a new episode clears the trails
-        # forget the previous positions after a reset or a gap of over 4 commands; videos may skip fewer
-        self._before.masked_fill_(((passed < 1) | (passed > 4)).view(-1, 1, 1), 1e6)
-        with beside_torch(task.device), compiling("the game's images"):
-            wp.launch(paint, (task.n, self._height, self._width), [self._view])
-        self._before.copy_(torch.cat([task.attackers[:, :, :2], task.defenders[:, :, :2]], 1))
-        self._last_command.copy_(command)
-        if self._view.bar > 0:
-            for x, word in LEGEND:
-                self._write(glyph_ids(word, task.device).expand(task.n, -1), 17 + x)
-            self._write(self._clock(), 222)
-        return self._pixels.clone()
+        task, images = self._task, []
+        tensors = torch.cat([task.attackers, task.defenders], 1), task.minds, task.field, task.discs
+        for game, (units, minds, field, discs) in enumerate(zip(*(x.cpu().numpy() for x in tensors), strict=True)):
+            self._extend_trails(game, units[:, :2], float(field[1, 1]))
+            image = Image.new("RGB", (SUPERSAMPLING * self._width, SUPERSAMPLING * self._height), PAPER)
+            left = (image.width - self._side) // 2
+            top = (image.height - SUPERSAMPLING * self._bar - self._side) // 2
+            image.paste(self._map(game, units, minds, field, discs), (left, top))
+            frame = (left, top, left + self._side, top + self._side)
+            draw = ImageDraw.Draw(image)
+            draw.rectangle(frame, outline=INK, width=round(1.6 * self._unit))
+            if self._bar:
+                self._legend(draw, field)
+            images.append(np.asarray(image.reduce(SUPERSAMPLING)))
+        return torch.from_numpy(np.stack(images)).to(task.device)
 
-    def _clock(self) -> torch.Tensor:
-        """Return texts such as "HELD 07/20S 187S": seconds held, seconds required, and seconds left."""
-        task = self._task
-        zero, hold_s = list(GLYPHS).index("0"), round(task.rules.hold_s)
-        text = glyph_ids(f"HELD 00/{hold_s:02d}S 000S", task.device).repeat(task.n, 1)
-        held = (task.field[:, 1, 0] / MOTION_HZ).floor()
-        left = ((task.episode_steps - task.field[:, 1, 1]) * task.control_dt_s).ceil()
-        end = text.shape[1] - 1
-        for column, value, unit in (
-            (5, held, 10),
-            (6, held, 1),
-            (end - 3, left, 100),
-            (end - 2, left, 10),
-            (end - 1, left, 1),
-        ):
-            text[:, column] = zero + (value / unit).floor().long() % 10
-        return text
+    def _no_trails(self) -> list[Image.Image]:
+        """Return an empty trail mask per entry of `KINDS`."""
+        return [Image.new("L", (self._side, self._side)) for _ in KINDS]
 
-    def _write(self, text: torch.Tensor, x: float) -> None:
-        """Draw `text` (n, length), `GLYPHS` indices, in the legend.
+    def _extend_trails(self, game: int, positions: np.ndarray, command: float) -> None:
+        """Fade the trails of `game` and extend them to `positions` (7, 2), unless commands were skipped."""
+        passed = command - self._command[game]
+        if passed < 0:  # a new episode
+            self._trails[game] = self._no_trails()
+        trails = self._trails[game] = [trail.point(lambda x: int(x * FADE**passed)) for trail in self._trails[game]]
+        moved = np.linalg.norm(positions - self._before[game], axis=1) < JUMP_M
+        for unit in np.flatnonzero(moved).tolist() if 1 <= passed <= 4 else []:
+            line = [self._at(self._before[game, unit]), self._at(positions[unit])]
+            ImageDraw.Draw(trails[kind_of(unit)]).line(line, fill=255, width=round(1.4 * self._unit))
+        self._before[game], self._command[game] = positions, command
 
-        `x`: left edge, in pixels of a 320-pixel image, scaled to this one.
-        """
-        mask = text_mask(text).unsqueeze(1)
-        if self._unit != 1:
-            mask = torch.nn.functional.interpolate(mask, scale_factor=self._unit, mode="bilinear")
-        height, width = mask.shape[2:]
-        top, left = round(self._view.bar - height / 2), round(x * self._unit)
-        area = self._pixels[:, top : top + height, left : left + width]
-        ink = torch.tensor(list(INK), device=area.device) * 255
-        alpha = mask[:, 0, : area.shape[1], : area.shape[2], None]
-        area.copy_((area + (ink - area) * alpha).round().to(torch.uint8))
+    def _map(
+        self, game: int, units: np.ndarray, minds: np.ndarray, field: np.ndarray, discs: np.ndarray
+    ) -> Image.Image:
+        """Draw the arena, from the rows of one game."""
+        rules, scale, unit = self._task.rules, self._scale, self._unit
+        image = Image.new("RGB", (self._side, self._side), PAPER)
+        draw = ImageDraw.Draw(image, "RGBA")  # blends translucent colours
+        for line in (-50, 0, 50):
+            draw.line([self._at((line, -100)), self._at((line, 100))], GRID, round(unit))
+            draw.line([self._at((-100, line)), self._at((100, line))], GRID, round(unit))
+        zone, (x, y) = self._at(field[0, :2]), field[0, 2:]
+        draw.rectangle([self._at((x - 13, y + 5)), self._at((x + 13, y - 5))], (*BLUE, 38))
+        draw.circle(zone, rules.zone_m * scale, (*GOLD, 76))
+        for x, y, radius, _ in discs:
+            draw.circle(self._at((x, y)), radius * scale, ROCK, RIM, round(1.5 * unit))
+        for (x, y, *look), (pause, alert, *_) in zip(units[ATTACKERS:], minds, strict=True):
+            if pause == 0:
+                cones = ((rules.defender_sight_m, rules.defender_cone_deg, discs, 51 if alert > 0 else 26),
+                         (rules.tag_m, rules.tag_cone_deg, discs[:0], 115))  # fmt: skip
+                for reach, half_angle, hiding, alpha in cones:
+                    edge = visible(np.array([x, y]), look, reach, half_angle, hiding)
+                    draw.polygon([self._at((x, y)), *map(self._at, edge)], (*RED, alpha))
+        draw.circle(zone, rules.zone_m * scale + 0.9 * unit, outline=GOLD, width=round(1.8 * unit))
+        held = field[1, 0] / (rules.hold_s * MOTION_HZ)
+        self._ring(draw, zone, rules.zone_m * scale + 2.2 * unit, held, GREEN, 4.4 * unit)
+
+        for (_, colour), trail, opacity in zip(KINDS, self._trails[game], (0.75, 0.75, 0.55), strict=True):
+            image.paste(colour, mask=trail.point(lambda x, opacity=opacity: int(x * opacity)))
+        waiting = [*units[:ATTACKERS, 2], *minds[:, 0]]  # attackers that are out, defenders after a tag
+        for number, (x, y, *rest) in enumerate(units):
+            kind, place, faint = kind_of(number), self._at((x, y)), waiting[number] > 0
+            look = (0.0, 1.0) if number < ATTACKERS else rest
+            symbol(draw, kind, place, 5.7 * unit, (255, 255, 255, 128 if faint else 255), look)
+            symbol(draw, kind, place, 4.4 * unit, (*GREY, 180) if faint else KINDS[kind][1], look)
+            if kind == 1 and not faint:
+                self._ring(draw, place, 9.3 * unit, rest[1] / (rules.endurance_s * MOTION_HZ), TEAL, 1.6 * unit)
+        return image
+
+    def _legend(self, draw: ImageDraw.ImageDraw, field: np.ndarray) -> None:
+        """Draw the legend, and the seconds that the zone has been held and that are left."""
+        task, unit, y = self._task, self._unit, SUPERSAMPLING * (self._height - self._bar / 2)
+        for kind, ((text, colour), x) in enumerate(zip(KINDS, (9, 69, 108), strict=True)):
+            symbol(draw, kind, (x * unit, y), 4.4 * unit, colour, (0.0, 1.0))
+            draw.text(((x + 8) * unit, y), text, INK, self._font, "lm")
+        left = math.ceil((task.episode_steps - field[1, 1]) * task.control_dt_s)
+        clock = f"HELD {int(field[1, 0] / MOTION_HZ):02d}/{round(task.rules.hold_s):02d}S  {left:03d}S"
+        draw.text((316 * unit, y), clock, INK, self._font, "rm")
+
+    def _ring(self, draw: ImageDraw.ImageDraw, centre: tuple[float, float], radius: float, share: float,
+              colour: tuple[int, ...], width: float) -> None:  # fmt: skip
+        """Draw the first `share` of a ring of outer `radius`, clockwise from north."""
+        x, y = centre
+        draw.arc((x - radius, y - radius, x + radius, y + radius), -90, 360 * share - 90, colour, round(width))
+
+    def _at(self, position: Any) -> tuple[float, float]:
+        """Convert a position in the arena, m, to pixels of the map, numbered by their centres as in Pillow."""
+        x, y = position
+        return (float(x) + ARENA_M / 2) * self._scale - 0.5, (ARENA_M / 2 - float(y)) * self._scale - 0.5
 
 
-def _set_ranges(view: Any, rules: Rules) -> None:
-    """Copy to `view` the rules that the map shows: zone radius, hold time, endurance, defenders' ranges and cones."""
-    view.zone, view.hold, view.endurance = rules.zone_m, rules.hold_s * MOTION_HZ, rules.endurance_s * MOTION_HZ
-    view.sight, view.tag = rules.defender_sight_m, rules.tag_m
-    view.sight_cos, view.tag_cos = (math.cos(math.radians(a)) for a in (rules.defender_cone_deg, rules.tag_cone_deg))
+def kind_of(unit: int) -> int:
+    """Return the index in `KINDS` of a unit, numbered as in the game: ground, air, defenders."""
+    return 0 if unit < GROUND else 1 if unit < ATTACKERS else 2
+
+
+def symbol(draw: ImageDraw.ImageDraw, kind: int, centre: tuple[float, float], size: float, colour: tuple[int, ...],
+           look: Any) -> None:  # fmt: skip
+    """Draw a unit: a disc (ground), a diamond (air), or an arrow along the unit vector `look` (defender)."""
+    if kind == 0:
+        draw.circle(centre, size, colour)
+        return
+    x, y = centre
+    corners = [(ahead * size, aside * size) for ahead, aside in (DIAMOND if kind == 1 else ARROW)]
+    draw.polygon([(x + a * look[0] - b * look[1], y - a * look[1] - b * look[0]) for a, b in corners], colour)
+
+
+def visible(place: np.ndarray, look: Any, reach: float, half_angle_deg: float, discs: np.ndarray) -> np.ndarray:
+    """Return the outer edge (points, 2), m, of a cone from `place` along `look`, cut off where `discs` (k, 4) hide."""
+    angles = math.atan2(look[1], look[0]) + np.radians(np.linspace(-half_angle_deg, half_angle_deg, 91))
+    rays = np.stack([np.cos(angles), np.sin(angles)], 1)
+    to_disc = discs[:, :2] - place
+    along = rays @ to_disc.T  # (points, k)
+    half_chord = np.sqrt(np.maximum(discs[:, 2] ** 2 - (to_disc**2).sum(1) + along**2, 0.0))
+    hit = np.where((half_chord > 0) & (along > 0), along - half_chord, reach)
+    return place + rays * hit.min(1, initial=reach)[:, None]

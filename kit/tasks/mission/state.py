@@ -28,11 +28,9 @@ HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
-"""Scale of observed positions, 1/m. Not 1 / arena size, because differences of a few metres matter: a defender tags
-attackers within 5 m."""
+"""Scale of observed positions, 1/m: differences of a few metres matter, since a defender tags within 5 m."""
 REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
-"""Unit radius plus the farthest a ground unit or defender moves per command, at 8 m/s. Obstacles are at least twice
-this apart, so at most one is within reach."""
+"""Unit radius plus the farthest that a unit on the ground moves per command, 2 m. At most one obstacle is that near."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)

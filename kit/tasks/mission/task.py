@@ -13,7 +13,7 @@ from torch import nn
 from kit.envs.play import HiddenState, Player, restart
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
-from kit.errors import UserError
+from kit.errors import UserError, need
 from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
@@ -187,7 +187,7 @@ class Mission(Task):
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def _captured(self) -> torch.Tensor:
-        """Return (n,) bool: True if the zone has been held for `hold_s`, whether or not `capture` rewards it."""
+        """Return (n,) bool: True if the zone has been held for `hold_s`."""
         return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -195,7 +195,6 @@ class Mission(Task):
         return {"win_rate": self.success(), **rewards}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the tensors named in `keeps` and the opponent's hidden state."""
         return {**super().state(), **{f"hidden_state.{i}": x.clone() for i, x in enumerate(self.hidden_state)}}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -206,6 +205,7 @@ class Mission(Task):
             now.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        need("PIL", "video")
         from kit.tasks.mission.render import MapRenderer
 
         if (height, width) not in self._renderers:

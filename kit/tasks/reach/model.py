@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from kit.errors import UserError
-from kit.sim.studio import studio
+from kit.sim.studio import looking, studio
 
 ARM = tuple(
     f"robot0:{joint}_joint"
@@ -64,7 +64,7 @@ def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
     ball = goal.add_geom(name=GOAL, type=sphere, size=size, rgba=(0.9, 0.1, 0.1, 1))
     ball.contype = ball.conaffinity = 0
     for name, (eye, target) in _CAMERA_POSES.items():
-        spec.worldbody.add_camera(name=name, pos=eye, fovy=45, quat=_looking(np.subtract(target, eye)))
+        spec.worldbody.add_camera(name=name, pos=eye, fovy=45, quat=looking(np.subtract(target, eye)))
     return spec.compile()
 
 
@@ -97,19 +97,6 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)
         motor.ctrllimited, motor.ctrlrange = True, (0, FINGER_OPEN_M)
-
-
-def _looking(direction: np.ndarray) -> np.ndarray:
-    """Return the quaternion of a camera that looks along `direction`; the image's vertical is the world's z axis.
-
-    For a camera that looks straight down, the reference is the x axis instead.
-    """
-    z = -direction / np.linalg.norm(direction)
-    x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)
-    x /= np.linalg.norm(x)
-    quat = np.zeros(4)
-    mujoco.mju_mat2Quat(quat, np.stack([x, np.cross(z, x), z], axis=1).ravel())
-    return quat
 
 
 @cache

@@ -129,7 +129,6 @@ class Reach(MujocoTask):
         self._closed = self._closing & (self._finger_m < CLOSED_M)
 
     def observe(self) -> torch.Tensor:
-        """Return the fields of `SEES`, (n, 24)."""
         return torch.cat(
             [
                 self._angles,

@@ -70,7 +70,7 @@ class ReachVision(Reach):
         return self._observe(env_ids)
 
     def _observe(self, env_ids: torch.Tensor | None) -> Obs:
-        """Return the observations (k, ...) of the envs `env_ids` (k,); None means all envs."""
+        """Return the observations (k, ...) of the envs `env_ids` (k,); None: all."""
         images = self.sim.render(self.eyes, self.size, self.size, worlds=env_ids).movedim(-1, 2)  # (k, eyes, 3, h, w)
         obs: dict[str, Obs] = dict(zip(self.eyes, images.unbind(1), strict=True))
         if self.joints:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE = timedelta(days=365)
-"""Time-out of collective operations. It is long because the others wait while rank 0 evaluates, saves, or is paused for
-days. It is not needed to notice that a process has ended, because its connections close at once."""
+"""Time-out of collective operations: rank 0 may evaluate, save, or be paused for days. A process that has ended is
+noticed without it, because its connections close at once."""
 TOKEN = "KIT_GROUP_TOKEN"
 """Environment variable with the secret that a process needs to join a group started on its machine."""
 LOCALHOST = "127.0.0.1"
@@ -85,7 +85,7 @@ def connect(rank: int, size: int, port: int) -> ProcessGroup:
 
 
 def _gpu(local: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for process number `local` of this machine: one visible GPU, or "" for none."""
+    """Return CUDA_VISIBLE_DEVICES for process number `local` of this machine."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(local) if visible is None else (visible.split(",")[local:] or [""])[0]
 
@@ -157,8 +157,7 @@ class ProcessGroup:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Context of a collective operation. Raises `Interrupted` if another rank is gone, and `RuntimeError` if one
-        that this process started has exited with code 1."""
+        """Raise `Interrupted` if another rank is gone, and `RuntimeError` if one that this process started failed."""
         try:
             yield
         except RuntimeError as error:  # gloo and nccl have no exception class of their own

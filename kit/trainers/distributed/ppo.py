@@ -2,11 +2,9 @@
 
 Each rank has its share of the envs and of every minibatch. The gradient is the mean over ranks, advantages are
 normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So all ranks
-have equal weights, the same as one process with all envs and the same minibatches. Logged metrics of updates and
-episodes are rank 0's.
+have the weights that one process with all envs would have. Logged metrics of updates and episodes are rank 0's.
 
-Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands: send their state for a
-checkpoint, load one, continue, end.
+Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands.
 """
 
 from __future__ import annotations
@@ -97,7 +95,6 @@ class DistributedPPO(PPO):
         return self._load(state)
 
     def _load(self, state: State) -> bool:
-        """Load this rank's components of `state`."""
         rank = self.group.rank
         if sum(name.startswith("process") for name in state) != self.group.size - 1:
             state = {**state, "env": {}}
@@ -127,7 +124,7 @@ class DistributedPPO(PPO):
         return continues
 
     def _merge_statistics(self) -> None:
-        """Merge the normalisation statistics that the ranks have gathered since the last merge."""
+        """Merge the statistics that the ranks have gathered since the last merge."""
         assert self.normalizer is not None
         for name, moments in self.normalizer.moments().items():
             total = self._merged[name] + self.group.sum_(_sums(moments) - self._merged[name])

@@ -1,8 +1,7 @@
 """Fast implementations for SB3's default networks: stacked matrices, hand-written gradients, CUDA graphs.
 
 Networks of the same shape (actor and critic, or SAC's critics) are stacked, so that one batched matrix product computes
-a layer of all. PPO and A2C use `StackedActorCritic`, SAC `StackedSAC`. The tests compare every result with SB3's.
-Without this package everything works, at about half the speed.
+a layer of all. Without this package everything works, at about half the speed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Actions(ABC):
     """Names of the distribution's own policy parameters, such as log_std."""
 
     def bind(self, vector: FlatVector) -> None:
-        """Look up views of `parameters` and their gradients in `vector`."""
+        """Look up `parameters` and their gradients in `vector`."""
         return None
 
     @abstractmethod
@@ -43,8 +43,7 @@ class Actions(ABC):
 
     @abstractmethod
     def sample(self, out: torch.Tensor, *noise: torch.Tensor) -> Tensors:
-        """Return a tuple: actions for the network outputs `out` (n, outputs), and their log-probabilities (n,) unless
-        `log_probs` computes these later."""
+        """Return actions for `out` (n, outputs) and their log-probabilities (n,), unless `log_probs` computes these."""
 
     def log_probs(self) -> torch.Tensor | None:
         """Return the log-probabilities (T · n,) of all samples of the rollout; None if `sample` returned them."""
@@ -58,8 +57,8 @@ class Actions(ABC):
     def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
         """Write the loss's gradients w.r.t. `out` into `grad` (B, outputs), and those of `parameters` into the vector.
 
-        `log_prob_grad` (B,) and `entropy_grad` are the loss's gradients w.r.t. log π and mean entropy, the results of
-        `evaluate`. Call it once per `evaluate`, since it overwrites intermediate results.
+        `log_prob_grad` (B,) and `entropy_grad` are those w.r.t. the results of `evaluate`. Call it once per `evaluate`,
+        since it overwrites intermediate results.
         """
 
 

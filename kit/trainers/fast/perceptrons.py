@@ -25,8 +25,7 @@ class Activation:
 
 
 def _tanh_(twice: torch.Tensor) -> torch.Tensor:
-    """tanh x = 2 σ(2x) - 1, in place on 2x."""
-    return torch.add(_MINUS_ONE, twice.sigmoid_(), alpha=2, out=twice)
+    return torch.add(_MINUS_ONE, twice.sigmoid_(), alpha=2, out=twice)  # tanh x = 2 σ(2x) - 1, in place on 2x
 
 
 _MINUS_ONE = torch.tensor(-1.0)
@@ -54,15 +53,13 @@ def activation(*sequentials: nn.Module) -> type[nn.Module] | None:
 
 
 def widths(sequential: nn.Module) -> list[int]:
-    """Output size of each linear layer."""
     return [module.out_features for module in linears(sequential)]
 
 
 def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
-    """Order the parameters so that `Perceptrons` can view them as stacked tensors.
+    """Order the parameters so that `Perceptrons` can view them as stacked tensors; an int stands for that much padding.
 
-    An int is a number of padding elements. Nets may differ in the last layer's output size. Narrower ones are padded;
-    the padding's gradients are always zero.
+    Nets may differ in the last layer's output size: narrower ones are padded, and the padding's gradients are zero.
     """
     order: list[torch.Tensor | int] = []
     for layer in zip(*nets, strict=True):
@@ -77,7 +74,6 @@ def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
 
 
 def _outputs(maps: Sequence[nn.Linear]) -> int:
-    """Return the width of the concatenated outputs of `maps`."""
     return sum(m.weight.shape[0] for m in maps)
 
 

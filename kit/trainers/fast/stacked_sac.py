@@ -1,10 +1,9 @@
 """Fast networks for SAC: SB3's default networks as stacked matrices with hand-written gradients.
 
-Matrix products limit the speed. With 256-256 networks and batches of 256, SB3's gradient step computes as much as 20.6
-products of 256 × 256 × 256 (33 Mflop each), this one as much as 17: for the actor's loss it computes no gradient w.r.t.
-the critics' weights, and each row's gradient only through the critic with the smaller value. On one core the products
-take over 80 % of the time. The rest (three optimizers, target averaging, noise) takes one sixth of the time that
-it takes in SB3.
+On one core matrix products take over 80 % of the time. For 256-256 networks and batches of 256, SB3's gradient step
+computes as much as 20.6 products of 256 × 256 × 256, this one 17: for the actor's loss it computes no gradient w.r.t.
+the critics' weights, and each row's gradient only through the critic with the smaller value. The rest (optimizers,
+target averaging, noise) takes a sixth of the time.
 """
 
 from __future__ import annotations
@@ -66,13 +65,11 @@ class StackedSAC:
         self._recorded = self.record() if device.type == "cuda" else None
 
     def record(self) -> Recorded:
-        """Return `_step` as a CUDA graph, which is recorded at the first call."""
         optimizers = [self.actor_optimizer, self.critic_optimizer, self.temperature]
         changes = [tensor for optimizer in optimizers if optimizer is not None for tensor in optimizer.changes]
         return Recorded(self._step, self._target_vector.data.device, changes)
 
     def attach(self) -> None:
-        """Make all parameters views of the flat vectors again; called before each `train`."""
         for vector in (self.actor_optimizer, self.critic_optimizer, self._target_vector, self.temperature):
             if vector is not None:
                 vector.attach()
@@ -96,9 +93,9 @@ class StackedSAC:
         self, obs: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor, next_obs: torch.Tensor,
         terminated: torch.Tensor, noise: torch.Tensor,
     ) -> Tensors:  # fmt: skip
-        """Take the gradient step for B transitions and standard normal `noise` (2 B, act), without the target update.
+        """Take the gradient step for B transitions and standard normal `noise` (2 B, act); return the four metrics.
 
-        A function of tensors, so that a CUDA graph can capture it. Returns a tuple of one tensor, the four metrics.
+        A function of tensors, so that a CUDA graph can capture it.
         """
         obs, next_obs = obs.flatten(1), next_obs.flatten(1)
         (rows, width), num_actions = obs.shape, actions.shape[1]
@@ -146,8 +143,8 @@ class StackedSAC:
     def _action_grad(self, argmin_q: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
         """Return the gradient (B, act) of -E[min_i Q_i(s, a)] w.r.t. the actions a.
 
-        `argmin_q` (B,) is the index of the critic with the smallest value per row, `inputs` the inputs of the critics'
-        layers from the forward pass, and `columns` the actions' columns in the input of the first layer.
+        `argmin_q` (B,): the critic with the smallest value per row; `inputs`: those of the critics' layers; `columns`:
+        the actions in the first layer's input.
         """
         rows = len(argmin_q)
         if not self._on_cpu:  # selecting each critic's rows, as below, would synchronise with a GPU
