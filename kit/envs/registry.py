@@ -19,6 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
+from kit.config import SCRIPTED
 from kit.errors import UserError, check_names, check_whole
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class Spaces(NamedTuple):
     """See `BatchEnv.obs_groups`."""
     groups: tuple[str, ...] = ()
     """Observation groups that the task declares; env_options `obs_groups` selects some."""
-    scripted: bool = False
-    """Whether the task has a scripted policy."""
+    scripts: tuple[str, ...] = ()
+    """Values of RunConfig's `teacher` that name the task's scripted policies: "scripted", "scripted:NAME"."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -138,18 +139,25 @@ def _describe(env: str, options: str) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, json.loads(options))
         from kit.envs.groups import delivered_obs
-        from kit.envs.task import Task
 
         obs = delivered_obs(task)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
-            tuple(task.obs_groups), type(task).scripted is not Task.scripted,
+            tuple(task.obs_groups), _scripts(task),
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 
     one = GymnasiumEnv(entry, 1, **json.loads(options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
+
+
+def _scripts(task: Task) -> tuple[str, ...]:
+    from kit.envs.task import Task
+
+    if not task.scripts and type(task).scripted is Task.scripted:
+        return ()
+    return SCRIPTED, *(f"{SCRIPTED}:{name}" for name in task.scripts)
 
 
 def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class ScriptedTeacher:
     """The task's scripted policy, which reads the state of the envs and not their observations."""
 
-    def __init__(self, env: BatchEnv) -> None:
-        self._script = Script(env)
+    def __init__(self, env: BatchEnv, name: str | None = None) -> None:
+        self._name, self._script = name, Script(env, name)
 
     def player(self, env: BatchEnv) -> Player:
         """Return the teacher as a player of `env`, for evaluations."""
-        return Script(env)
+        return Script(env, self._name)
 
     def act(self, obs: Obs) -> torch.Tensor:
         return self._script(obs, ())[0]
@@ -107,8 +107,9 @@ class _GroupPlayer:
 
 def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None) -> ScriptedTeacher | PolicyTeacher:
     """Return the teacher of `config`; `saved`: its state in the run's checkpoint. Raises `UserError`."""
-    if config.teacher == SCRIPTED:
-        return ScriptedTeacher(env)
+    name, _, script = str(config.teacher).partition(":")
+    if name == SCRIPTED:
+        return ScriptedTeacher(env, script or None)
     if saved is None:
         teacher_config, policy = _read(config)
         check_spaces(config, teacher_config, env)
@@ -137,7 +138,7 @@ def _find(config: RunConfig) -> tuple[Run, int | str | None]:
 
 def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` cannot teach in `env`, without making envs."""
-    if config.teacher is None or config.teacher == SCRIPTED:
+    if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
     run = opened(_find(config)[0], trust)
     check_spaces(config, run.config, env)

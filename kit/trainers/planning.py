@@ -119,8 +119,9 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
     env = envs.describe(config.env, config.env_options)
     if config.teacher is None:
         raise UserError(f"algo={config.algo!r} needs a teacher; set teacher to a run such as runs/NAME, or 'scripted'.")
-    if config.teacher == SCRIPTED and not env.scripted:
-        raise UserError(f"teacher='scripted': env={config.env!r} has no scripted policy; name a run instead.")
+    if config.teacher.partition(":")[0] == SCRIPTED and config.teacher not in env.scripts:
+        valid = f"valid are {', '.join(env.scripts)}" if env.scripts else "name a run instead"
+        raise UserError(f"teacher={config.teacher!r} is no scripted policy of env={config.env!r}; {valid}.")
     groups = config.env_options.get(OBS_GROUPS, [])
     if TEACHER in groups or TEACHER not in env.groups:
         return config
