@@ -34,7 +34,9 @@ ALGOS = {
     "Distill": "kit.trainers.distill",
 }
 """Algorithm name -> the module that defines it, as its constant `ALGORITHM`."""
-ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
+ENCODERS = (
+    "auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "clip_cnn", "simple3dcnn", "r3d18", "timesformer",
+)  # fmt: skip
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 SCRIPTED = "scripted"
 """Value of `teacher` that names the task's scripted policy."""

@@ -101,44 +101,45 @@ def spread(total: int, count: int) -> list[int]:
 
 
 class NatureEncoder(ImageExtractor):
-    """Mnih et al.'s three convolutions over the frames of a camera as channels.
-
-    `frames`: how many frames of a clip it reads, the newest and others at growing distances (`spread`); default: all.
-    """
+    """Mnih et al.'s three convolutions over all frames of a camera as channels."""
 
     name, least_pixels = "nature_cnn", NATURE_PIXELS
-    layers = NATURE
 
-    def __init__(
-        self, observation_space: Space, features: int = 128, shared: bool = False, frames: int | None = None
-    ) -> None:
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        return _Stacked(shape[0] * shape[1], NATURE)
+
+
+class MultiCameraEncoder(ImageExtractor):
+    """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
+
+    name, least_pixels = "multi_camera", NATURE_PIXELS
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        return _Stacked(shape[0] * shape[1], SMALL)
+
+
+class ClipEncoder(ImageExtractor):
+    """`NatureEncoder` over `frames` frames of a clip: the newest, and older ones at growing distances (`spread`).
+
+    It is as cheap as with few frames, and sees slow motion too.
+    """
+
+    name, least_pixels = "clip_cnn", NATURE_PIXELS
+
+    def __init__(self, observation_space: Space, features: int = 256, shared: bool = False, frames: int = 3) -> None:
         self._frames = frames
         super().__init__(observation_space, features, shared)
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
-        if (frames := options.get("frames")) is not None:
-            check_whole("frames", frames, 1)
+        check_whole("frames", options.get("frames", 3), 1)
         super().check(observation_space, **options)
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        frames, channels = shape[:2]
-        return _Stacked(len(self._index(frames)) * channels, self.layers)
+        return _Stacked(len(spread(shape[0], self._frames)) * shape[1], NATURE)
 
     def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
-        frames = clip.shape[1]
-        index = self._index(frames)
-        return clip if len(index) == frames else clip[:, index]
-
-    def _index(self, frames: int) -> list[int]:
-        return spread(frames, self._frames or frames)
-
-
-class MultiCameraEncoder(NatureEncoder):
-    """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
-
-    name, least_pixels = "multi_camera", NATURE_PIXELS
-    layers = SMALL
+        return clip[:, spread(clip.shape[1], self._frames)]
 
 
 class Simple2DEncoder(ImageExtractor):

@@ -69,6 +69,8 @@ class Algorithm:
     """Hyperparameters of `trainer` that SB3's class does not have -> type."""
     used: tuple[str, ...] = ()
     """Hyperparameters of SB3's class that `trainer` has too; empty: all."""
+    clip_encoder: str = "auto"
+    """What encoder="auto" means for frame stacks of images."""
     taught: bool = False
     """Whether it learns from a teacher (`RunConfig.teacher`), which needs the observation group "teacher"."""
     memory_remedy: str = "network, n_steps or batch_size"

@@ -89,6 +89,7 @@ def plan(config: RunConfig) -> Plan:
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
+    stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     device = device_of(config, encoders.sees_images(env.observation_space))
     row = row_of(record, config, device)
     hyper = complete(record, row, config.overrides)
@@ -96,6 +97,7 @@ def plan(config: RunConfig) -> Plan:
     resolved = config.replace(
         run_name=config.run_name or default_name(config),
         device=device,
+        encoder=record.clip_encoder if config.encoder == "auto" and stacks else config.encoder,
         n_envs=n_envs,
         threads=config.threads if isinstance(config.threads, int) else limits.usable_cores(),
         eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
