@@ -47,7 +47,7 @@ class _Stacked(nn.Module):
         self.layers = convolutions(channels, layers)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        images = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(-1, 1)  # (B, T·C, H, W), channels-last in memory
+        images = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(3, 1)  # (B, T·C, H, W), channels-last in memory
         return self.layers(images)
 
 
@@ -139,7 +139,8 @@ class ClipEncoder(ImageExtractor):
         return _Stacked(len(spread(shape[0], self._frames)) * shape[1], NATURE)
 
     def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
-        return clip[:, spread(clip.shape[1], self._frames)]
+        index = spread(int(clip.shape[1]), self._frames)  # int: while it is exported to ONNX, a shape is a tensor
+        return torch.stack([clip[:, i] for i in index], dim=1)
 
 
 class Simple2DEncoder(ImageExtractor):

@@ -23,7 +23,8 @@ def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     )  # fmt: skip
     assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
     for text in (
-        "scripted wiper", "scripted seeker", "policy, step 256", "Clean plates per hour", "simple2dcnn", "clips/s learning",
+        "scripted wiper", "scripted seeker", "policy, step 256", "Clean plates per hour", "simple2dcnn",
+        "clips/s learning",
     ):  # fmt: skip
         assert text in shown
     assert re.search(r"DishwashingVideo with Distill: a mean return of -?[\d.]+ after 128 steps", shown)

@@ -4,7 +4,9 @@ import json
 import shutil
 import signal
 
+import numpy as np
 import pytest
+from stable_baselines3 import PPO
 
 import kit
 from kit.errors import UserError
@@ -87,6 +89,18 @@ def test_ppo_trains_a_student_further(tmp_path, teacher):
         run_name="on", n_envs=4, overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     )  # fmt: skip
     assert after.status()["state"] == "finished"
+
+
+def test_a_student_leaves_kit_as_any_policy_does(tmp_path):
+    """Plain SB3 opens its zip as PPO; the ONNX takes the policy's clip alone, not what the teacher sees."""
+    run = student(tmp_path, "s", "scripted")
+    assert complete(run) == 0, run.log()
+    clip = kit.make_vec(CHASE, 3, "cpu", 0, 1).reset(seed=0)
+    actions = run.policy("latest").act(clip)
+    model = PPO.load(kit.export(run, "sb3", "latest"), device="cpu")
+    assert np.allclose(model.predict(clip.numpy(), deterministic=True)[0], actions.clamp(-2, 2), atol=1e-5)
+    about = json.loads(kit.export(run, "onnx", "latest").with_suffix(".json").read_text())
+    assert [entry["name"] for entry in about["inputs"]] == ["obs.eye"]
 
 
 def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher):
