@@ -11,8 +11,8 @@ from stable_baselines3 import PPO
 import kit
 from kit.errors import UserError
 from kit.runs.evaluation import EVAL_SEED, Evaluator
-from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import Forked, complete, create
+from tests.runs.test_resume import assert_same_end, killed_at_random
 
 CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
 SMALL = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
@@ -33,10 +33,6 @@ def student(folder, name, teacher, **fields):
     return create(folder, name, "Distill", SMALL, teacher=teacher, **fields)
 
 
-def rows(run):
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
-
-
 @pytest.mark.parametrize("kind", ["scripted", "run"])
 def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
     """Labels, images, noise and the teacher are in the checkpoints: the teacher's folder is gone after the first."""
@@ -51,8 +47,19 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
         session.wait()
         shutil.rmtree(tmp_path / "lent", ignore_errors=True)
     assert complete(cut) == 0, cut.log()
-    assert json.dumps(rows(cut)) == json.dumps(rows(uncut))
-    assert fingerprint(cut) == fingerprint(uncut)
+    assert_same_end(cut, uncut)
+
+
+@pytest.mark.storm
+def test_twenty_kills_in_one_run(tmp_path, teacher):
+    """The labels come from segments of every session."""
+    fields = {"total_steps": 6000, "eval_every": 2000}
+    uncut = student(tmp_path, "uncut", str(teacher.path), **fields)
+    assert complete(uncut) == 0, uncut.log()
+    cut = student(tmp_path, "cut", str(teacher.path), checkpoint_every="0.05s", **fields)
+    assert killed_at_random(cut, 20, seed=1, longest_s=1.5) >= 20
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
 
 
 def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
