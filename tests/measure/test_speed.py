@@ -96,8 +96,8 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_cost_is_told_where_a_price_is_known() -> None:
     card = (Gpu("NVIDIA GeForce RTX 4090", 24 * 2**30, "550", "12.4"),)
-    assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 as last documented"
-    assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent as last documented"
+    assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 at the last known price"
+    assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent at the last known price"
     assert advice.cost(machine(place="RunPod"), 3600) == ""
     assert advice.cost(machine(place="Google Colab"), 3600) == "free of charge"
     assert advice.cost(machine(place="Google Colab", gpus=card), 3600) == ""
