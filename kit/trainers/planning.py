@@ -48,7 +48,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, env: Spaces | BatchEnv) -> Plan:
-        """Look up the algorithm and encoder of `config`, which holds no "auto", for `env` or its `kit.envs.describe`.
+        """Look up algorithm and encoder of `config`, which has no "auto" left, for `env` or its `kit.envs.describe`.
 
         Raises `UserError` for an unknown algorithm or encoder, or a combination that does not work.
         """
