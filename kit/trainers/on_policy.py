@@ -103,7 +103,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
-                if not on_cpu or truncated.any():  # on a GPU always: `any` would synchronise, which costs more
+                if not on_cpu or truncated.any():  # always on a GPU, where `any` would synchronise, which costs more
                     final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
                     rollout.store_truncated(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs
