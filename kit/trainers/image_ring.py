@@ -39,8 +39,8 @@ class ImageRing:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
 
-        `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each one's episode. `written`:
-        rows added so far.
+        `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each transition's episode.
+        `written`: number of rows added so far.
         """
         assert self.ring is not None and self.latest is not None
         flat = self.ring.flatten(0, 1)
