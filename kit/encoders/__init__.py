@@ -41,7 +41,7 @@ class Encoder(NamedTuple):
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Function that makes the view of a frozen encoder, or one without entries that no network reads; None: no view."""
+    """Function that makes a view, which applies a frozen encoder or drops entries that no network reads; or None."""
 
 
 class EncoderInfo(NamedTuple):
@@ -161,7 +161,10 @@ def _asymmetric(
 def _extractor(
     encoder: str, space: Space, options: Mapping[str, Any], own: bool = False
 ) -> type[BaseFeaturesExtractor] | None:
-    """Return the features extractor class for a policy's input `space`; None for SB3's default, unless `own`."""
+    """Return the features extractor class for a policy's input `space`; None means SB3's default.
+
+    With `own`, SB3's default is used for vectors only.
+    """
     if ":" in encoder:
         custom = load(encoder)
         _check_options(encoder, custom, options)
@@ -189,7 +192,7 @@ def _extractor(
 
 
 def _selecting_view(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
-    """Return a function that makes a view of the entries `names`; None if these are all entries of `space`."""
+    """Return a function that makes a view of the entries `names`; None if `names` are all entries of `space`."""
     others = names is not None and isinstance(space, spaces.Dict) and not set(space) <= set(names)
     return partial(PolicyView, space, tuple(names)) if others and names is not None else None
 
@@ -200,7 +203,7 @@ def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_prefix(space: Space, obs_groups: Groups) -> None:
-    """Raise `UserError` for entries named critic_* without obs_groups: until 0.2 kit hid them from the actor."""
+    """Raise `UserError` for entries named critic_* without obs_groups: up to 0.2, kit hid them from the actor."""
     if isinstance(space, spaces.Dict) and not obs_groups:
         hidden = [name for name in space if name.startswith("critic_")]
         if hidden:

@@ -60,7 +60,7 @@ class GroupedPolicy(Policy):
         return self._extractor(self.actor_entries)
 
     def make_critic_extractor(self, actor: BaseFeaturesExtractor) -> BaseFeaturesExtractor:
-        """Build the critic's extractor; it has as many features as the `actor`'s if only that one reads images."""
+        """Build the critic's extractor: `CriticState`, as wide as the `actor`'s, if only the actor reads images."""
         sees_images = [any(map(is_image, self._space(e).values())) for e in (self.actor_entries, self.critic_entries)]
         if sees_images == [True, False]:
             return CriticState(self._space(self.critic_entries), actor.features_dim)

@@ -17,7 +17,7 @@ NATURE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The network of Mnih et al., 2015."""
 SMALL: Layers = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 PATCHES: Layers = ((16, 4, 4), (32, 3, 2), (32, 3, 2))
-"""Applied to every frame separately, so it is small: a fifth of the work of `NATURE`."""
+"""Small, because it is applied to every frame separately: a fifth of the work of `NATURE`."""
 NATURE_PIXELS, PATCHES_PIXELS = 36, 28
 """Smallest image side for `NATURE` and for `PATCHES`."""
 
@@ -30,7 +30,10 @@ class FromBytes(nn.Conv2d):
 
 
 def convolutions(channels: int, layers: Layers) -> nn.Sequential:
-    """Build convolutions for images (B, channels, H, W) from 0 to 255, on CPUs faster if these are channels-last."""
+    """Build convolutions for images (B, channels, H, W) from 0 to 255.
+
+    On a CPU they are faster if the images are channels-last in memory.
+    """
     modules: list[nn.Module] = []
     for width, kernel, stride in layers:
         kind = nn.Conv2d if modules else FromBytes
@@ -54,7 +57,8 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work; each older frame was the newest one before.
+    Gradients flow through the newest frame only, which halves the work. Each older frame gave its gradients in an
+    earlier sample, in which it was the newest.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:

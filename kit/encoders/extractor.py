@@ -20,8 +20,8 @@ class ImageExtractor(BaseFeaturesExtractor):
     """SB3 features extractor for images or clips, alone or in a Dict with vectors.
 
     Images (C, H, W) and clips (T, C, H, W) are uint8 or float, 0 to 255. Each camera has its own network (its "eye");
-    with `shared` all use one. A linear layer maps the outputs of all cameras to `features` numbers, to which the vector
-    entries are appended. The output is (B, features + length of all vector entries).
+    with `shared` all cameras use one network. A linear layer maps the outputs of all cameras to `features` numbers. The
+    vector entries are appended to them. The output is (B, features + length of all vector entries).
     """
 
     name = "module:Class"
@@ -97,7 +97,7 @@ class ImageExtractor(BaseFeaturesExtractor):
             raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
         clip = self.choose_frames(images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
-        # rounding in convolutions depends on the order in memory, so it is always that of rollouts, (T, B, H, W, C)
+        # rounding in convolutions depends on the order in memory, so clips always get that of rollouts, (T, B, H, W, C)
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 

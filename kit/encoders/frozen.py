@@ -18,8 +18,8 @@ from kit.format.weights import fingerprint
 class FrozenView(PolicyView):
     """View that replaces images by features of a frozen encoder, with vector observations appended: (n, width) float32.
 
-    Rollouts and replay buffers store these features. Called with features, it returns them unchanged. As a checkpoint
-    component it refuses other weights than the run's, so that features are never mixed.
+    Rollouts and replay buffers store these features. Called with features, it returns them unchanged. `load_state`
+    refuses a run with other encoder weights, so that features of different weights are never mixed.
     """
 
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:

@@ -21,7 +21,7 @@ class R3D18Encoder(PretrainedExtractor):
     """R3D-18 encoder: 512 features per clip, one network (33 M weights) for all cameras.
 
     `weights`: "kinetics" for torchvision's, which are downloaded once; the path of a file; or None for random weights.
-    With `frozen` they never change. Without it they are trained, which is slow on a CPU.
+    With `frozen` the weights never change; else they are trained, which is slow on a CPU.
     """
 
     name, least_pixels = "r3d18", 16
@@ -70,9 +70,9 @@ def _network(weights: str | None) -> nn.Module:
 
 
 def torchvision(encoder: str) -> Any:
-    """Return torchvision, even if its operators do not match torch, such as a CPU build of torch. Raises `UserError`.
+    """Import torchvision, even if its compiled operators do not fit the installed torch. Raises `UserError`.
 
-    The operators are not used here, but importing torchvision fails unless two of their names are defined.
+    kit does not use these operators, but importing torchvision fails unless two of their names are defined.
     """
     try:
         return importlib.import_module("torchvision")
@@ -89,4 +89,4 @@ def torchvision(encoder: str) -> Any:
 
 
 _KEPT: list[Any] = []
-"""References to the libraries, because operators disappear when their library is garbage-collected."""
+"""References to the libraries of `torchvision`: an operator disappears when its library is garbage-collected."""

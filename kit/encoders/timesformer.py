@@ -14,7 +14,7 @@ from kit.encoders.weights import Pretrained, PretrainedExtractor
 from kit.errors import UserError
 
 MEAN = STD = 0.5
-"""Pixels are scaled as (pixel - 127.5) / 127.5. Those of the published checkpoints differ by hundredths."""
+"""Pixels are scaled as (pixel - 127.5) / 127.5. Published checkpoints used means and stds that differ by hundredths."""
 PATCH = 16
 """Side of a patch in pixels."""
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
@@ -25,8 +25,8 @@ class TimesformerEncoder(PretrainedExtractor):
     """TimeSformer encoder: its features are the class token of each camera's clip; one network for all cameras.
 
     `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), made for
-    clips of the env's length and size; or None for a small network (0.5 M) with random weights. With `frozen` they
-    never change.
+    clips of the env's length and size; or None for a small network (0.5 M) with random weights. With `frozen` the
+    weights never change.
     """
 
     name = "timesformer"
@@ -63,7 +63,7 @@ class _ClassToken(nn.Module):
 
 def _transformers() -> tuple[Any, Any]:
     """Import transformers' classes. Raises `UserError`."""
-    torchvision("timesformer")  # transformers imports it, which fails without this workaround
+    torchvision("timesformer")  # transformers imports torchvision, which fails without this workaround
     try:
         from transformers import TimesformerConfig, TimesformerModel
     except ImportError as error:
@@ -72,7 +72,7 @@ def _transformers() -> tuple[Any, Any]:
 
 
 def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
-    """Return a TimeSformer for clips of `shape`: pretrained, or for None a small one with random weights."""
+    """Return a TimeSformer for clips of `shape`: pretrained, or small with random weights if `weights` is None."""
     make_config, model = _transformers()
     frames, _, side, _ = shape
     if weights is None:

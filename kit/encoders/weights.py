@@ -17,7 +17,7 @@ from kit.errors import UserError
 class Pretrained(nn.Module):
     """Wraps a pretrained `net`, so that SB3 does not initialise it and its batch-norm statistics never change.
 
-    With `frozen` its weights never change either.
+    With `frozen` the weights of `net` never change either.
     """
 
     def __init__(self, net: nn.Module, frozen: bool) -> None:
@@ -52,7 +52,7 @@ class PretrainedExtractor(ImageExtractor):
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read name -> tensor from a .safetensors, .pt or .pth file; code in a .pt is not run. Raises `UserError`."""
+    """Read name -> tensor from a .safetensors, .pt or .pth file, without running code in it. Raises `UserError`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"weights={str(path)!r} does not exist; give the path of a .safetensors or .pth file.")

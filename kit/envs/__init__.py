@@ -1,7 +1,7 @@
 """Vector envs: kit's own tasks by name, your own by "module:Class", and every Gymnasium env by its id.
 
-Importing this package registers kit's tasks with Gymnasium (`gymnasium.make("kit.envs:kit/Reach-v0")`), and loads
-neither torch nor MuJoCo; looking up one of kit's tasks does.
+Importing this package registers kit's tasks with Gymnasium (`gymnasium.make("kit.envs:kit/Reach-v0")`). The import
+does not load torch or MuJoCo; looking up one of kit's tasks loads both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
-"""Aliases of former names, kept for one release."""
+"""Former name -> present name, kept for one release."""
 
 
 def __getattr__(name: str) -> Any:

@@ -30,18 +30,18 @@ class BatchEnv(ABC):
     `info` holds these entries for all envs:
 
      - "final_obs" (n, ...): in finished envs the last observation of the episode, before the reset; in others `obs`.
-     - "episode_return", "episode_length" (n,): totals up to and including this step.
-     - "success" (n,) bool: only its values in steps that end an episode (`terminated | truncated`) count. It may be
-       missing from `info`: an episode whose last step lacks it is no success, and an env that never reports it has no
-       success rate.
+     - "episode_return", "episode_length" (n,): totals of the episode up to and including this step.
+     - "success" (n,) bool: counts only in steps that end an episode (`terminated | truncated`). It may be missing. An
+       episode whose last step lacks it is no success; an env that never reports it has no success rate.
      - The task's own metrics (n,). Metrics named "reward/NAME" are the terms of this step's reward.
     """
 
     num_envs: int
     device: torch.device
     observation_space: gymnasium.Space
-    """Observation space of one env. `action_space` is of one env, too."""
+    """Observation space of one env."""
     action_space: gymnasium.Space
+    """Action space of one env."""
     episode_steps: int
     """Time limit: steps after which an episode is truncated."""
     control_dt_s: float
@@ -55,23 +55,23 @@ class BatchEnv(ABC):
     """Observation groups: "policy", "critic", "teacher", ... -> top-level entries of the observation. Empty if every
     network sees all entries."""
     frames: Mapping[str, int] = MappingProxyType({})
-    """Frame-stacked entry of the observation ("" if it is a single Box) -> number of frames T. Its shape is
-    (n, T, ...), newest frame last. Each step adds one frame; at an episode's start the first is repeated T times."""
+    """Frame-stacked entry of the observation ("" if it is a single Box) -> number of frames T. The entry's shape is
+    (n, T, ...), newest frame last. Each step adds a frame; an episode starts with its first frame T times."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
     snapshots: bool = True
     """Whether `snapshot` holds the full state, so that `restore` continues identically."""
     snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
-    """Sentence for the user: whether checkpoints hold the envs' state."""
+    """Sentence that tells the user whether checkpoints hold the envs' state."""
     physics: tuple[mujoco.MjModel, int] | None = None
-    """(MuJoCo model, physics steps per step), to measure the speed of the physics alone; None without such a model."""
+    """(MuJoCo model, physics steps per env step), to measure the speed of the physics; None without a model."""
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. The same `seed` gives the same episodes."""
 
     def stagger(self) -> None:
-        """Give the current episodes random, shorter time limits, so that the envs do not all end them together.
+        """Give the current episodes random, shorter time limits, so that they do not all end in the same step.
 
         Trainers call it after `reset`. It does nothing unless the task asks for it (`Task.staggered`).
         """
@@ -88,7 +88,7 @@ class BatchEnv(ABC):
 
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copy the full state of all envs; if `snapshots` is False, only what `restore` needs to start new episodes."""
+        """Copy the full state of all envs; if `snapshots` is False, only the data for starting new episodes."""
 
     @abstractmethod
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:

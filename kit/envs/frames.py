@@ -19,7 +19,7 @@ from kit.errors import UserError, check_whole
 
 
 def stacked_space(space: gymnasium.Space, frames: Mapping[str, int]) -> gymnasium.Space:
-    """Return `space` with each entry named in `frames` stacked to (T, ...). "" names an observation that is a Box."""
+    """Return `space` with each entry named in `frames` stacked to (T, ...). The name "" stands for a single Box."""
     for name, count in frames.items():
         entry = space if name == "" else space.get(name) if isinstance(space, spaces.Dict) else None
         if not isinstance(entry, spaces.Box):

@@ -5,8 +5,8 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"obs_groups": ["critic", "teacher"]})
 
-An env delivers the entries of the policy's group and of the requested groups; others are not computed. A single entry
-is delivered alone, not in a Dict (unless the task's `bare` is False).
+An env delivers the entries of the policy's group and of the requested groups; other entries are not computed. A single
+entry is delivered without the Dict, unless the task's `bare` is False.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DeliveredObs(NamedTuple):
 
 
 def delivered_obs(task: Task) -> DeliveredObs:
-    """Return what the env of `task` delivers. Raises `UserError` for unknown entries in groups."""
+    """Return the observation that the env of `task` delivers. Raises `UserError` for unknown entries in groups."""
     space, frames = task.observation_space, task.frames
     check(task.obs_groups, space)
     if not task.obs_groups:

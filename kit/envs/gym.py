@@ -16,13 +16,13 @@ from kit.envs.vec import TensorEnv
 
 Infos = dict[str, Any]
 _TOTALS = ("final_obs", "episode_return", "episode_length")
-"""Entries left out of Gymnasium's `info`, because Gymnasium reports them elsewhere."""
+"""Entries of kit's `info` that are not metrics. `TaskVectorEnv` returns "final_obs" as Gymnasium's vector envs do."""
 
 
 class TaskEnv(gymnasium.Env[Any, Any]):
     """Gymnasium env of the task named `task`. `info` holds the task's metrics as numbers, including "is_success".
 
-    `render` uses `camera`, by default the task's first one.
+    `render` uses `camera`, by default the task's first camera.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -128,7 +128,7 @@ class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
 
 def _reset(env: TaskEnv | TaskVectorEnv, seed: int | None) -> Obs:
-    """Start new episodes; the tensor env is seeded from Gymnasium's generator if that is new."""
+    """Start new episodes. At the first reset, or if `seed` is given, seed the tensor env from Gymnasium's generator."""
     fresh = seed is not None or not env._seeded
     env._seeded = True
     return env.tensor_env.reset(int(env.np_random.integers(2**31)) if fresh else None)

@@ -1,4 +1,4 @@
-"""Vector env of any Gymnasium env. SB3's vector envs step it; observations and rewards become tensors."""
+"""Vector env of any Gymnasium env: SB3's vector envs step the copies; observations and rewards become tensors."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class GymnasiumEnv(BatchEnv):
         return final
 
     def _tensor(self, obs: Any) -> Obs:
-        """Convert `obs` to tensors, floating-point numbers to float32."""
+        """Convert `obs` to tensors; floating-point numbers become float32."""
 
         def convert(values: Any) -> torch.Tensor:
             tensor = torch.as_tensor(np.asarray(values), device=self.device)
@@ -185,8 +185,8 @@ def _flattened(env: gymnasium.Env) -> gymnasium.Env:
 class _Snapshots(gymnasium.Wrapper):
     """Snapshots of Gymnasium's MuJoCo envs: physics, derived arrays, random generator and elapsed steps.
 
-    Arrays that MuJoCo derives from the state, such as body positions, are saved too: observations read them, and after
-    a step they belong to an earlier state, so that recomputing them would change them.
+    Arrays that MuJoCo derives from the state, such as body positions, are saved too, because observations read them.
+    They cannot be recomputed: after a step they belong to the state before the last physics step.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -226,7 +226,7 @@ class _Snapshots(gymnasium.Wrapper):
             self._clock._elapsed_steps = int(snapshot["elapsed_steps"])
 
     def image(self, height: int, width: int) -> np.ndarray:
-        """Render an image, uint8 (height, width, 3): of MuJoCo envs by kit's renderer; others render themselves."""
+        """Render an image, uint8 (height, width, 3), with kit's renderer for MuJoCo envs, else the env's `render`."""
         inner: Any = self.env.unwrapped
         if isinstance(inner, MujocoEnv):
             from kit.sim.render import render_data

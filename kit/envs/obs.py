@@ -44,7 +44,7 @@ def leaves(name: str, obs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
-    """Undo `leaves(name, obs)`: return `obs` from `columns`, name -> tensor, which may hold other names too."""
+    """Undo `leaves(name, obs)`: return `obs` from `columns`, name -> tensor. `columns` may hold other names too."""
     if name in columns:
         return columns[name]
     keys = [key[len(name) + 1 :].partition(".")[0] for key in columns if key.startswith(f"{name}.")]
@@ -61,7 +61,10 @@ def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def pick(obs: Obs, names: Collection[str] | None, bare: bool = True) -> Obs:
-    """Return a dict of the entries `names` of `obs`, or with `bare` a single entry alone; None returns `obs`."""
+    """Return a dict of the entries `names` of `obs`. If `bare`, return a single entry without the dict.
+
+    `names=None` returns `obs`.
+    """
     if names is None or not isinstance(obs, Mapping):
         return obs
     picked = {name: value for name, value in obs.items() if name in names}
@@ -103,7 +106,7 @@ class PolicyView:
         return converted if isinstance(obs, Mapping) else converted[""]
 
     def frames(self, frames: Mapping[str, int]) -> Mapping[str, int]:
-        """Return an env's `frames` (entry -> stack length) with the entry names of the converted observation."""
+        """Return an env's `frames` (entry -> stack depth) with the entry names of the converted observation."""
         if self._names is None or isinstance(self.space, spaces.Dict):
             return frames
         (name,) = self._names
@@ -116,9 +119,9 @@ def is_image(space: Space) -> bool:
 
 
 def newest_image(images: torch.Tensor) -> np.ndarray:
-    """Return the newest image of one env for display, uint8 (H, W, 3): its last three channels, or the last as grey.
+    """Return the newest image of one env for display, uint8 (H, W, 3).
 
-    `images` is (C, H, W) or a stack (T, C, H, W).
+    `images` is (C, H, W) or a stack (T, C, H, W). The last three channels are shown as RGB; of fewer, the last as grey.
     """
     image = images[-1] if images.ndim == 4 else images
     colours = image.movedim(0, -1)[..., -3:] if len(image) >= 3 else image[-1:].movedim(0, -1)

@@ -1,4 +1,4 @@
-"""Base class for a task's options: a frozen dataclass. Each field has a default, bounds, a unit and a source."""
+"""Base class for a task's options: a frozen dataclass, whose numeric fields have a default and bounds."""
 
 from __future__ import annotations
 

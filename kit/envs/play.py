@@ -37,19 +37,19 @@ class Transition(NamedTuple):
     """(n,) bool: this step is the first of its episode."""
     action: torch.Tensor
     next_obs: Obs
-    """(n, ...): the observation after the step; where an episode ended, the first of the next one."""
+    """(n, ...): the observation after the step; where an episode ended, the first of the next episode."""
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
     info: Info
     ended: torch.Tensor
-    """(n,) bool: this step ends one of the env's first `episodes` episodes."""
+    """(n,) bool: this step ends an episode that counts (see `play`)."""
 
 
 def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) -> Iterator[Transition]:
     """Step `env` with the actions of `player`, starting from `obs`, the result of `env.reset`.
 
-    Ends when every env has finished `episodes` episodes. Only the first `episodes` of each env count
+    Ends when every env has finished `episodes` episodes. Only the first `episodes` episodes of each env count
     (`Transition.ended`), so that short episodes are not overrepresented.
     """
     n = env.num_envs

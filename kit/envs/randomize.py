@@ -42,7 +42,7 @@ class Term:
     log: bool = False
     """Log-uniform instead of uniform."""
     every_s: float | None = None
-    """Simulated time between two draws within an episode, s; None draws at its start only."""
+    """Simulated seconds between two draws in an episode; None: draw at the start of the episode only."""
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
         uniform = torch.rand(shape, generator=generator, dtype=dtype, device=generator.device)
@@ -54,7 +54,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelTerm(Term):
-    """Randomise `fields` of MjModel (see `kit.sim.base.PARAMETERS`): scale by, add, or set the random number."""
+    """Scale `fields` of MjModel (`kit.sim.base.PARAMETERS`) by a random number, add it to them, or set them to it."""
 
     fields: tuple[str, ...] = dataclasses.field(kw_only=False)
     how: Literal["scale", "add", "set"] = "scale"
@@ -64,10 +64,10 @@ class ModelTerm(Term):
     columns: int | None = None
     """Number of leading columns of the fields to randomise, such as 1 for sliding friction only; None for all."""
     each: bool = False
-    """Whether every row draws its own random number; if False, all rows of an env share one."""
+    """Whether every row draws its own random number; if False, all rows of an env share one number."""
 
     def apply(self, value: torch.Tensor, number: torch.Tensor, rows: torch.Tensor) -> None:
-        """Change `value` (n, all rows, ...), a field, in place in `rows` (k,), by `number` (n, 1) or (n, k)."""
+        """Apply `number` (n, 1) or (n, k) in place to the `rows` (k,) of a field's `value` (n, all rows, ...)."""
         columns = slice(None) if self.columns is None or value.ndim < 3 else slice(self.columns)
         index: Any = (slice(None), rows) if value.ndim < 3 else (slice(None), rows, columns)
         old = value[index]
@@ -90,7 +90,7 @@ class ObservationNoise(Term):
 
 
 def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]:
-    """Return those of the task's `terms` that `option`, the value of env_options `randomize`, switches on."""
+    """Return the task's `terms` that `option`, the value of env_options `randomize`, switches on."""
     if option is None or isinstance(option, bool):
         option = list(terms) if option else []
     if not isinstance(option, list | tuple | Mapping):
@@ -163,13 +163,13 @@ class Randomizer:
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def step(self, generator: torch.Generator) -> None:
-        """Count a step, and draw again the terms whose interval has passed."""
+        """Count a step. Draw the terms again whose interval `every_s` has passed."""
         if self._every:
             self._age += 1
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)
 
     def delayed(self, action: torch.Tensor) -> torch.Tensor:
-        """Store `action` (n, act) and return the action (n, act) to use in this step: an earlier one if delayed."""
+        """Store `action` (n, act); return the action (n, act) that reaches the env in this step, which may be older."""
         if not self._delays:
             return action
         longest = max(int(self.terms[name].high) for name in self._delays)
@@ -180,7 +180,7 @@ class Randomizer:
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
     def noisy(self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None) -> Obs:
-        """Return `obs` (n, ...) with observation noise; `names` are the entries to add it to, None means all."""
+        """Return `obs` (n, ...) with observation noise added to the entries `names`; None means all entries."""
         if self._noise and names is not None and isinstance(obs, Mapping):
             return {**obs, **self.noisy({name: x for name, x in obs.items() if name in names}, generator)}  # type: ignore[dict-item]
         for term in self._noise:
@@ -193,7 +193,7 @@ class Randomizer:
         return obs
 
     def _draw(self, envs: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Draw terms again and apply them. `envs`: term -> (n,) bool, True for envs that get a new number.
+        """Draw terms again and apply the model terms. `envs`: term -> (n,) bool, True for envs that get new numbers.
 
         Numbers are drawn for all n envs, so that one env's numbers do not depend on which others draw.
         """
@@ -205,7 +205,10 @@ class Randomizer:
             self._apply(self._sim, torch.stack(list(envs.values())).any(0))
 
     def _apply(self, sim: Simulator, envs: torch.Tensor) -> None:
-        """Write the randomised fields to the simulator and update, where `envs` (n,) bool is True, what it derives."""
+        """Write the randomised fields to the simulator.
+
+        Recompute the constants that MuJoCo derives from them in the envs where `envs` (n,) bool is True.
+        """
         for field, names in self._fields.items():
             value = self._compiled[field].expand(self.n, *self._compiled[field].shape).clone()
             for name in names:
@@ -216,7 +219,7 @@ class Randomizer:
         sim.derive(envs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the random numbers, ages and delayed actions. Model fields are in the simulator's snapshot."""
+        """Copy the random numbers, step counts and stored actions. Model fields are in the simulator's snapshot."""
         recent = {} if self._recent is None else {"late": self._recent.clone()}
         return {"age": self._age.clone(), **{name: x.clone() for name, x in self.drawn.items()}, **recent}
 

@@ -50,7 +50,7 @@ MOVED = {
     "kit.envs.reach": "kit.tasks.reach.task",
     "kit.envs.reach_vision": "kit.tasks.reach.vision",
 }
-"""Module names of tasks until 0.2 -> today's, for configs of older runs."""
+"""Module of a task up to kit 0.2 -> its present module, for configs of older runs."""
 CARRIED = "KIT_REGISTERED_ENV"
 """Environment variable for child processes: the JSON spec of a Gymnasium env that this process has registered."""
 
@@ -102,7 +102,7 @@ class Spaces(NamedTuple):
     batched: bool
     """Whether the env is a `Task`: all envs are stepped as one batch, on the training device."""
     physics: bool = True
-    """Whether a step simulates MuJoCo physics. Without it a step is so cheap that thousands of envs pay off."""
+    """Whether a step simulates MuJoCo physics. Without physics a step is so cheap that thousands of envs pay off."""
     obs_groups: Groups = MappingProxyType({})
     """See `BatchEnv.obs_groups`."""
     groups: tuple[str, ...] = ()
@@ -112,13 +112,13 @@ class Spaces(NamedTuple):
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return side -> run, from the `env_options` that name a run whose policy plays that side as the opponent."""
+    """Return side -> run, for each side in `env_options` that the policy of a saved run plays as an opponent."""
     sides = getattr(find(env), "opponents", ())
     return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
 
 
 def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `env_options` without opponents from runs, which are not needed to get spaces or to measure speed."""
+    """Return `env_options` without the opponents from saved runs, for getting spaces or measuring speed."""
     return {name: value for name, value in env_options.items() if name not in opponents(env, env_options)}
 
 
@@ -129,7 +129,7 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
-    """Return the spaces of one env, as a trainer gets them. Raises `UserError` if the env cannot be made."""
+    """Return the spaces and properties of one env. Raises `UserError` if the env cannot be made."""
     return _describe(env, json.dumps(env_options or {}, sort_keys=True))
 
 
@@ -172,7 +172,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
-        if own.__module__ == "kit.envs.gym":  # needs a `task`; name that instead
+        if own.__module__ == "kit.envs.gym":  # it needs a `task`; users name the task
             raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task itself, as 'Reach'.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
@@ -210,7 +210,7 @@ def child_environ(config: RunConfig) -> dict[str, str]:
 
 def _is_task(entry: object) -> TypeIs[type[Task]]:
     """Return whether `entry` is a Task class."""
-    module = sys.modules.get("kit.envs.task")  # which loads torch and MuJoCo; without it no Task class exists
+    module = sys.modules.get("kit.envs.task")  # if not imported, no Task class exists
     return module is not None and isinstance(entry, type) and issubclass(entry, module.Task)
 
 

@@ -16,7 +16,10 @@ from kit.envs.obs import Obs, PolicyView, tree_map
 
 
 class LazyInfos(Sequence[dict[str, Any]]):
-    """SB3's list of info dicts, one per env, with the entries of SB3's `Monitor`; each is built when it is read."""
+    """SB3's list of info dicts, one per env, with the entries of SB3's `Monitor`.
+
+    A dict is built when it is read.
+    """
 
     def __init__(self, info: dict[str, Any], done: torch.Tensor, truncated: torch.Tensor) -> None:
         self._info, self._done, self._truncated = info, done, truncated

@@ -59,8 +59,8 @@ class Task(ABC):
     control_dt_s: float
     """Seconds per step."""
     staggered: bool = False
-    """Whether the first episodes in training are truncated at random times, for episodes much longer than a rollout:
-    otherwise each rollout shows the policy one phase of the episodes only."""
+    """Whether the first episodes in training are truncated at random times. Use it for episodes much longer than a
+    rollout: otherwise all envs are in the same phase of their episodes, and a rollout shows only that phase."""
     video_speed: float = 1.0
     """Playback speed of videos: seconds of an episode per second of video."""
     score: str = "mean_return"
@@ -105,7 +105,7 @@ class Task(ABC):
     def measure(self) -> None:
         """Compute values that several of the methods below use. Called after every step, reset and restore.
 
-        They may depend only on the simulator and on `state`. Use few torch operations: each takes microseconds.
+        The values may depend only on the simulator and on `state`. Use few torch operations: each costs microseconds.
         """
         return None
 
@@ -151,7 +151,7 @@ class Task(ABC):
         """Return metrics of the task, name -> (n,). An evaluation aggregates them by name and dtype:
 
          - "reward/NAME", a term of the reward: summed over the episode.
-         - "NAME_per_minute", a count: events per minute of simulated time.
+         - "NAME_per_minute", the events of this step: summed, then divided by the simulated minutes.
          - Any other: the value at the end of the episode, averaged over episodes; if bool, the fraction of True.
         """
         return {}

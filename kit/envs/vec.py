@@ -61,7 +61,7 @@ class TensorEnv(BatchEnv):
     def task_info(self) -> TaskInfo:
         """The task's info; if the observation is a single vector, its fields are under the key "".
 
-        Tasks that still define `card`, the former name, are read too, for one release.
+        For one release, the former attribute name `card` is read too.
         """
         info, entries = getattr(self.task, "card", self.task.task_info), self._entries or ()
         bare = len(entries) == 1 and not isinstance(self.observation_space, spaces.Dict)
@@ -142,7 +142,7 @@ class TensorEnv(BatchEnv):
         return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids)))
 
     def _deliver(self, obs: Obs) -> Obs:
-        """Keep the entries this env returns, add noise to the policy's, and cast floating-point entries to `dtype`."""
+        """Keep the delivered entries, add noise to the policy's entries, cast floating-point entries to `dtype`."""
         obs = pick(obs, self._entries, self.task.bare)
         if self._randomizer is not None:
             obs = self._randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))

@@ -7,9 +7,9 @@
     replay/000000000000.safetensors    off-policy data, named by the number of its first row
     frozen/0123456789abcdef.safetensors   component "frozen": weights that never change, named by SHA-256
 
-Order of writing: shared files, then the others under a temporary name, each fsynced; the manifest; fsync of the
-folder; rename to the final name; fsync of `checkpoints/`. So a folder with a final name is complete even after a power
-failure. (The same order as restic's local backend and orbax.)
+Order of writing: shared files; the checkpoint's files, in a folder with a temporary name; the manifest; rename of the
+folder to its final name. Files and folders are fsynced before and after the rename, so that a folder with a final name
+is complete even after a power failure. (restic's local backend and orbax use the same order.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint in the folder `path`. `raw`: the bytes of its manifest, if they are known (see `of`)."""
+    """A committed checkpoint in the folder `path`. `raw`: the manifest's bytes if read already, else None."""
 
     step: int
     path: Path
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return a checkpoint in a store, in `folder` of the run, with the manifest `raw`. Raises `Refused`."""
+        """Return a store's checkpoint in `folder` (path in the run), from its manifest `raw`. Raises `Refused`."""
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
@@ -61,7 +61,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """Return a copy that keeps the manifest, for when the files are deleted meanwhile. Raises `Damaged`."""
+        """Return a copy with the manifest in memory, readable even if the files are deleted. Raises `Damaged`."""
         loaded = replace(self, raw=self._manifest_bytes())
         loaded.manifest()
         return loaded
@@ -74,21 +74,21 @@ class Checkpoint:
             raise Damaged(str(refusal)) from None
 
     def files(self) -> dict[str, dict[str, Any]]:
-        """Return path in the run -> {"size", "sha256"} of all needed files, manifest last. Raises `Damaged`."""
+        """Return path in the run -> {"size", "sha256"} of shared and own files, manifest last. Raises `Damaged`."""
         raw = self._manifest_bytes()
         manifest = replace(self, raw=raw).manifest()
         files = {**manifest["files"], "manifest.json": entry_of(raw)}
         return {**manifest.get("shared", {}), **{f"{self.folder}/{name}": entry for name, entry in files.items()}}
 
     def sizes(self) -> dict[str, int]:
-        """Return path in the run -> size in bytes of all needed files; empty if the manifest is damaged."""
+        """Return path in the run -> size in bytes, for the paths of `files()`; empty if the manifest is damaged."""
         try:
             return {path: entry["size"] for path, entry in self.files().items()}
         except Damaged:
             return {}
 
     def missing_from(self, held: Mapping[str, int]) -> list[str]:
-        """Return the needed files that `held` (path -> size) lacks or lists with another size; -1 matches any size."""
+        """Return the paths of `files()` that `held` (path -> size) lacks or has with another size; -1 fits any size."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self, replay: bool = True) -> None:
@@ -123,14 +123,14 @@ class Checkpoint:
         return state
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """Return the values of its state that are not tensors, by component. Raises `Damaged`."""
+        """Return the JSON values of the state, by component, without tensors. Raises `Damaged`."""
         state = json.loads(_read(self.path / "state.json"))
         if not isinstance(state, dict) or not all(isinstance(values, dict) for values in state.values()):
             raise Damaged(f"state.json of {self.path.name} is not a mapping of mappings")
         return state
 
     def replay(self) -> list[Path]:
-        """Return the files of the replay segments it needs, oldest first."""
+        """Return the paths of the replay segments that this checkpoint needs, oldest first."""
         return self._shared(REPLAY)
 
     def _shared(self, kind: str) -> list[Path]:
@@ -141,7 +141,7 @@ class Checkpoint:
 
 
 def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Checkpoint:
-    """Write `state` as `folder`/step_<step>. `shared`: manifest entries of shared files that the run has already."""
+    """Write `state` as `folder`/step_<step>. `shared`: manifest entries of shared files, already written."""
     folder.mkdir(parents=True, exist_ok=True)
     with leftovers.temporary(folder) as building:
         contents, shared = _encode(state), dict(shared or {})
@@ -151,8 +151,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        # The step may exist: the run resumed from an earlier checkpoint, or this one is rewritten to include an
-        # evaluation.
+        # a checkpoint of this step may exist: the run was resumed from an earlier one, or an evaluation is added
         old = leftovers.old(final)
         if final.exists():
             leftovers.remove(old)
@@ -179,7 +178,7 @@ def discard(folder: Path) -> None:
 def sweep(run_path: Path) -> None:
     """Clean up a run after killed processes: remove temporary files, restore a step that was being replaced.
 
-    The caller must hold the run's lock. Temporary files of live processes stay.
+    The caller must hold the run's lock. Temporary files of live processes stay if they changed within a day.
     """
     for path in run_path.glob(f"*/{leftovers.OLD}step_*"):
         final = path.with_name(path.name.removeprefix(leftovers.OLD))
@@ -188,13 +187,13 @@ def sweep(run_path: Path) -> None:
                 Checkpoint(step_of(final.name) or 0, path).verify()
                 path.rename(final)
         leftovers.remove(path)
-    for kind in (*KINDS, REPLAY, FROZEN):  # only the holder of the lock writes there
+    for kind in (*KINDS, REPLAY, FROZEN):  # no process without the lock writes in these
         leftovers.sweep(run_path / kind, sole_writer=True)
     leftovers.sweep(run_path, recursive=True)
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint of the run needs; one with a damaged manifest counts as needing none."""
+    """Delete shared files that no checkpoint of the run needs. Checkpoints with a damaged manifest are ignored."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
     needed: set[str] = set()
     for checkpoint in [each for kind in KINDS if shared for each in committed(run_path / kind)]:
@@ -213,7 +212,7 @@ def write_shared(run_path: Path, name: str, data: bytes) -> dict[str, Any]:
 
 
 def size_of(state: State) -> int:
-    """Return the approximate size of `state` on disk in bytes, without frozen weights, which are written once."""
+    """Return the approximate bytes of `state` on disk, without frozen weights, which all checkpoints share."""
     import torch
 
     components = [values for name, values in state.items() if name != FROZEN]
@@ -242,7 +241,7 @@ def _encode(state: State) -> dict[str, bytes]:
 
 
 def _write_frozen(run_path: Path, data: bytes) -> dict[str, dict[str, Any]]:
-    """Write frozen weights unless the run has them undamaged; return their entry under "shared"."""
+    """Write frozen weights unless the run has an intact copy; return path -> entry for the manifest's "shared"."""
     entry = entry_of(data)
     name = f"{FROZEN}/{entry['sha256'][:16]}.safetensors"
     path = run_path / name

@@ -1,4 +1,4 @@
-"""Atomic file writes, and reading JSON files back. Standard library only."""
+"""Write files atomically; read JSON files. Standard library only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_json(path: Path, default: Any = None) -> Any:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Load the complete lines of a JSON-lines file; the last may still be in writing. [] if the file is missing."""
+    """Load the complete lines of a JSON-lines file; the last line may be incomplete. [] if the file is missing."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -77,8 +77,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 class GrowingRows:
     """Incremental reader of a JSON-lines file that another process appends to.
 
-    `read` parses the new lines and appends them to `rows`, with the columns `names` only. If the file was truncated,
-    for example because a run was resumed from an older checkpoint, `rows` is read again from the start.
+    `read` parses the new lines and appends them to `rows`, with the columns `names` only. If the file was truncated
+    (a run was resumed from an older checkpoint), `read` starts again at the first line.
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:

@@ -1,13 +1,13 @@
-"""Layout of a run's directory, the same on this machine and in a store.
+"""Layout of a run in a store. A run directory (`kit.runs.directory`) uses the same paths, without the last two files.
 
 <run_name>/
   config.yaml  provenance.json  status.json  metrics.jsonl     text files, replaced atomically
-  checkpoints/step_000100352/…  manifest.json                  the last few, verified by reading back
+  checkpoints/step_000100352/…  manifest.json                  the last two, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
-  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. In
-                 stores that keep old versions (Hub commits) also "put_bytes": bytes written since those were last
-                 merged
+  latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. On
+                 the Hub, which keeps old versions of files, also "put_bytes": bytes written since the history was
+                 last squashed
   lease.json     see kit.stores.lease
 """
 

@@ -4,9 +4,9 @@
                                       machine, boot and PID namespace
     .kit-old-NAME                     the previous NAME, until its replacement is in place
 
-Whether a process of another machine or container lives cannot be seen. What it left is removed once nothing in it has
-changed for a day, or at once if the caller knows that no other process writes there, because it holds the run's lock or
-lease.
+Files of a dead process are removed. A process on another machine or in another container may be alive; its files are
+removed immediately only if the caller is the sole writer (it holds the run's lock or lease). Any temporary file is
+removed once it has not changed for a day.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pathlib import Path
 OLD = ".kit-old-"
 UNCHANGED_S = 24 * 3600.0
 PROGRAM = secrets.token_hex(2)
-"""Id of this program, in the names of its temporary files: exec starts another one in the same process."""
-_NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-([0-9a-f]{4})[0-9a-f]{8}")  # up to version 0.2 without process id
+"""Random id of this program, in its temporary files' names; exec starts a new program with the same process id."""
+_NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-([0-9a-f]{4})[0-9a-f]{8}")  # kit up to 0.2 left out the process id
 
 
 @contextlib.contextmanager
 def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
     """Context manager: a new temporary folder in `folder`, or an empty file with `file_mode` if that is given.
 
-    Rename it, or its contents, to the final name. What is left of it is removed at the end. Before a folder is made,
-    `sweep` removes those of dead processes in `folder`.
+    The caller renames it, or its contents, to the final name; the rest is removed at the end. Before a temporary folder
+    is made, `sweep` removes the temporary files of dead processes in `folder`.
     """
     if file_mode is None:
         sweep(folder)
@@ -47,12 +47,12 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
 
 
 def hide(path: Path) -> Path:
-    """Rename `path` to a temporary name, also on a full disk. Before deleting: no reader sees half of it."""
+    """Rename `path` to a temporary name before deleting it: no reader sees half of it. Works on a full disk."""
     return path.rename(_new_name(path.parent))
 
 
 def old(path: Path) -> Path:
-    """Return the name that the previous `path` has while it is replaced."""
+    """Return the name of the old version of `path` while `path` is replaced."""
     return path.with_name(f"{OLD}{path.name}")
 
 
@@ -63,7 +63,7 @@ def sweep(folder: Path, recursive: bool = False, sole_writer: bool = False) -> N
 
 
 def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> Iterator[Path]:
-    """Yield the temporary files in `folder` whose process is dead. `sole_writer`: no other machine writes there."""
+    """Yield the temporary files in `folder` that can be removed. `sole_writer`: no other machine writes there."""
     for path in list(_temporaries(folder, recursive)):
         with contextlib.suppress(OSError):  # it is gone, or belongs to another user
             if _is_left(path, sole_writer):
@@ -71,7 +71,7 @@ def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> It
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of all temporary files below `folder`; hard links to other files count as 0."""
+    """Return the bytes of all temporary files below `folder`; files with another hard link count as 0."""
     total = 0
     for each in _temporaries(folder, recursive=True):
         for path in [each, *each.rglob("*")]:
@@ -96,7 +96,7 @@ def _new_name(folder: Path) -> Path:
 
 @cache
 def _system() -> str:
-    """Return an id of the machine, its boot and the PID namespace: of all processes that this one can see."""
+    """Return an id of machine, boot and PID namespace. Processes with the same id can see each other."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):  # not Linux
         name = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
@@ -111,14 +111,14 @@ def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
 
 
 def _is_left(path: Path, sole_writer: bool) -> bool:
-    """Whether the process that made `path` is dead, or `path` is an old version whose successor is in place."""
+    """Whether `path` can be removed: a dead process's, unchanged for a day, or an old version that was replaced."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return path.with_name(path.name.removeprefix(OLD)).exists()
     is_local = match[1] == _system() and match[2]
     if not _is_alive(int(match[2]), match[3]) if is_local else sole_writer:
         return True
-    with temporary(path.parent, 0o600) as probe:  # a new file tells the time by the file system's clock
+    with temporary(path.parent, 0o600) as probe:  # a new file's mtime is the file system's current time
         now = probe.stat().st_mtime
     return max(each.lstat().st_mtime for each in [path, *path.rglob("*")]) < now - UNCHANGED_S
 

@@ -1,8 +1,8 @@
 """Manifests of checkpoints: validate names, sizes and hashes before a file is fetched or used.
 
-A run may come from an untrusted source. So file names cannot point outside the run's folder, the size of each file and
-of all together is limited, only safetensors and JSON files are accepted, and a safetensors file's header is checked
-before loading.
+A run may come from an untrusted source. Therefore file names cannot point outside the run's folder, the size of each
+file and the total size are limited, only safetensors and JSON files are accepted, and a safetensors file's header is
+checked before loading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TOTAL_BYTES = 8 * 2**30
 """Largest total size of a checkpoint from a store, including shared files, unless the user allows more. A million
 transitions of Reach take under 1 GB."""
 NO_LIMIT = 2**60
-"""No size limit, for checkpoints that are on this machine already."""
+"""Stands for "no limit": for checkpoints that are on this machine already."""
 MAX_JSON_BYTES = 64 * 2**20
 MAX_FILES = 10_000
 MAX_RANK = 16
@@ -36,7 +36,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 class Refused(UserError):
-    """Damaged or unsafe data. The message names it and the reason."""
+    """Data is damaged or unsafe. The message names the data and the reason."""
 
 
 def safe_name(name: object) -> str:
@@ -58,8 +58,8 @@ def safe_path(path: object) -> str:
 def read_manifest(data: bytes, step: int | None = None, max_bytes: int = MAX_TOTAL_BYTES) -> dict[str, Any]:
     """Parse and validate a manifest: version, step, digest, and every file's name, size and SHA-256. Raises `Refused`.
 
-    The manifest's step must be `step`, unless that is None. "files" has names in the checkpoint's folder, "shared" has
-    `replay/<name>` and `frozen/<name>` in the run.
+    `step`: the expected step, or None. "files" contains names in the checkpoint's folder; "shared" contains paths in
+    the run, `replay/<name>` and `frozen/<name>`.
     """
     manifest = parse_json(data, "manifest.json")
     if not isinstance(manifest, dict):
@@ -127,7 +127,7 @@ def check_tensors(path: Path) -> None:
 
     try:
         with safe_open(path, framework="np") as file:  # safe_open checks the header against the file size
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no mapping
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - `file` is no mapping
         if any(len(shape) > MAX_RANK for shape in shapes):
             raise ValueError("a tensor has too many dimensions")
     except (SafetensorError, OSError, ValueError) as error:

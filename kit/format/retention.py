@@ -1,8 +1,8 @@
 """Checkpoint retention: decide which checkpoints of a run to delete, from their age, their size and the disk space.
 
-The last three are kept, and of the last day the newest one per hour. If these need more than the available room, the
-oldest are deleted first, because only they need the oldest replay data. The newest is always kept. Best policies are
-stored in another folder and are always kept.
+Kept are the last three checkpoints, and the newest of every hour of the last 24 hours. If they need more than the
+available room, the oldest are deleted first, because only the oldest need the oldest replay data. The newest is always
+kept. The best policy is stored in another folder, which retention ignores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 KEEP_LAST = 3
 KEEP_HOURS = 24
 SPARE_PART, SPARE_BYTES = 0.05, 2**30
-"""Space that stays free for metrics, videos and other programs: this fraction of the disk or this number of bytes,
+"""Disk space left free for metrics, videos and other programs: a fraction of the disk or a number of bytes,
 whichever is smaller."""
 
 
@@ -42,7 +42,7 @@ def size(checkpoints: Sequence[Held]) -> int:
 
 
 def room(budget: int, held: int, free: int, disk: int) -> float:
-    """Return the bytes that checkpoints may use: at most `budget`, and so that the disk keeps its spare space.
+    """Return the bytes that checkpoints may use: at most `budget`, and leaving the spare space free.
 
     Checkpoints use `held` bytes now; the disk has `disk` bytes, of which `free` are free.
     """

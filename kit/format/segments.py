@@ -1,4 +1,4 @@
-"""Replay data on disk: files with segments of rows. Rows are numbered from the run's first one, 0."""
+"""Replay data on disk: each file holds a segment of rows. The run's first row has number 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DONE, RAGGED = "done", "ends."
 """Name of the column "done", (rows, n_envs) bool, and prefix of the names of ragged columns. A ragged column has one
 entry for each True in "done", in the same order, instead of one for each row."""
 PART_BYTES = 32_000_000
-"""Approximate largest size of a segment's file. Writing it needs at least this much additional memory."""
+"""Approximate maximum size of a segment's file. Writing a segment needs at least this much additional memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """Interface of an off-policy trainer, whose replay data has to be saved beside its `state()`."""
+    """Interface of an off-policy trainer. Its replay data is not part of `state()` and is saved in segments."""
 
     replay_capacity: int
     replay_written: int

@@ -1,4 +1,4 @@
-"""`kit.verify()`: check that this machine has what training needs, and say in a sentence what to do if not."""
+"""`kit.verify()`: check that this machine has what training needs; suggest a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: `message` describes the state, `remedy` is what to click or type if it is not ok."""
+    """Result of one check: `message` describes the state, `remedy` is what to do unless it is "ok"."""
 
     name: str
     state: State
@@ -105,7 +105,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
                 "an NVIDIA GPU is plugged in, but no driver answers.",
                 "install NVIDIA's driver, then reboot",
             )
-        return "ok", f"none; Reach, Ant and Go1 train well without, humanoids need one ({places.where().get_gpu}).", ""
+        return "ok", f"none; Reach, Ant and Go1 do not need one, humanoids do ({places.where().get_gpu}).", ""
     device, built = machine.gpus[0], torch.version.cuda
     count = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
     cuda = device.cuda or "?"
@@ -114,7 +114,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
         remedy = "install a CUDA build: pip install --force-reinstall torch, then restart the kernel"
         return "fail", f"{title}, but this PyTorch is built for CPUs only and cannot use it.", remedy
     if torch.cuda.is_available():
-        try:  # a GPU too new or too old for this PyTorch fails only when it is used
+        try:  # if the GPU is too new or too old for this PyTorch, only computing on it fails
             ones = torch.ones(64, 64, device="cuda")
             right = float((ones @ ones).sum()) == 64.0**3
         except RuntimeError as error:
@@ -122,7 +122,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
             return "fail", f"{title}, but computing on it fails: {reason}", "install a PyTorch built for this GPU"
         wrong = f"{title}, but it computes wrong results."
         return ("ok", title, "") if right else ("fail", wrong, "give this machine back and rent another")
-    if device.cuda and int(device.cuda.split(".")[0]) < int(built.split(".")[0]):  # minor versions do not matter
+    if device.cuda and int(device.cuda.split(".")[0]) < int(built.split(".")[0]):  # compare major versions only
         tag = "cu" + device.cuda.replace(".", "")
         remedy = f"choose an image with a newer driver, or a PyTorch built for CUDA {device.cuda} (pytorch.org, {tag})"
         return "fail", f"{title}; PyTorch is built for CUDA {built}, which this driver cannot run.", remedy
@@ -141,7 +141,7 @@ def check_physics(machine: Machine) -> Iterator[Check]:
         yield Check("Physics", "fail", f"MuJoCo {simulator} and MuJoCo Warp {renderer} are not compatible.", remedy)
         return
     yield Check("Physics", "ok", f"MuJoCo {simulator}, images by MuJoCo Warp {renderer} (no OpenGL needed)")
-    torch = sys.modules.get("torch")  # missing if it could not be imported; check_torch reports that
+    torch = sys.modules.get("torch")  # None if the import failed, which check_torch reports
     if machine.gpus and torch is not None and torch.cuda.is_available():
         from kit.machine.warp import NEWER_DRIVER, why_warp_cannot_use_gpu
 
@@ -191,7 +191,7 @@ def check_keeping(machine: Machine) -> Iterator[Check]:
 
 
 def check_drive(machine: Machine) -> Iterator[Check]:
-    """Report a mounted Google Drive, and that files in its bin still use up the quota."""
+    """Report a mounted Google Drive; remind the user that files in its bin still use up the quota."""
     if (mount := places.drive()).is_dir():
         trash = "files that other programs deleted in the last 30 days still use space (drive.google.com/drive/trash)"
         yield Check("Google Drive", "ok", f"at {mount}; {trash}; kit empties files before it deletes them")

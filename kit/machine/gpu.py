@@ -19,7 +19,7 @@ from typing import Any
 SAMPLES_PER_S = 5.0
 IDLE_PERCENT = 30.0
 ROLLOUT, UPDATE, OTHER = "rollout", "update", "other"
-"""Phases of training. `OTHER` is preparation, evaluation and saving; the GPU's load in it is not reported."""
+"""Phases of training. `OTHER` is preparation, evaluation and saving; its GPU load is not reported."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def gpu_without_driver(root: Path = Path("/")) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a GPU's samples: means, and of `memory_bytes` (all programs together) the largest."""
+    """Means of a GPU's samples; `memory_bytes` is the peak, over all programs."""
 
     samples: int
     busy_percent: float
@@ -75,7 +75,7 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """Advice if the GPU is mostly idle, else "". It needs samples of at least ten seconds."""
+        """Advice if the GPU was mostly idle, else "". Always "" for less than ten seconds of samples."""
         if self.samples < 10 * SAMPLES_PER_S or self.busy_percent >= IDLE_PERCENT:
             return ""
         return f'The GPU idles ({self.busy_percent:.0f} % busy): use device = "cpu", or more n_envs.'
@@ -94,8 +94,8 @@ def total(summaries: Iterable[Summary]) -> Summary | None:
 class Monitor:
     """Context manager: samples the GPU `device` (torch's name) from a thread while the `with` block runs.
 
-    On the CPU, or without NVML, there are no samples. Set `phase` when a phase starts. The GPU works asynchronously, so
-    for a moment it is still busy with the phase before.
+    On the CPU, or without NVML, there are no samples. The caller sets `phase` when a phase starts. The first samples of
+    a phase may still show work of the previous one, because the GPU works asynchronously.
     """
 
     def __init__(self, device: str) -> None:
@@ -147,12 +147,12 @@ def reader(device: str) -> Callable[[], Summary] | None:
         return None
     import torch
 
-    index = torch.device(device).index or 0  # torch maps it to NVML's number under CUDA_VISIBLE_DEVICES
+    index = torch.device(device).index or 0  # torch converts its index to NVML's (CUDA_VISIBLE_DEVICES)
 
     def or_zero(sensor: Callable[[int], int]) -> float:
         try:
             return float(sensor(index))
-        except Exception:  # laptops and slices of a GPU may not report it
+        except Exception:  # laptop GPUs and MIG slices may lack the sensor
             return 0.0
 
     def read() -> Summary:

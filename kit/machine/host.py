@@ -19,11 +19,11 @@ SECRETS = {
 
 
 def connect(store: str | None) -> None:
-    """On Colab, get access to `store`; elsewhere, and for other stores, do nothing.
+    """On Colab, mount Google Drive or load the secrets that `store` needs. Does nothing outside Colab.
 
-    For "drive:…" mount Google Drive (Colab asks for permission). For "hf://…" and "s3://…" copy keys from the
-    notebook's secrets to environment variables that are not set. Call it from a cell, because Colab's front end does
-    not answer a widget's callback.
+    "drive:…" mounts Google Drive (Colab asks for permission). For "hf://…" and "s3://…", keys are copied from the
+    notebook's secrets to environment variables that are not set. Call it from a cell, not from a widget's callback, in
+    which Colab's front end does not answer.
     """
     if store is None or "google.colab" not in sys.modules:
         return
@@ -36,12 +36,12 @@ def connect(store: str | None) -> None:
             if name not in os.environ:
                 try:
                     os.environ[name] = userdata.get(name)
-                except Exception as error:  # Colab's own types: no such secret, access denied, no front end
+                except Exception as error:  # Colab's exceptions: no such secret, access denied, no front end
                     print(f"{name} is not among this notebook's secrets (the key at the left): {type(error).__name__}.")
 
 
 def session_ender() -> Callable[[], object]:
-    """Return a function that ends this machine's session, so that it costs nothing more. Raises `UserError`."""
+    """Return a function that ends this rented machine's session. Raises `UserError` on other machines."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")
     if "google.colab" in sys.modules:
         return lambda: import_module("google.colab.runtime").unassign()

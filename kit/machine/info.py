@@ -70,8 +70,8 @@ def version(package: str) -> str:
 def kernels() -> Path:
     """Return the folder of Warp's compiled kernels.
 
-    It is in $WARP_CACHE_PATH (Warp's own variable), else in $KIT_CACHE (such as a folder on a Drive mount), else in the
-    user's cache folder, on a disk that outlives the machine if there is one.
+    Its parent is the first of these that is set or exists: $WARP_CACHE_PATH (Warp's own variable), $KIT_CACHE/warp,
+    $XDG_CACHE_HOME/warp, .cache/warp on a disk that outlives the machine (`places.volume`), ~/.cache/warp.
     """
     caches = os.environ.get("KIT_CACHE") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(caches or (places.volume() or Path.home()) / ".cache") / "warp"

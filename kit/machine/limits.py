@@ -1,4 +1,4 @@
-"""CPU cores and memory that this process may use. Limits of containers are respected: a quota of 2 cores gives 2."""
+"""CPU cores and memory that this process may use, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path("/")
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Return the CPU cores this process may use: the least of affinity mask, cgroup quota and KIT_CORES, at least 1."""
+    """Return the CPU cores for this process: the minimum of affinity mask, cgroup quota and $KIT_CORES; at least 1."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups(root, "cpu"):
         parts = _text(folder / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
@@ -29,7 +29,7 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Return the bytes of memory this process may use: the least of the machine's and the cgroup's limit."""
+    """Return the bytes of memory this process may use: the minimum of the machine's memory and the cgroup's limit."""
     return int(min([psutil.virtual_memory().total, *(_memory_limit(folder) for folder in _cgroups(root, "memory"))]))
 
 
@@ -46,7 +46,7 @@ def memory_free_bytes(root: Path = ROOT) -> int:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the control-group folders (versions 1 and 2) that limit this process, innermost first.
 
-    In a container the container's own group is mounted as the root, so outer paths do not exist; they are skipped.
+    In a container, the container's own group is mounted as the root. Paths outside it do not exist and are skipped.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -66,13 +66,13 @@ def _memory_limit(folder: Path) -> float:
 
 
 def _file_cache(folder: Path) -> int:
-    """Return the bytes of page cache that the kernel can free at once, which count as free memory."""
+    """Return the bytes of page cache that the kernel can free immediately; they count as free memory."""
     rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
     return next((int(row[1]) for row in rows if row[0] in ("inactive_file", "total_inactive_file")), 0)
 
 
 def _number(folder: Path, *names: str) -> float:
-    """Return the number in the first of these files that holds one; infinity (no limit) if none does."""
+    """Return the number in the first of the files `names` that contains a number; infinity (no limit) if none does."""
     texts = (_text(folder / name) for name in names)
     return next((int(text) for text in texts if text.lstrip("-").isdigit()), math.inf)
 

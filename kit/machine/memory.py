@@ -13,8 +13,8 @@ from kit.errors import Overflow
 ALLOCATION_FAILED = re.compile(
     r"out of memory|failed to allocate|can't allocate memory|not enough memory|\w*_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-"""Messages of libraries without an out-of-memory exception: the CUDA driver and runtime, Warp (a RuntimeError with
-"Failed to allocate N bytes on device 'cuda:0'"), torch's CPU allocator, cuBLAS and cuDNN."""
+"""Out-of-memory messages of libraries without an exception class for it: the CUDA driver and runtime, Warp (a
+RuntimeError with "Failed to allocate N bytes on device 'cuda:0'"), torch's CPU allocator, cuBLAS and cuDNN."""
 
 
 def shortage(error: BaseException) -> str | None:
@@ -24,11 +24,13 @@ def shortage(error: BaseException) -> str | None:
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return message.splitlines()[0]
-    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):  # fewer envs do not help against Overflow
+    # Overflow: too few contacts were allocated; fewer envs do not help
+    if not isinstance(error, RuntimeError) or isinstance(error, Overflow):
         return None
     if ALLOCATION_FAILED.search(message):
         return message.splitlines()[0]
-    # An error during the recording of a CUDA graph may only say that the recording was stopped; its context says why.
+    # Out of memory while a CUDA graph is recorded: the last error only says that the recording failed. The exception
+    # raised before it (its __context__) gives the reason.
     return None if error.__context__ is None else shortage(error.__context__)
 
 
@@ -36,7 +38,7 @@ def shortage(error: BaseException) -> str | None:
 def no_garbage_collection() -> Iterator[None]:
     """Context manager: disable Python's garbage collector while a CUDA graph is recorded.
 
-    If it freed an older graph during the recording, that would stop the recording or become part of it
+    The collector might free an older graph, which would abort the recording or become part of the new graph
     (pytorch/pytorch#161037, mujocolab/mjlab#821).
     """
     was_enabled = gc.isenabled()
@@ -49,10 +51,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def keep_freed() -> None:
-    """Make glibc reuse freed memory from now on, not return it to the system; other C libraries are left as they are.
+    """Make glibc keep freed memory for reuse instead of returning it to the system. No effect without glibc.
 
-    A batch of images takes a hundred megabytes. If its memory is returned, the system provides it again page by page,
-    which takes a quarter of the time of an update on the CPU.
+    A batch of images takes a hundred megabytes. If its memory is returned, the system maps it again page by page, which
+    takes a quarter of the time of an update on the CPU.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
 """Places that rent machines (Colab, RunPod, ...): how to recognise each, which files survive, how to get a GPU.
 
 A place is recognised by the presence of an environment variable or a path, or by the firmware's vendor. The values of
-environment variables are neither read nor kept, because some places put keys there.
+these variables are not read, because they may be keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Place:
     get_gpu: str = "rent one with an NVIDIA GPU"
     """Where to click for a GPU."""
     env: tuple[str, ...] = ()
-    """Environment variables; any of them identifies the place."""
+    """Environment variables; the place is recognised if any of them is set."""
     paths: tuple[str, ...] = ()
-    """Files or folders; any of them identifies the place."""
+    """Files or folders; the place is recognised if any of them exists."""
     vendor: str = ""
     """The start of the firmware's vendor name."""
     loses_disk: bool = True
@@ -64,7 +64,7 @@ def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) 
     """Return the place this process runs in; `LOCAL` if none is recognised."""
     names = os.environ if environment is None else environment
     try:
-        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()  # the firmware's
+        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()  # firmware vendor
     except OSError:
         vendor = ""
     for place in PLACES:

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import std
 
 LINE_EVERY_S = 5.0
-"""Shortest time between two lines, s; the last line may come sooner."""
+"""Minimum seconds between two lines; the last line may come sooner."""
 LINE = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
@@ -41,12 +41,12 @@ class ProgressLines(std.tqdm):
     def __init__(self, total: int | None = None, initial: int = 0, **options: Any) -> None:
         super().__init__(
             total=total, initial=initial, bar_format=LINE, mininterval=LINE_EVERY_S, miniters=0, smoothing=0,
-            delay=1e-9, **options,  # any delay: no line before the first update
+            delay=1e-9, **options,  # with delay > 0, tqdm prints no line before the first update
         )  # fmt: skip
         self.last_print_t = 0.0
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write a line, unless one with the same percentage is written; without a total, the count is compared."""
+        """Write a line if the whole percentage (without a total: the count) has changed since the last line."""
         percent = int(100 * self.n / self.total) if self.total else int(self.n)
         if percent != self._percent:
             self._percent = percent

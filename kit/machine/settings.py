@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 
 def worker_environment(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `environment`, by default this process's, completed for a worker process that uses `threads` cores.
+    """Return the environment of a worker process: `environment` (default: this process's), with `threads` threads.
 
     Variables that are set already keep their values.
     """
     environment = os.environ if environment is None else environment
-    # passive: a thread that waits in a loop would occupy the core of the one it waits for (24 ms a minibatch, not 10)
+    # passive: a waiting thread sleeps; if it spun, it could take the core from the thread it waits for (24 ms per
+    # minibatch instead of 10)
     caps = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     return {**caps, "OMP_WAIT_POLICY": "passive", **environment}
 
@@ -20,7 +21,7 @@ def worker_environment(threads: int, environment: Mapping[str, str] | None = Non
 def apply(device: str) -> str:
     """Turn on TF32 matrix products if `device` supports them (NVIDIA from Ampere on); return "tf32", else "full".
 
-    TF32 keeps 19 bits of 32, a relative precision of about 1e-3, and is several times faster.
+    TF32 uses 19 of 32 bits: the relative precision is about 1e-3, and products are several times faster.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """NVIDIA Warp, configured before its first use. Import `wp` from here.
 
-Importing this sets the cache folder of compiled kernels and the log level, unless the user has set them. It loads torch
-and Warp.
+Importing this module loads torch and Warp. It sets Warp's log level and the cache folder of compiled kernels, unless
+the user has set them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Warp's wheels before 1.18 are built for CUDA 12, later ones for CUDA 13, which r
 
 
 def _init() -> None:
-    """Initialise Warp. Without a GPU its C code prints warnings to stderr, which this hides."""
+    """Initialise Warp. Hide the warnings that its C code prints to stderr on a machine without a GPU."""
     stderr = os.dup(2)
     with Path(os.devnull).open("w") as devnull:
         if not torch.cuda.is_available():
@@ -44,7 +44,7 @@ _init()
 
 
 def why_warp_cannot_use_gpu() -> str | None:
-    """Return why Warp cannot use the GPU that torch can use; None if it can."""
+    """Return why Warp cannot use a GPU, assuming that torch can; None if Warp can use it."""
     if wp.is_cuda_available():
         newest = max(wp.get_cuda_devices(), key=lambda device: device.arch)
         too_old = newest.arch < min(wp.get_cuda_supported_archs(), default=0)

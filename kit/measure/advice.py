@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROOF_STEPS, PROOF_ENVS = 8192, 32
-"""Steps and envs of a run of about a minute on a CPU that uses every part of training but learns little."""
+"""Steps and envs of a trial run: about a minute on a CPU, uses every part of training, learns little."""
 NEED_GPU = ("G1Joystick",)
 """Tasks that take a day or more on a CPU."""
 DOLLARS_PER_HOUR = {
     ("This computer", ""): 0.0, ("Google Colab", "T4"): 0.0, ("Google Colab", "no GPU"): 0.0, ("RunPod", "4090"): 0.79,
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
 }  # fmt: skip
-"""(`Place.name`, text in `Machine.title`) -> price per hour when last looked up; today's may differ."""
+"""(`Place.name`, text in `Machine.title`) -> last known price per hour; the current price may differ."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def estimate(
 
 
 def cost(machine: Machine, seconds: float) -> str:
-    """Return the price as text, such as "free of charge" or "about $0.12 as last documented"; "" if unknown."""
+    """Return the price as text, such as "free of charge" or "about $0.12 at the last known price"; "" if unknown."""
     for (place, part), dollars_per_hour in DOLLARS_PER_HOUR.items():
         if place == machine.place and part in machine.title:
             price = dollars(dollars_per_hour, seconds)
-            return f"{price} as last documented" if dollars_per_hour else price
+            return f"{price} at the last known price" if dollars_per_hour else price
     return ""
 
 
@@ -89,7 +89,7 @@ def dollars(per_hour: float, seconds: float) -> str:
 
 
 def rented(seconds: float) -> pd.DataFrame:
-    """Return a table of prices of a run of `seconds` on rented machines, assuming that they are as fast as this one."""
+    """Return a table of the prices of a run on rented machines, assuming that it takes `seconds` on each of them."""
     import pandas as pd
 
     rows = {
@@ -97,7 +97,7 @@ def rented(seconds: float) -> pd.DataFrame:
         for place, price in DOLLARS_PER_HOUR.items()
         if place[1]
     }
-    columns = ["dollars per hour, as last documented", f"dollars for {duration(seconds)}"]
+    columns = ["dollars per hour, last known price", f"dollars for {duration(seconds)}"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
@@ -112,13 +112,13 @@ def disk_use(config: RunConfig) -> str:
 
 
 def _preset(machine: Machine) -> str:
-    """Return the largest preset for GPUs that fits this one's memory; without a GPU "auto", the task's own settings."""
+    """Return the largest preset that fits the GPU's memory; without a GPU "auto", the task's own settings."""
     gib = max((gpu.memory_bytes for gpu in machine.gpus), default=0) / 2**30
     return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """Return `config`; if its task needs a GPU and none works, return a tiny version of it and print why.
+    """Return `config`; if its task needs a GPU and none works, return a tiny version and print the reason.
 
     The tiny run shows that everything works. Raises `UserError` if the task's model cannot be loaded.
     """

@@ -7,5 +7,5 @@ from kit.trainers.planning import plan
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Return `config` without "auto", with complete `overrides`. Raises `UserError` if it cannot be trained."""
+    """Return `config` with a value for every "auto" and complete `overrides`. Raises `UserError` if it cannot train."""
     return plan(config).config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BATCH = 16
 BUDGET_S = 0.5
-"""Duration of a timing, s; at least one pass is timed."""
+"""Duration of each speed measurement, s; it includes at least one pass."""
 ADAM = 4
 """Numbers stored per trained parameter: the weight, its gradient and Adam's two moments."""
 
@@ -28,9 +28,9 @@ ADAM = 4
 def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """Return a table of all encoders on the observations of `env`, measured on this machine's CPU.
 
-    Columns: number of parameters; memory of the weights in training; memory of the activations that a forward pass
-    saves per observation; observations per second in acting (forward) and learning (forward and backward). The last
-    column says when to use the encoder, or why it does not take these observations.
+    Columns ("clip" means one observation): number of parameters; memory of the weights in training; memory of the
+    activations that a forward pass saves per observation; observations per second when acting (forward) and learning
+    (forward and backward); when to use the encoder, or why it cannot encode these observations.
     """
     import pandas as pd
 
@@ -70,7 +70,7 @@ def _learn(network: torch.nn.Module, obs: Any) -> None:
 
 
 def _saved_bytes(network: torch.nn.Module, obs: Any) -> int:
-    """Return the bytes that a forward pass saves for the backward pass, without weights."""
+    """Return the bytes of the activations, without weights, that a forward pass saves for the backward pass."""
     weights = {parameter.data_ptr() for parameter in network.parameters()}
     saved: dict[int, int] = {}
 

@@ -1,8 +1,8 @@
 """Measure the training speed of a config on this computer, by training it for about ten seconds (a probe).
 
-Three speeds are measured: the physics alone, the env with observations and rewards, and training; each includes the one
-before. Training speed and the duration of an evaluation give an estimate of a run's duration. `bench` measures image
-rendering too, with fixed settings, to compare machines.
+Three speeds are measured: the physics alone, the env (physics, observations and rewards), and training (env, policy and
+updates). Training speed and the duration of an evaluation give an estimate of a run's duration. `bench` measures image
+rendering too; its settings are fixed, so that machines can be compared.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PATIENCE_S = 60.0
 EVALUATION_ENVS = 20
 """Number of envs of an evaluation, one per episode (`kit.runs.session`)."""
 TURNS = 8
-"""Physics and env are measured alternately this many times each; the highest speed of each is reported."""
+"""Physics and env are measured in turn, this many times each; the highest speed of each is reported."""
 BENCH = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}
-"""Hyperparameters of `bench`, for 16 envs: the batch size and epochs are SB3's, as in the README's comparison."""
+"""PPO hyperparameters of `bench`, for 16 envs, as in the README's comparison; batch size and epochs are SB3's."""
 IMAGE_SIZE = 64
 """Height and width of images in `bench`, in pixels."""
 CACHE_FIELDS = ("env", "env_options", "algo", "encoder", "n_envs", "device", "threads", "overrides")
@@ -66,7 +66,7 @@ class Speed:
     steps_per_s: float
     """Env steps per second in training, including updates but not evaluations."""
     evaluation_s: float = 0.0
-    """Duration of one evaluation, s, if its episodes last until their time limit."""
+    """Duration of one evaluation, s, assuming that every episode reaches its time limit."""
     pictures_per_s: float | None = None
     """Images of `IMAGE_SIZE` rendered per second, summed over all envs; None if not measured."""
 
@@ -78,7 +78,7 @@ class Speed:
 
     @property
     def update_share(self) -> float:
-        """Fraction of the training time that policy and updates take, not the env."""
+        """Fraction of the training time spent in policy and updates; the rest is the env."""
         return max(0.0, 1 - self.steps_per_s / self.env_steps_per_s)
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def _key(config: RunConfig) -> str:
 
 
 def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:
-    """Start the probe in a child process, so that a notebook's kernel stays free; `answer` returns its result."""
+    """Start `probe` in a child process, so that a notebook's kernel stays free; `answer` returns the result."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -128,7 +128,7 @@ def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str
 
 
 def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
-    """Send the resolved `config` to a process of `probe_apart` and wait for its result. Raises `NotMeasured`."""
+    """Send the resolved `config` to a process started by `probe_apart`; wait for the result. Raises `NotMeasured`."""
     out, err = process.communicate(json.dumps(config.to_dict()))
     if process.returncode:
         last = (err.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
@@ -168,7 +168,7 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
             pictures = _images(env, 0.25 * seconds)
     finally:
         env.close()
-    bare = max(physics + whole) if physics else None  # physics alone cannot be slower than the env that includes it
+    bare = max(physics + whole) if physics else None  # the env includes the physics, so physics alone cannot be slower
     return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s, pictures)
 
 
@@ -197,7 +197,7 @@ def _make_env(config: RunConfig, n_envs: int) -> Any:
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
-    """Return the calls of `work` per second. Waits for the GPU at the end, since calls return before it is done."""
+    """Return the calls of `work` per second. Waits for the (asynchronous) GPU every 16 calls and at the end."""
     import torch
 
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
@@ -212,7 +212,7 @@ def rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def random_actions(env: Any, count: int) -> list[Any]:
-    """Return `count` batches of random actions (n, act). A single repeated one would push joints to their limits."""
+    """Return `count` batches of random actions (n, act). A single repeated batch would push joints to their limits."""
     import torch
     from gymnasium.vector.utils import batch_space
 
@@ -224,8 +224,8 @@ def random_actions(env: Any, count: int) -> list[Any]:
 def _physics(env: Any, threads: int, seconds: float) -> float:
     """Return the env steps per second of physics alone.
 
-    On the CPU all threads call `mj_step`, five env steps at a time, each time from the state and controls of one of the
-    envs: without such resets the states would become untypical.
+    On the CPU every thread calls `mj_step` for five env steps at a time. Before each call it restores the state and
+    controls of one of the envs, because states would become untypical in long runs with constant controls.
     """
     model, substeps = env.physics
     if env.device.type == "cuda":
@@ -244,7 +244,7 @@ def _physics(env: Any, threads: int, seconds: float) -> float:
 
 
 def _training(trainer: Any, seconds: float, report: Report) -> float:
-    """Return the env steps per second of `learn()` in the second half of about `seconds`; the first half warms up."""
+    """Train for about `seconds`; return the env steps per second in the second half (the first half warms up)."""
     start = time.perf_counter()
     marks = [(start, 0)]
 
@@ -269,7 +269,7 @@ def rate_of(marks: list[tuple[float, int]]) -> float:
 
 
 def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
-    """Return the estimated duration of one evaluation, s, by playing a part of it in separate envs."""
+    """Return the estimated duration of one evaluation, s. Plays a part of it, in separate envs."""
     from kit.envs.play import play
 
     env = _make_env(config, EVALUATION_ENVS)

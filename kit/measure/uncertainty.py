@@ -8,7 +8,7 @@ How often 95 % intervals contain the true value, over 4,000 simulated draws (`te
     bimodal: seeds learn or do not         from 60 % with three seeds    up to 15 % with three, at most 5 % from
                                            to 94 % with ten              five on
 
-Three seeds cannot reveal a bimodal distribution: too often all three are from the same mode.
+Three seeds cannot reveal a bimodal distribution, because all three are often from the same mode.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05
-"""Significance level: how often an interval may miss the true value, or a test find a difference of equal configs."""
+"""Significance level: probability that an interval misses the true value, or that a test tells equal configs apart."""
 Z = 1.959964
 """The normal distribution's quantile for `LEVEL`, two-sided."""
 LEAST_SEEDS, FEW_SEEDS = 3, 5
 """With fewer than `LEAST_SEEDS` seeds there is no interval; with fewer than `FEW_SEEDS`, a bimodal distribution may
 look like a difference between configs."""
 PIECES = 400
-"""Number of steps of the numerical integral; a tenth of it would give three correct digits of a p-value."""
+"""Number of steps of the numerical integral; a tenth as many would give three correct digits of a p-value."""
 
 
 def success_interval(rate: float, episodes: int) -> tuple[float, float]:
@@ -62,8 +62,8 @@ class Estimate:
     def of(cls, scores: np.ndarray, rates: bool = False, episodes: int = 0) -> Estimate:
         """Estimate the mean of `scores` (k,) with Student's t interval.
 
-        `rates`: the scores are success rates, over `episodes` in total (0 if unknown). Then the interval is at least as
-        wide as Wilson's for these episodes, because three seeds with the same rate do not prove that all seeds have it.
+        `rates`: the scores are success rates over `episodes` episodes in total (0 if unknown). Then the interval is at
+        least as wide as Wilson's, because three seeds with equal rates (by chance) give Student's interval zero width.
         """
         k, mean = len(scores), float(scores.mean())
         if k < LEAST_SEEDS:
@@ -82,7 +82,8 @@ class Estimate:
 def p_values(configs: Sequence[Estimate]) -> dict[tuple[int, int], float]:
     """Return pair (i, j), i < j -> p-value of their difference, by Welch's t-test with Holm's correction.
 
-    The correction limits false positives: of 20 such sets of equal configs, about one has any p-value below `LEVEL`.
+    The correction limits false positives: if all configs are equal, the probability that any p-value is below `LEVEL`
+    is about `LEVEL`.
     """
     pairs = itertools.combinations(range(len(configs)), 2)
     uncorrected = sorted((_welch(configs[i], configs[j]), (i, j)) for i, j in pairs)

@@ -34,7 +34,7 @@ def train(
 
     `fields` are fields of RunConfig. `start_from` names a pretrained policy: RUN or RUN@STEP of another run (`branch`
     lists what is copied), or a Stable-Baselines3 MODEL.zip. Opening a zip can run code, and so can importing a module
-    that a config file or another run names: both need `trust=True`. Raises `UserError` for settings that cannot work,
+    named in a config file or in another run: both need `trust=True`. Raises `UserError` for settings that cannot work,
     before any file is written.
     """
     return _foreground(create(config, fields, start_from, trust), on_progress)
@@ -130,7 +130,7 @@ def resume_existing(config: RunConfig) -> Run | None:
 
 
 def remove(run: Run, sure: bool = False) -> None:
-    """Delete the directory of `run`; a copy in a store stays.
+    """Delete the directory of `run`, but not its copy in a store.
 
     Raises `UserError` if a process is training the run, or if the run is unfinished and its newest checkpoint is in no
     store; `sure=True` skips the second check.
@@ -141,7 +141,7 @@ def remove(run: Run, sure: bool = False) -> None:
     stored_step = (now["store"] or {}).get("step")
     if not sure and now["state"] != "finished" and newest and (stored_step is None or stored_step < newest[0].step):
         raise UserError(
-            f"{run.path} is unfinished and its step {newest[0].step:,} is {run.copies()}; to delete it all the same, "
+            f"{run.path} is unfinished, and no store has its step {newest[0].step:,}; to delete it anyway, "
             "pass --yes (sure=True)."
         )
     leftovers.sweep(run.path.parent)
@@ -158,10 +158,10 @@ def create(
     trust: bool = False,
     other_process: bool = False,
 ) -> Run:
-    """Create the directory of a new run, once everything that could prevent its training is checked.
+    """Check everything that could prevent training, then create the directory of a new run.
 
-    It has a checkpoint at step 0 if the run starts with a pretrained policy. `changes` are fields of `config` that
-    differ; `start_from` and `trust` as in `train`. `other_process`: whether another process will train it. Raises
+    With a pretrained policy, a checkpoint at step 0 is written. `changes` are fields of `config` that differ;
+    `start_from` and `trust` as in `train`. `other_process`: whether another process will train the run. Raises
     `UserError`, and then leaves no file.
     """
     from kit import envs
@@ -183,7 +183,7 @@ def create(
     if config.store:
         from kit.stores import open_store
 
-        open_store(config.store, write=True)  # a store that cannot be written raises now, not after an hour
+        open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
@@ -201,7 +201,7 @@ def create(
 def _foreground(run: Run, on_progress: Progress | None) -> Run:
     from kit.runs.session import Session
 
-    control.take(run.path)  # drop commands left over from an earlier session
+    control.take(run.path)  # discard commands sent before this session
     Session(run.path, on_progress)()
     return run
 

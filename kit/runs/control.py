@@ -11,9 +11,10 @@ Command = Literal["pause", "unpause", "stop", "checkpoint"]
 
 
 def request(run_path: Path, command: Command) -> None:
-    """Send `command` to the run's training process, which polls five times a second, or to the next one that starts.
+    """Send `command` to the run's training process, which polls five times a second.
 
-    The command is the suffix of an empty file's name: creating one works even on a full disk.
+    A training process discards the commands sent before its start. The command is the suffix of an empty file's name,
+    because an empty file can be created even on a full disk.
     """
     folder = run_path / "control"
     folder.mkdir(exist_ok=True)
@@ -31,13 +32,13 @@ def take(run_path: Path) -> list[Command]:
 
 
 class Requests:
-    """What the training thread has to do; other threads set it on commands, signals and time limits."""
+    """Requests to the training thread. Other threads set them on commands, signals and time limits."""
 
     def __init__(self) -> None:
         self.paused = self.checkpoint = False
-        self.hurry = False  # a signal came: the process may be killed within seconds
+        self.hurry = False  # True after a signal: the process may be killed within seconds
         self.reason: str | None = None
-        """Why to stop; None to continue. The first reason is kept: a stop cannot be revoked."""
+        """Reason to stop, None to continue. The first reason is kept: a stop cannot be revoked."""
 
     def obey(self, command: Command) -> None:
         """Set the flags that `command` stands for."""

@@ -2,16 +2,17 @@
 
 runs/<name>/
   config.yaml        resolved RunConfig; written first
-  status.json        what the run is doing; rewritten whole, atomically
-  metrics.jsonl      one row per policy update and per evaluation; append-only
+  status.json        state and progress; replaced atomically
+  metrics.jsonl      one row per policy update and per evaluation; a resume deletes rows after its checkpoint
   provenance.json    versions, machine, git commit
-  worker.log         what the training process printed
-  tb/                TensorBoard events, the same numbers
+  worker.log         output of the training process
+  tb/                TensorBoard events, the numbers of metrics.jsonl
   checkpoints/step_000100352/   see kit.format.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
   frozen/            frozen weights (never trained), shared by checkpoints and policies
-  policies/          the policy at each evaluation, without optimizer or env state
-  videos/  best/
+  policies/          up to 20 policies kept from evaluations, without optimizer or env state
+  best/              the policy with the best evaluation, saved in the same way
+  videos/            mp4 files
   control/           commands to the training process, one file each
   .lock              held (flock) by the training process; the system frees it when that process dies
 """
@@ -32,7 +33,7 @@ from kit.format.files import sync_folder, write_atomic
 from kit.format.leftovers import temporary
 
 LOCK_PATIENCE_S = 0.5
-"""Seconds of waiting for the lock, since `is_locked` in another process takes it for an instant."""
+"""Seconds to wait for the lock, because `is_locked` in another process holds it for an instant."""
 
 
 def create(config: RunConfig) -> Path:
@@ -54,7 +55,7 @@ def create(config: RunConfig) -> Path:
         except OSError as error:
             raise refused(path, error) from None
         try:
-            building.rename(path)  # fails if another process took the name: a non-empty folder is never replaced
+            building.rename(path)  # fails if another process has used the name: a non-empty folder is never replaced
         except OSError:
             raise _taken(config) from None
     sync_folder(path.parent)

@@ -1,4 +1,4 @@
-"""Evaluate a policy: play whole episodes without exploration noise; return, success rate and the task's own metrics."""
+"""Evaluate a policy in whole episodes without exploration noise: return, success rate and the task's own metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kit.envs.play import HiddenState, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
-"""Added to the run's seed, for validation and test episodes; training sees neither.
+"""Added to the run's seed for validation and test episodes. Training plays neither.
 
 Each evaluation during training plays the same validation episodes (EVAL_SEED), which select the best policy. Reported
-results come from test episodes (TEST_SEED), because the best of many policies is partly the luckiest on the validation
-episodes, so its score there is biased upwards."""
+results come from test episodes (TEST_SEED), because the score of the best of many policies on the validation episodes
+is biased upwards."""
 MAX_ENVS, MAX_ENVS_NO_PHYSICS = 32, 256
 """Maximum number of envs in an evaluation, for tasks with and without physics simulation."""
 EPISODES, EPISODES_NO_PHYSICS = 20, 100
@@ -33,11 +33,11 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 TERM, RATE = "reward/", "_per_minute"
 """Task metrics with this prefix or suffix are summed over each episode; others are taken from its last step.
 
-Sums with the suffix are then divided by the minutes of a mean episode."""
+The mean of the sums with the suffix is divided by the mean episode length in simulated minutes."""
 
 
 class Evaluator:
-    """Plays whole episodes in envs of its own, which leaves training's envs and random numbers unchanged."""
+    """Plays whole episodes in separate envs, so that training's envs and random numbers stay unchanged."""
 
     def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
         self.seed = config.seed + seed
@@ -97,7 +97,8 @@ def evaluate(
     """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
 
     `scripted`: evaluate the task's scripted policy instead; a text names one of several (`Task.scripts`). The test
-    episodes are neither those of training nor those that selected the best policy. `trust` as in `kit.resume`.
+    episodes differ from the training episodes and from the validation episodes, which selected the best policy. `trust`
+    as in `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task does not define success),
     "mean_length" (env steps)}, and the task's own metrics (`Task.info`), such as Reach's "within_5cm".
@@ -116,7 +117,7 @@ def evaluate(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in the block: for batches of a few dozen envs, more only slow a busy machine."""
+    """Let PyTorch use one thread in the block. More threads do not speed up batches of a few dozen envs."""
     import torch
 
     before = torch.get_num_threads()
@@ -133,7 +134,7 @@ class Script:
     def __init__(self, env: BatchEnv, name: str | None = None) -> None:
         self._env, self._name = env, name
         if env.scripted(name) is None:
-            raise UserError("this env has no scripted policy to compare with; implement `scripted` in its task.")
+            raise UserError("this env has no scripted policy; implement `scripted` in its task.")
 
     def initial_state(self, n: int) -> HiddenState:
         """Return an empty hidden state."""

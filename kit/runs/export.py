@@ -1,4 +1,4 @@
-"""Export a policy to ONNX, TorchScript, an SB3 zip or safetensors, with a JSON that describes inputs and outputs.
+"""Export a policy to ONNX, TorchScript, an SB3 zip or safetensors, with a JSON file that describes inputs and outputs.
 
 ONNX and TorchScript files hold a function from observations to actions, which includes observation normalisation.
 """
@@ -34,7 +34,7 @@ from kit.trainers.actor import Actor
 
 
 class ExportedFunction(NamedTuple):
-    """The function in an exported file, loaded back from the file."""
+    """An exported function, loaded back from its file."""
 
     run: Callable[..., Sequence[torch.Tensor]]
     """Maps observation fields and hidden state, each (n, ...), to actions and the next hidden state."""
@@ -45,11 +45,11 @@ class ExportedFunction(NamedTuple):
 N_ENVS, STEPS = 50, 20
 """The exported function is compared with the policy on 50 * 20 = 1,000 observations."""
 TOLERANCE = 1e-4
-"""Largest accepted difference of an action; rounding differs, because runtimes sum in different orders."""
+"""Maximum accepted difference of an action. Rounding differs, because runtimes sum in different orders."""
 
 
 class PolicyModule(nn.Module):
-    """Module for export: maps observation fields `names` and hidden state to clipped actions and hidden state."""
+    """Module to export: maps observation fields `names` and hidden state to clipped actions and new hidden state."""
 
     def __init__(self, actor: Actor, names: Sequence[str], action_space: spaces.Space) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def export(
 
     "onnx" (needs the extra `deploy`) and "torchscript" hold a function. Its inputs are a batch of each observation
     field and, for an LSTM, the hidden state (zeros at the start of an episode); its outputs are actions, clipped to the
-    action space, and the next hidden state. It is compared with the policy on 1,000 observations. "sb3" is a
+    action space, and the next hidden state. The actions are checked on 1,000 observations. "sb3" is a
     Stable-Baselines3 zip, "safetensors" holds only the policy's weights; for both, the normaliser's statistics are in
     the JSON file. All formats take only the policy's observation group (`env.obs_groups`) and leave out a critic that
     has a separate group. `trust` as in `kit.resume`. Raises `UserError` and then leaves no file.
@@ -158,7 +158,7 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 
 @torch.no_grad()
 def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: BatchEnv, obs: Obs) -> float:
-    """Return the largest difference of actions of policy and export, in batches of all envs and of one env."""
+    """Return the largest difference between actions of policy and export, in batches of `N_ENVS` envs and of one."""
     largest = 0.0
     for step in islice(play(env, module.actor, obs), STEPS):
         inputs = [*(field for _, field in leaves("obs", _policy_obs(env, step.obs))), *step.hidden_state]
@@ -171,7 +171,7 @@ def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: B
 def _torchscript(
     trainer: Trainer, module: PolicyModule, example: tuple[torch.Tensor, ...], path: Path
 ) -> ExportedFunction:
-    with warnings.catch_warnings():  # the tracer warns of `if` on shapes, which are constant here
+    with warnings.catch_warnings():  # hide tracer warnings about `if` on shapes, which are constant here
         warnings.simplefilter("ignore")
         torch.jit.trace(module, example, check_trace=False).save(str(path))
         loaded = torch.jit.load(str(path))
@@ -184,7 +184,7 @@ def _onnx(trainer: Trainer, module: PolicyModule, example: tuple[torch.Tensor, .
     inputs = _input_names(module, example)
     outputs = ["action", *(f"{name}_after" for name in inputs[len(module.names) :])]
     batched = {name: {0: "n"} for name in inputs + outputs}
-    with warnings.catch_warnings():  # the tracer's, and advice to use the newer exporter, which fails on SB3
+    with warnings.catch_warnings():  # hide tracer warnings, and advice to use the newer exporter, which fails on SB3
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module, example, str(path), dynamo=False, input_names=inputs, output_names=outputs, dynamic_axes=batched
@@ -223,4 +223,4 @@ WRITERS: dict[str, tuple[str, Writer]] = {
     "sb3": (".zip", _sb3),
     "safetensors": (".safetensors", _safetensors),
 }
-"""Format -> file suffix and writer. The writers of ONNX and TorchScript return the exported function, others None."""
+"""Format -> file suffix and writer. The ONNX and TorchScript writers return the exported function, the others None."""

@@ -1,4 +1,4 @@
-"""List runs in a folder or store, and find one by path, name, store URL, or as the latest unfinished."""
+"""List the runs in a folder or store; find a run by path, name or store URL, or the latest unfinished run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def family(runs: RunList) -> RunList:
 
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Return the run, fetched if it is in a store, and the config fields that fetching changes (runs_dir, store)."""
+    """Find a run; if it is in a store, fetch it. Return it and the config fields to change (runs_dir, store)."""
     if _is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
@@ -96,7 +96,7 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """`locate` for the latest unfinished run in `runs_dir`, or else in `store`."""
+    """Like `locate`, for the latest unfinished run in `runs_dir`, or else in `store`."""
     for run in local_runs(runs_dir):
         if run.status()["state"] in ("interrupted", "failed"):
             return run, {}
@@ -124,4 +124,4 @@ def _is_url(where: str | Path) -> bool:
     try:
         return (path / "latest.json").is_file() or any(path.glob("*/latest.json"))
     except OSError:
-        return False  # opening it as a run raises the error with its reason
+        return False  # `Run(where)` then raises the error with its reason

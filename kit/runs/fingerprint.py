@@ -16,9 +16,9 @@ from kit.runs.run import Run
 def fingerprint(run: Run, step: int | None = None) -> str:
     """Return the hex SHA-256 of the checkpoint at `step` (default: the latest).
 
-    Covers every tensor's name, dtype, shape and bytes, every number, the replay data row by row, and the metric rows up
-    to `step` without their wall-clock columns. The division of the data into files does not matter. Raises `Damaged` or
-    `UserError`.
+    Covers every tensor's name, dtype, shape and bytes, every other value, the replay data, and the metric rows up to
+    `step` without columns that depend on the machine. The split of replay data into files does not matter. Raises
+    `Damaged` or `UserError`.
     """
     saved = run.find("latest" if step is None else step)
     state = saved.read()

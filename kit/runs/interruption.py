@@ -23,8 +23,8 @@ IMDS_PERIOD_S = 5.0
 def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> Iterator[bool]:
     """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`.
 
-    Repeated signals call them again and do not kill the process. SIGHUP means that a terminal or an ssh connection was
-    closed. Yields whether the handlers are installed: Python allows them in the main thread only.
+    A repeated signal calls its function again and does not kill the process. SIGHUP means that a terminal or an ssh
+    connection was closed. Yields whether the handlers are installed: Python allows them in the main thread only.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -51,7 +51,7 @@ def on_ec2() -> bool:
 
 
 def spot_notice() -> str | None:
-    """Return the text of EC2's spot interruption notice; None without a notice or an answer of the service."""
+    """Return the text of EC2's spot interruption notice; None if there is no notice or the service does not answer."""
     endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS).rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -95,5 +95,5 @@ class SessionClock:
         self._reserve_s = 0.0 if limit_s is None else min(60.0, 0.1 * limit_s)
 
     def is_over(self, longest_save_s: float = 0.0) -> bool:
-        """Whether to stop now. `longest_save_s`: the longest save so far; twice that is kept in reserve."""
+        """Whether to stop now. `longest_save_s`: duration of the longest save so far; twice that time is reserved."""
         return self._end is not None and self._clock() >= self._end - max(self._reserve_s, 2 * longest_save_s)

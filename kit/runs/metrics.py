@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 CLOCK = ("time/", "gpu/")
-"""Prefixes of columns that depend on the machine. All others are the same whether or not a run was interrupted."""
+"""Prefixes of columns that depend on the machine. An interruption of the run changes no other columns."""
 
 
 class Metrics:
     """Writes rows. A row is {"step": int, "rollout/ep_rew_mean": float, ...} with Stable-Baselines3's names.
 
-    On a full disk, rows wait in memory and are written with a later row; only `sync` raises the `OSError`.
+    If the disk is full, rows wait in memory and are written with a later row; only `sync` raises the `OSError`.
     """
 
     def __init__(self, run_path: Path, rows: int) -> None:
@@ -84,7 +84,7 @@ class Events:
     """Writes the rows of metrics.jsonl as TensorBoard events."""
 
     def __init__(self, folder: Path, before: list[dict[str, Any]]) -> None:
-        """`before`: the rows of metrics.jsonl so far; written first if `folder` has no events."""
+        """`before`: the rows of metrics.jsonl so far. They are written as events too if `folder` has none."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._waiting = [] if any(folder.glob("events.*")) else list(before)
@@ -100,7 +100,7 @@ class Events:
                     if name != "step":
                         self._open().add_scalar(name, value, row["step"])
                 self._waiting.pop(0)
-        except OSError:  # the writer's thread died; a new writer continues from this row
+        except OSError:  # the TensorBoard writer's thread died; a new writer continues at this row
             self._purge_step, self._writer = row["step"], None
 
     def flush(self) -> None:

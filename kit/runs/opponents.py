@@ -1,4 +1,4 @@
-"""Make the envs of a config. In games, env_options can name a policy of another run as an opponent, loaded here."""
+"""Make the envs of a config. In games, load the opponents: policies of other runs, named in env_options."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
     generators = RandomGenerators(torch.device("cpu"))
     before = generators.state()
     actor = load_policy(run.config, saved).as_actor().to(device)
-    generators.load_state(before)  # building a network draws from them, after a checkpoint may have restored them
+    generators.load_state(before)  # building a network draws random numbers; undo that
     return actor

@@ -1,4 +1,4 @@
-"""provenance.json: package versions, machine and git commit of each session, and the warm start's source if any."""
+"""provenance.json: package versions, machine and git commit of each session, and the source of a warm start."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
     if not opens_in_sb3(trainer):
-        need("onnx", "deploy"), need("onnxruntime", "deploy")  # else the published policy could be used only with kit
+        need("onnx", "deploy"), need("onnxruntime", "deploy")  # otherwise the published policy works only with kit
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algo.lower()}-{config.env}").strip("-")
     scores = evaluate(run, episodes, number)
     contents: dict[str, Path | bytes] = {
@@ -113,7 +113,7 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     if opens_in_sb3(trainer):
         blocks.append(("With Stable-Baselines3:", with_sb3(trainer, about, config.algo, store.repo, name)))
     if f"{name}.onnx" in contents:
-        heading = "Without any pickle, normaliser inside, with onnxruntime:"
+        heading = "With onnxruntime (no pickle; the model includes the normaliser):"
         blocks.append((heading, with_onnx(about, store.repo, name)))
     contents["README.md"] = model_card(run, number, name, scores, blocks, contents).encode()
     return contents
@@ -139,7 +139,7 @@ def model_card(
 ) -> str:
     """Return the model card in Markdown. `blocks`: (heading, example code) pairs; `contents`: the repository's files.
 
-    Its YAML header has the same `model-index` as huggingface_sb3 writes, from which the Hub shows the score.
+    The `model-index` in its YAML header is the same as in huggingface_sb3; the Hub shows the score from it.
     """
     import yaml
 
@@ -169,7 +169,7 @@ def model_card(
 
 
 def opens_in_sb3(trainer: Trainer) -> bool:
-    """Whether SB3 without kit can load `trainer`'s zip and use it with the env's observations as they are."""
+    """Whether SB3 can load `trainer`'s zip without kit and apply it to the env's unprocessed observations."""
     classes = [trainer.policy_class, trainer.policy_kwargs.get("features_extractor_class")]
     needs_kit = any(cls is not None and cls.__module__.partition(".")[0] == "kit" for cls in classes)
     view = trainer.as_actor().view

@@ -29,13 +29,13 @@ def start_group(config: RunConfig) -> ProcessGroup:
 
 
 def train_rank(group: ProcessGroup) -> int:
-    """Train as a rank above 0; return the exit code, 75 if rank 0 was stopped or a process has died, else 0."""
+    """Train as a rank above 0; return the exit code: 75 if rank 0 was stopped or a process died, else 0."""
     from kit.machine import settings
     from kit.trainers import algorithm, make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO
     from kit.trainers.planning import config_of_rank
 
-    # torchrun and terminals send signals to all ranks. Only rank 0 reacts: it saves, then ends the others.
+    # torchrun and terminals send signals to all ranks. Only rank 0 reacts: it saves, then ends the other ranks.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     try:

@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def parent(self) -> tuple[str, int | None] | None:
-        """Name and step of the run (or zip, step None) whose policy was the warm start; None without a warm start."""
+        """Source of the warm start: a run's name and step, or a zip's name and None. None without a warm start."""
         first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
         return (first["name"], first.get("step")) if first else None
 
@@ -95,7 +95,7 @@ class Run:
     def policies(self) -> list[Checkpoint]:
         """Return all saved policies, oldest first: checkpoints, and policies kept at evaluations.
 
-        The latter have no optimizer or env state, and only the best of them is copied to a store.
+        Policies kept at evaluations have no optimizer or env state; only the best is copied to a store.
         """
         kept = [*checkpoint.committed(self.path / "policies"), *checkpoint.committed(self.path / "best")]
         by_step = {saved.step: saved for saved in [*kept, *self.checkpoints()]}
@@ -169,7 +169,7 @@ class Run:
             time.sleep(0.2)
 
     def is_working(self, now: dict[str, Any] | None = None) -> bool:
-        """Whether a process is training the run or about to; `now`: its status, if known."""
+        """Whether a process is training the run or is about to. `now`: the run's status, if already read."""
         return (now or self.status())["state"] in status.WORKING or directory.is_locked(self.path)
 
     # -- using -----------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Run:
         return load_policy(self.config, self.find(step))
 
     def find(self, step: int | str | None = None) -> Checkpoint:
-        """Return the checkpoint with the policy of `step`, given as in `policy`. Raises `UserError` if missing."""
+        """Return the checkpoint with the policy of `step` (as in `policy`). Raises `UserError` if there is none."""
         saved: Checkpoint | None
         if step is None:
             saved = self.best() or self.latest()
@@ -198,12 +198,12 @@ class Run:
         return saved
 
     def find_or_new(self, step: int | str | None = None) -> Checkpoint | None:
-        """Like `find`, but return None for a step 0 that was not saved; `load_policy(config, None)` recreates it."""
+        """Like `find`, but return None for an unsaved step 0, whose policy `load_policy(config, None)` recreates."""
         is_saved = self.parent is not None or any(saved.step == 0 for saved in self.policies())
         return self.find(step) if step != 0 or is_saved else None
 
     def is_untrained(self, saved: Checkpoint | None) -> bool:
-        """Whether `saved`, from `find_or_new`, has random weights. Older versions did not record it at step 0."""
+        """Whether `saved` (from `find_or_new`) has random weights. Older versions did not save this at step 0."""
         if saved is None or saved.step > 0:
             return saved is None
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
@@ -227,8 +227,8 @@ def load_policy(config: RunConfig, saved: Checkpoint | None) -> Trainer:
     from kit import envs
     from kit.trainers import make_trainer
 
-    config = config.replace(device="cpu", n_envs=1, threads="auto")  # "auto": leave this process's threads unchanged
-    with warnings.catch_warnings():  # SB3 warns of batches larger than one env's rollout, irrelevant without training
+    config = config.replace(device="cpu", n_envs=1, threads="auto")  # "auto": keep the number of threads
+    with warnings.catch_warnings():  # hide SB3's warning about batches larger than one env's rollout, irrelevant here
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
         options = envs.without_opponents(config.env, config.env_options)
         trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, options))

@@ -1,11 +1,11 @@
 """A training session: one process trains a run from its latest checkpoint until it finishes, stops or fails.
 
-Two threads: one trains (`kit.runs.training`), the other polls commands, clocks and progress five times a second. They
+One thread trains (`kit.runs.training`); another polls commands, time limits and progress five times a second. Both
 share `Requests` and `Status`.
 
 When memory runs out, training continues from the last checkpoint with half the envs, down to 64. Policy, optimizer,
-normaliser, counters, random numbers and metrics come from the checkpoint; the envs start new episodes (as when a run
-moves between CPU and GPU, whose simulators have different state). The new number is written to config.yaml.
+normaliser, counters, random numbers and metrics come from the checkpoint; the envs start new episodes (also when a run
+moves between CPU and GPU, whose simulators have different state). The new number of envs is written to config.yaml.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 MIN_ENVS = 64
-"""Training fails when halving would go below this: if so few envs do not fit, the networks are too large."""
+"""Minimum number of envs after halving; below it, training fails, because then the networks are too large."""
 FINAL_STATUS_S = 10.0
-"""Seconds of retries to write the last status.json to a full disk."""
+"""Seconds during which the last write of status.json is retried if the disk is full."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0
-"""Most seconds that a finished or interrupted session waits until its last checkpoint is in the store."""
+"""Maximum seconds that a finished or interrupted session waits for its last checkpoint to be in the store."""
 
 
 class Session:
@@ -58,7 +58,7 @@ class Session:
         self.requests = Requests()
         self._on_progress = on_progress or (lambda status: None)
         self._training: Training | None = None
-        """None until it is built, and again once its metrics are final."""
+        """None before it is built and after its last metrics are in the status."""
         self._over = threading.Event()
         self._sync: SyncHandle | None = None
         limit = self.run.config.session_limit
@@ -121,7 +121,7 @@ class Session:
                 self._training = None
                 if training is not None:
                     training.close()
-            del training  # after the except block, because the traceback keeps the tensors alive until then
+            del training  # outside the except block, in which the traceback keeps the tensors alive
             shrink_message = self._halve_envs(shortage)
 
     def _train(self, training: Training, shrink_message: str) -> int:
@@ -142,7 +142,7 @@ class Session:
             return self._interrupted(training, self.requests.reason or str(error))
 
     def _halve_envs(self, shortage: str) -> str:
-        """Write half the number of envs to config.yaml; return a message. Raises `UserError` if that would not help."""
+        """Halve the number of envs in config.yaml; return a message. Raises `UserError` if fewer envs do not help."""
         from kit.trainers import algorithm
 
         config, n_envs = self.run.config, int(self.run.config.n_envs) // 2
@@ -166,7 +166,7 @@ class Session:
         self.status.write()
         try:
             training.save_now()
-        except Interrupted as error:  # another rank's process is gone, and its state with it
+        except Interrupted as error:  # another rank's process has died, and its state is lost
             reason = str(error)
         except OSError as error:
             reason = f"{reason}, but the last checkpoint could not be written ({error.strerror})"
@@ -187,7 +187,7 @@ class Session:
             training.save_now()
         except OSError as error:
             self.status.set(state="stopping")
-            reason = f"trained to the end, but it could not be written ({error.strerror})"
+            reason = f"trained to the end, but the last checkpoint could not be written ({error.strerror})"
             return self._end_interrupted(training, reason)
         training.close()
         step, store = training.step, self.run.config.store
@@ -197,12 +197,12 @@ class Session:
             self._record_video()
         if not self._drain(step, FINISHED_DRAIN_S):
             copier_ended = self._sync is not None and self._sync.is_done()
-            what_next = "`kit resume` tries it again" if copier_ended else "the copier is still trying"
+            what_next = "`kit resume` tries again" if copier_ended else "the copier continues in the background"
             self._notify(f"done, but step {step:,} has not arrived in {store} yet; {what_next}")
         return DONE
 
     def _freeze_progress(self) -> None:
-        """Write the last metrics into the status; later changes of the trainer no longer appear there."""
+        """Copy the last metrics to the status, and stop updating the status from the trainer."""
         self._progress()
         self._training = None
 
@@ -222,7 +222,8 @@ class Session:
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Wait until `step` is in the store or a signal comes; return whether it is. The copier goes on by itself."""
+        """Tell the copier to finish; wait until `step` is in the store (finished run: until the copier ends), a signal
+        comes or time is up. Return whether `step` is in the store; if not, the copier continues."""
         if self._sync is None:
             return True
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s
@@ -250,7 +251,7 @@ class Session:
         return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
 
     def _on_signal(self, name: str) -> None:
-        if self.status.values["state"] == "starting":  # nothing was trained in this session, so nothing must be saved
+        if self.status.values["state"] == "starting":  # nothing was trained in this session, so nothing needs saving
             self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
             self.status.write()
             sys.stdout.flush()
@@ -259,7 +260,7 @@ class Session:
         self.requests.stop(name)
 
     def _on_hangup(self) -> None:
-        """On SIGHUP (the terminal was closed, as by closing a laptop), redirect output to worker.log and continue."""
+        """On SIGHUP (terminal or ssh connection closed), redirect output to worker.log and continue training."""
         with self.run.log_path.open("ab") as log:
             for terminal in self._terminals:
                 os.dup2(log.fileno(), terminal)
@@ -272,10 +273,10 @@ class Session:
             ticks += 1
             try:
                 self._poll(ticks)
-            except Exception as error:  # the thread must survive: commands and clocks are polled again
+            except Exception as error:  # the thread must survive and poll again
                 if (text := f"{type(error).__name__}: {error}") != last_error:
                     last_error = text
-                    self._notify(f"while watching: {text}")
+                    self._notify(f"error in the thread that polls commands: {text}")
 
     def _poll(self, ticks: int) -> None:
         for command in control.take(self.run.path):
@@ -330,5 +331,5 @@ class Session:
 
 
 def _newest(last: dict[str, Any], eval_name: str, rollout_name: str) -> float | None:
-    """Return a metric from the final test, else from the last evaluation, else from training rollouts."""
+    """Return a metric of the final test, or else of the last evaluation, or else of the training rollouts."""
     return last.get(f"test/{eval_name}", last.get(f"eval/{eval_name}", last.get(f"rollout/{rollout_name}")))

@@ -20,8 +20,8 @@ DONE, FAILED, INTERRUPTED = 0, 1, 75
 """Exit codes of a training process, and of notebooks and commands that run one."""
 EMPTY: dict[str, Any] = {
     "version": 1,
-    "state": "starting",  # of WORKING; or interrupted, finished or failed, which end a session
-    "phase": "starting",  # what it is doing now, in a few words
+    "state": "starting",  # one of WORKING, or after a session: interrupted, finished or failed
+    "phase": "starting",  # the current activity, in a few words
     "step": 0,
     "total_steps": 0,
     "steps_per_s": None,
@@ -29,16 +29,17 @@ EMPTY: dict[str, Any] = {
     "mean_return": None,
     "success_rate": None,
     "gpu": None,  # {"rollout": …, "update": …}: GPU use in this session, see kit.machine.gpu.Summary
-    "checkpoint": None,  # {"step", "time"} of the last one verified on this machine
+    "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
     "message": "",
-    "plan": "",  # what preset auto chose for the machine on which the run started
+    "plan": "",  # the settings that preset "auto" chose when the run was created
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session
     "updated": None,
 }
 SILENT_S = 60.0
-"""The process that copies to the store updates .sync.json every few seconds; after this long, it counts as dead."""
+"""The copier process updates .sync.json every few seconds; after this many seconds without an update, it counts as
+dead."""
 KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
 """Keys whose values a new session keeps from the previous one."""
 
@@ -73,7 +74,7 @@ class Status:
             self.values.update(values)
 
     def write(self) -> None:
-        """Write the values to disk. Errors are ignored: the next call, a second later, tries again."""
+        """Write the values to disk. Errors are ignored, because the next call follows a second later."""
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
@@ -90,13 +91,13 @@ def exit_code(state: str) -> int:
 
 
 def read(run_path: Path) -> dict[str, Any]:
-    """Read the current status. If the state is in `WORKING` but the run's lock is free, the training process was
-    killed, and "interrupted" is returned instead."""
+    """Read the current status. If the state is in `WORKING` but the run's lock is free (the training process was
+    killed), the returned state is "interrupted"."""
     status = {**EMPTY, **read_json(run_path / "status.json", {})}
     status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
     silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or time.time()) > SILENT_S
     if silent and not is_locked(run_path):
-        error = "the copying process has ended; kit resume copies the rest"
+        error = "the copier process has ended; kit resume copies the rest"
         status["store"] = {**store, "state": "failing", "error": error}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}

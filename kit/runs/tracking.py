@@ -18,8 +18,8 @@ def check(tracker: str | None) -> None:
 class Tracker:
     """Logs rows to the project that `config.tracker` names, under the run's name.
 
-    A resumed run continues the same tracker run and sends the rows of repeated iterations again. After an error,
-    `notify` reports it and nothing more is sent; metrics.jsonl has all rows in any case.
+    A resumed run continues the same tracker run and sends the rows of repeated iterations again. An error is reported
+    through `notify` and ends logging; metrics.jsonl still gets all rows.
     """
 
     def __init__(self, config: RunConfig, name: str, notify: Callable[[str], None]) -> None:
@@ -27,7 +27,7 @@ class Tracker:
 
         kind, _, project = str(config.tracker).partition(":")
         self._kind, self._notify = kind, notify
-        options = {"id": name} if kind == "wandb" else {"embed": False}  # trackio's id is the name
+        options = {"id": name} if kind == "wandb" else {"embed": False}  # trackio identifies a run by its name
         values = redact_config(config.to_dict())
         self._run = self._attempt(
             lambda: need(kind, "track").init(project=project, name=name, config=values, resume="allow", **options)

@@ -1,8 +1,8 @@
 """Training of a run with a fixed number of envs: builds env and trainer; evaluates and checkpoints between iterations.
 
 An iteration is one rollout and its update. Resume is exact because evaluations and checkpoints happen only between
-iterations, in the same order whether or not the run was interrupted. An interruption inside an iteration saves the copy
-of the state made before that iteration, which is then repeated identically.
+iterations, in the same order whether or not the run was interrupted. An interruption inside an iteration saves the
+copy of the state made at its start; the resumed run repeats the iteration identically.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from kit.runs.tracking import Tracker
 from kit.runs.writer import Writer
 
 LONG_ITERATION_S = 1.0
-"""Before longer iterations, the state is copied, so that they can be interrupted; shorter ones are completed."""
+"""After an iteration longer than this, the state is copied, so that the next one can be interrupted. Without a copy, an
+iteration is completed before the session stops."""
 PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
-"""Seconds of retries for a session's last checkpoint on a failing disk: normally, and after a signal."""
+"""Seconds during which a session's last checkpoint is retried on a failing disk: normally, and after a signal."""
 TESTED = "test/step"
-"""Metrics column with the step of the policy that was tested at the end of training."""
+"""Metrics column: the step of the policy that was tested at the end of training."""
 POLICIES = 20
-"""Number of policies kept from evaluations, to show how the run learnt."""
+"""Maximum number of policies kept from evaluations, to show the progress of learning."""
 
 
 class Training:
@@ -111,8 +112,8 @@ class Training:
     def _load(self) -> tuple[Checkpoint | None, dict[str, Any]]:
         """Load the newest intact checkpoint into the trainer; return it and its `session` component.
 
-        Newer, damaged checkpoints are reported and renamed. If every checkpoint has damaged files, use the newest one
-        in which only replay data is damaged. Raises `UserError` without such a one: a run never restarts from scratch.
+        Damaged checkpoints that are newer are reported and renamed. If every checkpoint is damaged, use the newest one
+        in which only replay data is damaged. Raises `UserError` if there is none: a run never restarts from scratch.
         """
         saved = checkpoint.committed(self.run.path / "checkpoints")[::-1]
         damages: dict[int, str] = {}
@@ -126,7 +127,7 @@ class Training:
                 for newer in saved[: saved.index(candidate)]:
                     newer.path.rename(newer.path.with_name(f".damaged-{newer.path.name}-{time.time_ns()}"))
                     reason = damages[newer.step]
-                    self._notify(f"checkpoint {newer.step} is damaged ({reason}); the one before it is used")
+                    self._notify(f"checkpoint {newer.step} is damaged ({reason}); an older one is used")
                 self._set_teacher(state)
                 return candidate, self._load_state(candidate, state, replay)
         if saved:
@@ -160,7 +161,7 @@ class Training:
         return session
 
     def learn(self) -> None:
-        """Train to `total_steps`, then test the best policy. Raises `Interrupted` if asked to stop before that."""
+        """Train to `total_steps`, then test the best policy. Raises `Interrupted` if stopped before the end."""
         from kit.runs.phases import Phases
 
         self.boundary()
@@ -176,7 +177,7 @@ class Training:
     # -- between iterations ----------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
-        """Evaluate, checkpoint, stop and copy the state, each if due, before the first iteration and after each."""
+        """Evaluate, checkpoint, stop, copy the state: each if due. Called before the first iteration and after each."""
         iteration_s, self._in_iteration = time.monotonic() - self._iteration_start, False
         self._monitor.phase = OTHER
         self.step, state = self.trainer.num_timesteps, None
@@ -195,7 +196,7 @@ class Training:
 
     @property
     def can_interrupt(self) -> bool:
-        """Whether training may stop now: between iterations, or in one before which the state was copied."""
+        """Whether training may stop now: between iterations, or in an iteration whose initial state was copied."""
         return self._copy is not None or not self._in_iteration
 
     def _state(self) -> dict[str, Any]:
@@ -207,14 +208,14 @@ class Training:
         return {**self.trainer.state(), "session": session}
 
     def _eval_due(self) -> bool:
-        """Whether to evaluate now. Also true at step 0, to compare later policies with the initial one."""
+        """Whether to evaluate now. Includes step 0: the initial policy is the baseline."""
         every = int(self.config.eval_every)
         return every > 0 and self.step // every > self._last_eval // every
 
     def _evaluate(self) -> None:
         self.status.set(phase="evaluating")
         result = self._evaluator(self.trainer.as_actor(), self._should_stop)
-        if result is None:  # stopped before the end; the resumed session evaluates again
+        if result is None:  # stopped during the evaluation, which the resumed session repeats
             return
         columns = {f"eval/{name}": value for name, value in result.items() if value is not None}
         if self.config.teacher is not None and self._last_eval < 0:
@@ -235,7 +236,7 @@ class Training:
         self.status.set(phase="training")
 
     def _test(self) -> None:
-        """Test the best policy once, in episodes other than those that selected it. Raises `Interrupted` if stopped."""
+        """Test the best policy once, in other episodes than those that selected it. Raises `Interrupted` if stopped."""
         from kit.runs.evaluation import Evaluator, one_thread
 
         best = self.run.best()
@@ -250,7 +251,7 @@ class Training:
                 result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
         finally:
             evaluator.close()
-            generators.load_state(before)  # building a network draws random numbers; the checkpoint must not change
+            generators.load_state(before)  # building a network draws random numbers; undo that
         if result is None:
             raise Interrupted(self._requests.reason or "asked to stop")
         self._unsaved_eval = True
@@ -318,7 +319,7 @@ class Training:
                 if self.writer.error is not None:
                     raise self.writer.error
             except OSError as error:
-                self._unsaved_eval = True  # repeat the loop even if `writer.step` is this step already
+                self._unsaved_eval = True  # try again even if `writer.step` equals `step`
                 patience_s = HURRIED_PATIENCE_S if self._requests.hurry else PATIENCE_S
                 if time.monotonic() - start > patience_s:
                     raise

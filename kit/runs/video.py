@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kit.envs.obs import Obs
 
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
-"""Frames per second (approximate), maximum seconds per episode, and seconds for which the last frame is shown.
+"""Frames per second (approximate), maximum seconds of video per episode, and seconds that the last frame stays.
 
-KIT_FILM_S changes the maximum, which keeps videos quick to render and small enough for a notebook."""
+The maximum keeps videos quick to render and small enough for a notebook; the variable KIT_FILM_S changes it."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4
@@ -34,13 +34,13 @@ COLUMNS = 4
 GREEN, RED, WHITE = (120, 220, 130), (255, 130, 110), (255, 255, 255)
 
 Progress = Callable[[int, int], None]
-"""Called with the number of frames drawn so far and the maximum number."""
+"""Called with the number of frames drawn so far and the maximum number of frames."""
 
 
 class View(NamedTuple):
     """A policy of `run`, seen by one camera (default: the task's first).
 
-    `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic, those of an untrained policy sampled.
+    `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic; an untrained policy's are sampled.
     """
 
     run: Run
@@ -100,9 +100,9 @@ def render_video(
 ) -> Path:
     """Write a video of all `views` side by side, each `size` x `size` pixels; return `path`.
 
-    Shows the first `MOST_S` seconds of each of `episodes` (how many, or a list of numbers). A view whose episode has
-    ended holds its last frame until all have ended. Captions: title, step, return, outcome; a corner shows the policy's
-    image observations. Raises `UserError` and then leaves no file.
+    `episodes`: how many, or a list of episode numbers; each gets at most `MOST_S` seconds of video. A view whose
+    episode has ended shows its last frame until all have ended. Captions: title, step, return, outcome; a corner shows
+    the policy's image observations. Raises `UserError` and then leaves no file.
     """
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
@@ -121,7 +121,7 @@ def render_video(
                     _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
                 ) as frames,
             ):
-                for frame in frames:  # not write_video, which keeps all frames in memory
+                for frame in frames:  # mediapy.write_video would keep all frames in memory
                     writer.add_image(frame)
             building.replace(path)
     finally:
@@ -139,7 +139,7 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """Yield frames, (rows * size, columns * size, 3) uint8; a list of a thousand would take a gigabyte."""
+    """Yield frames, (rows * size, columns * size, 3) uint8. A list of a thousand would take a gigabyte."""
     stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:
@@ -202,7 +202,7 @@ class _Player:
                 self._outcome, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
 
     def draw(self, size: int) -> list[np.ndarray]:
-        """Return one image per view, (size, size, 3) uint8; after the episode's end, the last one again."""
+        """Return one image per view, (size, size, 3) uint8; after the episode's end, its last image."""
         if not self.ended:
             self._images = self.env.render(self._cameras or None, size, size)[0].cpu().numpy()
             self._inset = _observed_images(self._actor.preprocess(self._obs), size)

@@ -1,6 +1,6 @@
 """Warm start: start a run from a pretrained policy, of another run or in a Stable-Baselines3 zip.
 
-From another run come its config (unless changed), its policy, its normaliser's statistics and, if the step has a full
+Another run provides its config (unless changed), policy, the normaliser's statistics and, if the step has a full
 checkpoint (not only a policy) and the algorithm is the same, the optimizer's state. Counters, random numbers, envs and
 replay data start fresh.
 """
@@ -89,9 +89,9 @@ def _from_run(run: Run, step: int | str | None) -> WarmStart:
 def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """Return the parent's config with `changes`, for a new run.
 
-    `overrides` and `env_options` in `changes` are added to the parent's. The parent's env_options are dropped if the
-    env changes, and its overrides, except policy_kwargs and normalize, if the algorithm changes. Fields that depend on
-    the machine or on the run's length are resolved again.
+    `overrides` and `env_options` in `changes` are merged into the parent's. If the env changes, the parent's
+    env_options are dropped. If the algorithm changes, the parent's overrides are dropped, except policy_kwargs and
+    normalize. Fields that depend on the machine or on the run's length are resolved again.
     """
     from kit.trainers.algorithm import with_n_envs
 
@@ -117,7 +117,7 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
-    """Read network, hyperparameters and policy from a zip. Unpickles it, which can run any code, if `trust`."""
+    """Read network, hyperparameters and policy from a zip. Unpickling it can run any code; needs `trust`."""
     from kit.trainers import algorithm
     from kit.trainers.arguments import POLICY_KWARGS
     from kit.trainers.saving import Weights
@@ -134,7 +134,7 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
         model: Any = record.stock.load(path, device="cpu")
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set its algo.") from None
+        raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set another algo.") from None
     hyper = {name: getattr(model, name) for name in record.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:

@@ -1,4 +1,4 @@
-"""The background training process: `python -m kit.runs.worker RUN_DIR LOCK_FD`. It survives the notebook kernel."""
+"""The background training process, `python -m kit.runs.worker RUN_DIR LOCK_FD`. It outlives the notebook kernel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kit.runs.status import Status
 def start(run: Run) -> None:
     """Start a training process for `run` and return at once. Its output goes to worker.log.
 
-    The process runs in its own Unix session (setsid), so Ctrl-C and the caller's end do not stop it. It inherits the
-    run's lock, so that the run counts as working from now on, however long the imports take.
+    The process runs in its own Unix session (setsid): Ctrl-C or the end of the caller does not stop it. It inherits the
+    run's lock, so that the run counts as working at once, while the process still imports its modules.
     """
     from kit import envs
     from kit.machine import settings
@@ -26,7 +26,7 @@ def start(run: Run) -> None:
     environment = settings.worker_environment(int(run.config.threads)) | envs.child_environ(run.config)
     try:
         with directory.lock(run.path) as lock, run.log_path.open("ab") as log:
-            # discard commands sent to an earlier process of this run; those sent from now on are obeyed
+            # discard commands sent to an earlier process of this run; commands sent from now on are obeyed
             control.take(run.path)
             Status.create(run.path, run.config.total_steps)
             worker = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Write checkpoints in a background thread, from a copy of the state, so that training does not wait for the disk."""
+"""Write checkpoints in a background thread, so that training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Writer:
     Replay data is split into files ("segments"): each checkpoint adds `replay/<first row>.safetensors` with the rows
     since the previous checkpoint, and its manifest lists all segments that are still needed.
 
-    `step`: the newest written checkpoint's, or -1. `error`: why the last attempt failed, or None.
+    `step`: step of the newest written checkpoint, or -1. `error`: the `OSError` of the last attempt, or None.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Writer:
         with_replay: bool = True,
         budget: int = NO_LIMIT,
     ) -> None:
-        """`with_replay`: whether the trainer loaded the replay data of the `resumed` checkpoint. `budget`: most bytes
-        for all checkpoints and temporary files of the run."""
+        """`with_replay`: whether the trainer loaded the replay data of the `resumed` checkpoint. `budget`: maximum
+        bytes of all checkpoints and temporary files of the run."""
         self.run_path, self.budget = run_path, budget
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
@@ -58,7 +58,10 @@ class Writer:
         return max((_start(name) + entry["rows"] for name, entry in self._segments.items()), default=0)
 
     def submit(self, step: int, state: State, replay: Segment | None = None, oldest_row: int = 0) -> None:
-        """Start writing a checkpoint of arguments that the caller leaves unchanged. Rows before `oldest_row` expire."""
+        """Start writing a checkpoint. The caller must not change the arguments afterwards.
+
+        `replay`: the rows since the previous checkpoint. Segments with only rows before `oldest_row` are dropped.
+        """
         self.wait()
         args = (step, state, replay, oldest_row)
         self._thread = threading.Thread(target=self._guarded, args=args, name="checkpoint-writer", daemon=True)
@@ -84,7 +87,7 @@ class Writer:
 
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         rows = replay.rows if replay else {}
-        # after a "disk full" error, ignore the reported free space, which does not consider quotas
+        # after a "disk full" error, do not trust the reported free space, which ignores quotas
         disk_full = self.error is not None and self.error.errno in FULL
         self._retire(NO_LIMIT if disk_full else checkpoint.size_of({**state, REPLAY: rows}))
         segments = self._segments

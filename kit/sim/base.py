@@ -31,7 +31,7 @@ class Simulator(ABC):
     `device`: `sim.qpos` (n, nq), `sim.qvel` (n, nv), `sim.ctrl` (n, nu), `sim.xpos` (n, nbody, 3),
     `sim.xmat` (n, nbody, 3, 3), `sim.site_xpos` (n, nsite, 3), `sim.sensordata` (n, nsensordata), `sim.cfrc_ext`
     (n, nbody, 6), ... SI units, world frame unless MuJoCo says otherwise. The first use of a name registers it; from
-    then on `step` and `reset` update it in place, so a tensor can be kept and is always up to date.
+    then on `step` and `reset` update it in place, so you can keep the tensor: it is always up to date.
 
     `ctrl`, `qfrc_applied`, `xfrc_applied`, `mocap_pos` and `mocap_quat` are inputs: write them in place before `step`.
     Everything else is an output, changed only by `step`, `reset` and `restore`.
@@ -70,7 +70,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def step(self, substeps: int = 1) -> None:
-        """Advance every world by `substeps` of `model.opt.timestep` seconds with the current inputs."""
+        """Advance every world by `substeps` physics steps of `model.opt.timestep` seconds with the current inputs."""
 
     @abstractmethod
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
@@ -83,7 +83,7 @@ class Simulator(ABC):
     def diverged(self) -> torch.Tensor | None:
         """Return (n,) bool: True if the world's physics diverged in the last step.
 
-        Return None if no world diverged and that is known without synchronising.
+        Return None if the simulator knows without synchronising that no world diverged.
         """
         return ~(self.qpos.isfinite().all(1) & self.qvel.isfinite().all(1))
 
@@ -96,9 +96,10 @@ class Simulator(ABC):
         """
 
     def derive(self, mask: torch.Tensor) -> None:
-        """Recompute, where `mask` (n,) bool is True, what MuJoCo derives from the model's fields; call after a change.
+        """Recompute the constants that MuJoCo derives from the model's fields, in the worlds where `mask` (n,) is True.
 
-        These are inverse weights, subtree masses and the like. With MuJoCo Warp they keep their compiled values.
+        The constants are inverse weights, subtree masses and the like. Call this after a change of a `parameter`.
+        MuJoCo Warp keeps the compiled values instead.
         """
         return None
 
@@ -117,7 +118,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        """Restore a `snapshot` from a simulator with the same model and n. On the CPU it is exact to the bit."""
+        """Restore a `snapshot` from a simulator with the same model and n. On the CPU, later steps are bit-exact."""
 
     def _check_shape(self, shape: Sequence[int], own: Sequence[int], unit: str) -> None:
         """Raise `UserError` unless a snapshot has this simulator's `own` shape (worlds, numbers)."""
@@ -133,9 +134,9 @@ class Simulator(ABC):
     ) -> torch.Tensor:  # fmt: skip
         """Render RGB images, uint8 (n, len(cameras), height, width, 3).
 
-        `worlds` (k,) are the numbers of the worlds to render, in k rows; None means all. `shadows` make images easier
-        to understand for people. `poses` are used instead of the simulator's fields of the same name, such as
-        "geom_xpos" (n, geoms, 3), and of the model's colours, "geom_rgba" (n, geoms, 4).
+        `worlds` (k,) are the indices of the worlds to render; the result then has k rows. None means all worlds.
+        `shadows` make images easier to understand for people. `poses` replace the simulator's fields of the same name,
+        such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba" (n, geoms, 4).
         """
         from kit.sim.render import POSES, Renderer
 

@@ -14,7 +14,7 @@ _CONTACTS = {(_PLANE, _SPHERE): 1, (_SPHERE, _SPHERE): 1, (_SPHERE, _CAPSULE): 1
              (_CAPSULE, _CAPSULE): 2, (_BOX, _BOX): 8}  # fmt: skip
 _CONTACTS_OF_OTHERS = 4
 _MOST_CONTACTS = 64
-"""Upper limit per world. More contacts at once are rare, and as all worlds share one list, a few may have more."""
+"""Upper limit per world, on average: worlds rarely need more, and they share one list, so a few may have more."""
 
 
 class Capacity(NamedTuple):
@@ -27,7 +27,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(model: mujoco.MjModel) -> Capacity:
-    """Return sizes that suffice if all `touching_pairs` touch at once, but at most 64 contacts per world.
+    """Return sizes that suffice if all `touching_pairs` and explicit pairs touch at once, up to 64 contacts per world.
 
     The model's custom numerics "max_contacts" and "max_constraints" (`MjSpec.add_numeric`) override the result.
     """
@@ -48,7 +48,8 @@ def _numeric(model: mujoco.MjModel, name: str) -> int | None:
 def touching_pairs(model: mujoco.MjModel) -> list[tuple[int, int]]:
     """Return the geom pairs (a, b) that MuJoCo tests for contact.
 
-    Their contype and conaffinity match, and they are not excluded, of one body, or of a body and its moving parent.
+    Their contype and conaffinity match, and the pair is not excluded. Two geoms of one body, or of a body and its
+    moving parent, are no such pair.
     """
     a, b = pairs = np.stack(np.triu_indices(model.ngeom, 1))
     types, affinity = model.geom_contype, model.geom_conaffinity
@@ -68,5 +69,5 @@ def _contacts(model: mujoco.MjModel, a: int, b: int) -> int:
 
 
 def _rows(model: mujoco.MjModel, condim: int) -> int:
-    pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL  # a row per edge, else one per axis of the cone
+    pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL  # pyramid: a row per edge; elliptic: one per axis
     return int(2 * (condim - 1) if pyramid and condim > 1 else condim)

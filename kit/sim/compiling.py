@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AFTER_S, EVERY_S = 5.0, 1.0
-"""Seconds before the first message (loading compiled kernels takes less), and between messages."""
+"""Seconds before the first message, and between messages. Loading compiled kernels takes less than `AFTER_S`."""
 Listener = Callable[[str], None]
 """Callback that gets a sentence from time to time while kernels compile, and an empty string afterwards."""
 _listeners: list[Listener] = []

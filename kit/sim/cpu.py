@@ -17,7 +17,7 @@ from kit.sim.base import Simulator
 from kit.sim.helpers import Helpers
 from kit.sim.worlds import STATE, Scratch, Turn, Worlds, flat, is_fixed, offset
 
-_ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # their size changes at every step
+_ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # arrays whose size changes at every step
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
@@ -44,7 +44,7 @@ class CpuSim(Simulator):
         self._worlds = Worlds(model, n)
         self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first belongs to the calling thread
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
-        """Substeps -> (the turns of a step in order, one function per thread, the calling thread's first)."""
+        """Substeps -> (the turns of a step, in order; one function per thread, that of the calling thread first)."""
         self._diverged: torch.Tensor | None = None
         self._parameters: dict[str, torch.Tensor] = {}
         self._derived: dict[str, np.ndarray] = {}
@@ -78,7 +78,7 @@ class CpuSim(Simulator):
         return self._parameters[name]
 
     def _per_world(self, name: str) -> np.ndarray:
-        """Return the model's field `name` with a row per world, (n, ...), used from now on."""
+        """Return the model's field `name` with a row per world, (n, ...). Later steps read these rows."""
         batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
         for scratch in self._scratch:
             scratch.register_parameter(name, [flat(row) for row in batch])
@@ -102,7 +102,7 @@ class CpuSim(Simulator):
     def step(self, substeps: int = 1) -> None:
         if substeps not in self._rounds:
             turns = self._turns(substeps)
-            last = int(turns[0][-1] > 0)  # turns that the other threads leave to the calling thread
+            last = int(turns[0][-1] > 0)  # turns that the other threads leave for the calling thread
             mine, *others = self._scratch
             self._rounds[substeps] = turns, [mine.advance, *[partial(scratch.advance, last) for scratch in others]]
         turns, work = self._rounds[substeps]
@@ -110,15 +110,16 @@ class CpuSim(Simulator):
         queue.clear()  # a failed step may have left turns
         queue.extend(turns)
         self._helpers.run(*work)
-        if queue:  # a delayed thread has put a turn back
+        if queue:  # a slower thread has added a later turn
             work[0]()
         self._diverged = self._diagnose() if self._worlds.warned else None
 
     def _turns(self, substeps: int) -> list[Turn]:
         """Return the turns of a step, in order.
 
-        Short turns at the end of a step shorten the wait for the last thread: with enough worlds, the first two per
-        thread keep a fifth of their substeps for a second turn. 16 Ants on two threads get 4 % faster.
+        Short turns at the end of a step shorten the wait for the last thread. So, if there are at least four worlds per
+        thread, two worlds per thread keep a fifth of their substeps for a second turn at the end. 16 Ants on two
+        threads get 4 % faster.
         """
         split = 2 * self.threads if self.threads > 1 and self.n >= 4 * self.threads else 0
         later = [min(substeps - 1, max(1, substeps // 5)) if world < split else 0 for world in range(self.n)]
@@ -154,7 +155,8 @@ class CpuSim(Simulator):
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return MuJoCo's integration state, the registered fields, and the parameters that differ between worlds.
 
-        Fields cannot be recomputed: after `mj_step` positions of bodies and the like belong to the substep before qpos.
+        Registered fields cannot be recomputed: after `mj_step`, body positions and the like belong to the qpos before
+        the last substep.
         """
         state = np.empty((self.n, mujoco.mj_stateSize(self.model, STATE)))
         for world, row in enumerate(state):

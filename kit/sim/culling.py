@@ -10,10 +10,10 @@ import torch
 
 
 class PixelCulling:
-    """Finds the pixels of fixed cameras on which moving geoms, True in `moving` (ngeom,) bool, can appear.
+    """Finds the pixels of fixed cameras that can show moving geoms. `moving` (ngeom,) bool is True for these geoms.
 
-    `views` are the numbers of the cameras in the model, `fovy` their vertical fields of view in degrees. It saves time,
-    because a ray that hits nothing costs almost as much as another.
+    `views` are the numbers of the cameras in the model, `fovy` their vertical fields of view in degrees. Skipping the
+    other pixels saves time, because a ray that hits nothing costs almost as much as a ray that hits a geom.
     """
 
     def __init__(self, model: mujoco.MjModel, moving: np.ndarray, views: Sequence[int], fovy: Sequence[float],
@@ -24,12 +24,12 @@ class PixelCulling:
         self._views = torch.as_tensor(list(views))
         self._pixel = torch.tan(torch.deg2rad(torch.as_tensor(list(fovy), dtype=torch.float32)) / 2) / (height / 2)
         self.bounded = bool((self._radii > 0).all())
-        """Whether all moving geoms have a bounding sphere. A plane has none and can appear on every pixel."""
+        """Whether all moving geoms have a bounding sphere. A plane has no sphere and can appear on every pixel."""
 
     def rays(self, geom_xpos: torch.Tensor, cam_xpos: torch.Tensor, cam_xmat: torch.Tensor) -> list[torch.Tensor]:
         """Return for each view the indices of pixels (row-major) that can show a moving geom in any of k worlds.
 
-        `geom_xpos` (k, ngeom, 3) is of all k worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are of one.
+        `geom_xpos` (k, ngeom, 3) is of k worlds. `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are the same in all.
         """
         centres = geom_xpos[:, self._geoms].flatten(0, 1)  # (k × g, 3)
         radii = self._radii.repeat(len(geom_xpos))
@@ -47,7 +47,7 @@ def _covered(
 ) -> torch.Tensor:
     """Return which pixels along one axis of the image each sphere can cover: float (v, g, count), 0 or 1.
 
-    `aside`, `ahead`: the sphere's centre along this axis and in front of the camera, m; `pixel`: its width at 1 m.
+    `aside`, `ahead`: the sphere's centre along this axis and in front of the camera, m; `pixel`: pixel width at 1 m.
     """
     half = torch.asin((radii / torch.hypot(aside, ahead)).clamp(max=1.0))
     angle = torch.atan2(aside, ahead)

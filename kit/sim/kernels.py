@@ -42,7 +42,7 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Use another torch stream; it waits, and is waited for, because Warp fills memory while it records."""
+    """Run the code inside on another torch stream, in order with the current one: Warp fills memory while recording."""
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
@@ -54,8 +54,8 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     """Record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
 
-    torch's default stream cannot be recorded, so another one of torch's is. Warp's own are "blocking": while one is
-    recorded, any use of the default stream by another thread spoils the recording (CUDA error 906).
+    torch's default stream cannot be recorded, so another torch stream is used. Warp's own streams are "blocking" and do
+    not suit: while one is recorded, another thread's use of the default stream spoils the recording (CUDA error 906).
     """
     stream = _side_stream(device) if device.type == "cuda" else nullcontext()
     with stream, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:

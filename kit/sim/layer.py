@@ -26,8 +26,8 @@ class Layer:
     """Renders the geoms of `model` where `shown` (ngeom,) bool is True, in up to `n` worlds.
 
     `columns` has, for each view, the index of its camera in the poses' cam_xpos and cam_xmat (k, cameras). `rays`
-    (views, pixels, 3) has the unit directions of its pixels in the camera frame. `depth`: whether to render depth too.
-    `settings` are those of mujoco_warp's create_render_context.
+    (views, pixels, 3) has the pixels' unit directions in the camera frame. `depth`: whether to render depth too.
+    `settings` are passed to mujoco_warp's create_render_context.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Layer:
         self._model = mjw.put_model(model)
         self._geom_rgba = self._model.geom_rgba  # the model's own
         self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
-        # the rays are set here, so that a view may be a free camera, which the model does not have
+        # `_set_pixels` sets the rays, so that a view may also be a free camera, which is not in the model
         context = mjw.create_render_context(model, n, cam_active=[], enabled_geom_groups=_VISIBLE_GROUPS, **settings)
         context.nrender, context.has_orthographic_camera = views, False
         context.cam_id_map = wp.array(list(columns), dtype=int)
@@ -64,8 +64,10 @@ class Layer:
         """Render k worlds. `poses` holds Warp arrays (k, ...) by the names in `POSES`.
 
         It may also hold "geom_rgba" (k, ngeom), each world's own colours. `pixels` are the indices of the pixels to
-        render, one tensor per view; None keeps those of the last call, at first all. Returns colours 0xAARRGGBB, int32
-        (k, rays), and depths along the camera's axis, float32 of the same shape, 0 where a ray hits nothing.
+        render, one tensor per view; None: the pixels of the last call, or all in the first call.
+
+        Returns colours 0xAARRGGBB, int32 (k, rays), and depths along the camera's axis, float32 of the same shape, 0
+        where a ray hits nothing.
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:

@@ -28,7 +28,7 @@ from kit.sim.layer import POSES, Layer
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Background colour of models without a skybox: a light sky."""
 WORLDS_PER_LAUNCH = 16
-"""Worlds per launch on the CPU. They use the same rays: with more worlds culling removes fewer."""
+"""Worlds per launch on the CPU. The worlds of a launch share their rays, so with more worlds culling removes fewer."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -38,9 +38,10 @@ Camera: TypeAlias = str | int | mujoco.MjvCamera
 class Renderer:
     """Renders up to `n` worlds of `model` from `cameras`, uint8 images of `height` x `width` pixels.
 
-    One ray per pixel: four would antialias the edges and take three times as long. `shadows` take up to twice the time.
+    There is one ray per pixel: four would antialias the edges, but take three times as long. `shadows` up to double the
+    time.
     Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are then rendered in
-    front of them, on the CPU only in the pixels that can show them. The images are the same, many times faster.
+    front of them, on the CPU only in the pixels that can show them. This gives the same images many times faster.
 
     Reuse a renderer, because making one takes a moment. Call `render` from one thread at a time; on the CPU it uses
     `threads` threads (by default one per usable core).
@@ -70,8 +71,8 @@ class Renderer:
         """Render RGB images, uint8 (k, cameras, height, width, 3), on the renderer's device.
 
         `poses` has the fields `POSES` of MjData for k <= n worlds: positions (k, count, 3), rotations (k, count, 3, 3)
-        or (k, count, 9). Poses of free cameras come after those of the model's cameras. It may have "geom_rgba"
-        (k, ngeom, 4), each world's own colours. float32 tensors on the device are not copied.
+        or (k, count, 9). Poses of free cameras come after those of the model's cameras. `poses` may also have
+        "geom_rgba" (k, ngeom, 4), each world's own colours. float32 tensors on the device are not copied.
         """
         k = len(poses["cam_xpos"])
         if k > self.n:
@@ -121,7 +122,7 @@ class Renderer:
         return list(pairwise(k * i // count for i in range(count + 1)))
 
     def _visible_pixels(self, poses: Mapping[str, Poses], start: int, stop: int) -> list[torch.Tensor] | None:
-        """Return per view the pixels that can show moving geoms in the worlds [start, stop); None for all pixels."""
+        """Return per view the pixels that can show moving geoms in worlds `start` to `stop` - 1; None: all pixels."""
         if self._culling is None:
             return None
         geoms, cameras, rotations = (torch.as_tensor(poses[name]) for name in ("geom_xpos", "cam_xpos", "cam_xmat"))
@@ -133,8 +134,8 @@ class Renderer:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Render "all", "static" or "moving" geoms, one launch per block; return each block's colours and depths."""
         layers = self._layers.setdefault(kind, [])
-        # Each layer compiles its kernel with its first image: here, because when several threads compile at once,
-        # Python 3.11's parser fails ("AST constructor recursion depth mismatch").
+        # A layer compiles its kernel with its first image. That image is rendered here, in one thread, because Python
+        # 3.11's parser fails if several threads compile ("AST constructor recursion depth mismatch").
         while len(layers) < len(blocks):
             with compiling("the renderer"):
                 layers.append(self._make_layer(kind))
@@ -189,7 +190,7 @@ class Renderer:
         up = (height / 2 - np.arange(height) - 0.5)[:, None]
         rays = np.empty((len(self.cameras), height, width, 3), np.float32)
         for view, fovy in enumerate(self._fovy):
-            pixel = math.tan(math.radians(fovy) / 2) / (height / 2)  # its size at a distance of 1
+            pixel = math.tan(math.radians(fovy) / 2) / (height / 2)  # a pixel's size at a distance of 1
             rays[view, ..., 0], rays[view, ..., 1], rays[view, ..., 2] = right * pixel, up * pixel, -1.0
         return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
 
@@ -245,7 +246,7 @@ def _renderer(model: mujoco.MjModel, height: int, width: int) -> tuple[Camera, R
 
 
 def render_data(model: mujoco.MjModel, data: mujoco.MjData, height: int, width: int) -> torch.Tensor:
-    """Render `data` of an env that steps MuJoCo itself from the `default_camera`, with shadows, uint8 (h, w, 3)."""
+    """Render `data` from the `default_camera` with shadows, uint8 (h, w, 3), for envs that step MuJoCo themselves."""
     camera, renderer = _renderer(model, height, width)
     poses = {name: getattr(data, name) for name in POSES}
     if isinstance(camera, mujoco.MjvCamera):

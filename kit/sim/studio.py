@@ -8,7 +8,7 @@ import numpy as np
 SKY_RGB = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)  # at the horizon, overhead
 FLOOR_RGB = (0.55, 0.59, 0.64), (0.50, 0.54, 0.59)  # the two greys of the tiles
 SOFT_RGB = (0.76, 0.78, 0.80), (0.70, 0.73, 0.76)
-"""Tile colours of a floor that moves past the camera, drawn without lines, which would flicker."""
+"""Tile colours of the floor for moving cameras, drawn without lines, which would flicker."""
 
 
 def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, soft: bool = False) -> None:
@@ -60,4 +60,4 @@ def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float, soft: bool) -> 
     else:
         ground = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05])
     ground.material = "studio/tiles"
-    ground.rgba = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's default, which means: take the material's
+    ground.rgba = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's default, which means: use the material's colour

@@ -6,9 +6,9 @@ Reproducibility:
  - On CUDA snapshot, restore, masked reset and quantities that depend on positions alone are exact. Contacts and
    constraint rows are listed in the order in which threads find them, and their forces, `cfrc_ext` and the inertia of
    branched trees are atomic sums. So the last bits (about 1e-7, relative) change from run to run, and chaotic motion
-   amplifies that. Two runs from one checkpoint are therefore statistically equal, not numerically; only an unbranched
-   chain without contacts and with at most one active constraint is repeatable. `deterministic=True` fixes the order of
-   the sums, at a cost, but not the order of the lists.
+   amplifies the differences. Two runs from one checkpoint are therefore statistically equal, not numerically. Only an
+   unbranched chain without contacts and with at most one active constraint is repeatable. `deterministic=True` fixes
+   the order of the sums, at a cost, but not the order of the lists.
  - One step agrees with MuJoCo in C to float32 accuracy, not to the bit.
 Source: the code of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py checks it on a GPU.
 """
@@ -34,7 +34,7 @@ _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied
 _SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
 _SHARED = frozenset({"nacon", "ncollision", "cdof_tri_row", "cdof_tri_col"})  # not one row per world
-_FORWARD, _FORWARD_IF_ANY = 0, -1  # keys of graphs that are not a number of substeps
+_FORWARD, _FORWARD_IF_ANY = 0, -1  # keys of `_graphs` for forward passes; the other keys are numbers of substeps
 _CHECK_EVERY = 32  # steps on CUDA between checks of the overflow flags
 
 _CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
@@ -46,9 +46,9 @@ _WRONG_PHYSICS = int(_CONTACTS | _CONSTRAINTS | _OTHER_LIMITS)
 class WarpSim(Simulator):
     """`n` worlds of `model` in float32 on `device`; fields are the simulator's own memory, not copies.
 
-    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are buffer sizes, by
-    default computed from the model (`capacity`). A full buffer raises `Overflow`: on CUDA some dozens of steps later,
-    because an immediate check would stall the GPU, but before any checkpoint is written (`snapshot` checks too).
+    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are buffer sizes,
+    computed from the model by default (`capacity`). A full buffer raises `Overflow`. On CUDA it does so some dozens of
+    steps later, because an immediate check would stall the GPU, but before any checkpoint: `snapshot` checks too.
     """
 
     dtype = torch.float32
@@ -68,7 +68,7 @@ class WarpSim(Simulator):
             self._model.opt.warn_overflow = 0  # `_raise_overflow` raises an error instead
             if self.device.type == "cuda":  # drivers before CUDA 12.4 have no loops in graphs
                 self._model.opt.graph_conditional = wp.is_conditional_graph_supported()
-            if deterministic:  # not True, which as a bit mask means contacts only
+            if deterministic:  # `True` would be the bit mask of contacts only
                 self._model.opt.deterministic = int(mjw.DeterminismType.ALL)
             self._data = mjw.make_data(model, n, nconmax=self.capacity.contacts, njmax=self.capacity.constraints)
         self._state = {name: t for name in _STATE if (t := self._tensor(name)).numel()}
@@ -180,9 +180,10 @@ class WarpSim(Simulator):
         return capture.graph
 
     def _record_branch(self) -> Any:
-        """Record the forward pass as a conditional branch of a CUDA graph, in which nothing can be allocated.
+        """Record the forward pass as a conditional branch of a CUDA graph.
 
-        So a forward pass before the recording allocates the memory, which is kept as long as the graph.
+        A branch cannot allocate memory. So a forward pass before the recording allocates it, and the memory is kept as
+        long as the graph.
         """
         memory = _ReplayAllocator(self.device)
         with beside_torch(self.device) as warp_device, wp.ScopedAllocator(warp_device, memory):
@@ -224,7 +225,7 @@ class WarpSim(Simulator):
 
 
 class _ReplayAllocator:
-    """A Warp allocator that returns the blocks of a first pass again, in the same order, after `rewind`."""
+    """A Warp allocator that, after `rewind`, returns the blocks of the first pass again in the same order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._next = device, 0

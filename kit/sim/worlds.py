@@ -2,8 +2,8 @@
 
 MjData keeps its arrays in one buffer, with the arrays of the state in front. Each world stores a copy of that front
 part. A thread copies it into its own MjData, steps, and copies it back. So the working data of the physics stay in the
-core's cache, and a thousand worlds need hardly more memory than one. Memoryviews copy faster than numpy and keep
-Python's global lock, which MuJoCo's mj_setState releases, so that the threads would wait for it.
+core's cache, and a thousand worlds need hardly more memory than one. The copies use memoryviews, which are faster than
+numpy. MuJoCo's mj_setState would be slower too: it releases Python's global lock, and threads wait to get it back.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _buffer(data: mujoco.MjData) -> np.ndarray:
 
 
 def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Return a bool mask over the front of the buffer, up to the last byte that `mj_setState` writes.
+    """Return a bool mask over the bytes of the buffer's front, which ends after the last byte of the state.
 
-    In each number that `mj_setState` writes, at least one byte is True. Resets `data`.
+    Each number that `mj_setState` writes has at least one True byte. Resets `data`.
     """
     written = []
     for value in (0.0, 1.0):
@@ -114,8 +114,8 @@ class Scratch:
     def advance(self, leave: int = 0) -> None:
         """Take turns from the queue and step their worlds until `leave` turns are left; every thread runs this.
 
-        The result does not depend on which thread steps which world: the model is read-only, and if parameters differ,
-        each thread has its own copy of it, into which they are written first.
+        The result does not depend on which thread steps which world. The model is read-only. If parameters differ
+        between worlds, each thread first writes the world's parameters into its own copy of the model.
         """
         worlds, data, scratch = self.worlds, self.data, self.front
         queue, model, fronts, times_s = worlds.queue, self.model, worlds.fronts, worlds.times_s

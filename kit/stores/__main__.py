@@ -1,8 +1,8 @@
 """The copier process, which copies a run to its store: python -m kit.stores RUN_DIR URL [OWNER].
 
 It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. A thread
-restarts the process by exec when a request to the store hangs, and ends it when a later session's copier has started.
-Both are safe at any time, because `latest.json`, from which readers start, is updated last.
+restarts the process by exec if a request to the store hangs, and ends it if a later session's copier has started. Both
+are safe at any time: readers start from `latest.json`, which is updated last.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kit.stores.loop import Sync
 from kit.stores.urls import open_store
 
 LOCK = ".sync.lock"
-"""File in the run that its copier locks (flock). Each copier adds a line; the one with the last line stays."""
+"""File in the run directory, locked (flock) by the copier. Each new copier appends its name; all earlier ones end."""
 
 
 def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "") -> int:
-    """Run the copier; return the exit code of `Sync.run`. A restart passes `parent`'s process id and its `name` on."""
+    """Run the copier; return the exit code of `Sync.run`. Only a restart passes `parent` (process id) and `name`."""
     run_dir, restarted = Path(folder).resolve(), bool(name)
     owner, parent = owner or lease.owner_of(run_dir), parent or str(os.getppid())
     name = name or f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(4)}"
@@ -44,7 +44,7 @@ def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 5)  # training has priority
 
-    def should_drain() -> bool:  # after a signal, or with a closed pipe or a dead parent (a fork may keep the pipe)
+    def should_drain() -> bool:  # a signal, a closed pipe or a dead parent (whose forks may keep the pipe open)
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
         return drain.is_set() or closed or str(os.getppid()) != parent
 

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """A request to a store failed. `transient`: retry at once. `retry_after_s`: pause that the store asks for."""
+    """A request to a store failed. `transient`: a retry may succeed. `retry_after_s`: pause that the store asks for."""
 
     def __init__(self, message: str, transient: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class MissingFile(StoreError):
 
 
 class Unusable(UserError):
-    """`UserError` for a store that cannot be used. Its message is "store=URL " and `reason`, which has a remedy."""
+    """`UserError` for a store that cannot be used. Message: "store=URL REASON"; the reason includes a remedy."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(f"store={url!r} {reason}")
@@ -49,7 +49,7 @@ class Store(ABC):
     url: str
     """The URL as the user wrote it."""
     min_interval_s: float = 0.0
-    """Minimum seconds between two puts. Each put is a commit on the Hub, and the Hub limits the rate of commits."""
+    """Minimum seconds between two puts. On the Hub each put is a commit, and commits are rate-limited."""
     has_page: bool = False
     """Whether the store has a web page that shows its README.md."""
     keeps_history: bool = False
@@ -57,7 +57,7 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> dict[str, int]:
-        """Return path -> size in bytes of the file `prefix`, or of all files in the folder `prefix`; may be empty."""
+        """Return path -> bytes (-1: unknown) of the file `prefix`, or of all files in the folder `prefix`."""
 
     @abstractmethod
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -65,10 +65,9 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
-        """Write `files` in order, then delete `delete` (missing files are no error).
+        """Write `files` in order, then delete the paths in `delete` (missing files are no error).
 
-        Each file is replaced as a whole; on the Hub one put is one commit. `message`: the commit message, if the store
-        keeps a history.
+        Each file is replaced as a whole; on the Hub one put is one commit, with the commit message `message`.
         """
 
     def read(self, path: str, limit: int = SMALL) -> bytes:
@@ -92,9 +91,9 @@ class Store(ABC):
         return self._attempt(fetch)
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Compare-and-swap: replace a small file if its content is `old` (None: absent). Return whether it succeeded.
+        """Compare-and-swap: replace a small file if its content is `old` (None: no file). Return whether it succeeded.
 
-        Atomic in stores that allow it; this default reads, writes and reads again.
+        This default reads, writes and reads again, which is not atomic; subclasses make it atomic where they can.
         """
         if self.read_or_none(path) != old:
             return False
@@ -102,14 +101,14 @@ class Store(ABC):
         return self.read_or_none(path) == new
 
     def sweep(self, prefix: str) -> None:  # noqa: B027 - most stores write no temporary files
-        """Remove killed processes' temporary files in the folder `prefix`, whose lease the caller holds."""
+        """Remove temporary files of killed processes in the run's folder `prefix`. The caller must hold the lease."""
 
     def whole(self) -> Store:
-        """Return the store of everything that shares this store's history: for a Hub folder, the whole repository."""
+        """Return the store of all files that share this store's history: for a Hub folder, the whole repository."""
         return self
 
     def squash(self) -> None:
-        """Delete the history of `whole()`, keeping the files, while no other process writes. Does not retry."""
+        """Delete the history of `whole()` but not its files. The caller must exclude other writers. Does not retry."""
         raise StoreError(f"{self.url} keeps no history")
 
     def read_or_none(self, path: str) -> bytes | None:
@@ -129,7 +128,7 @@ class Store(ABC):
             yield chunk
 
     def _attempt(self, call: Callable[[], _T]) -> _T:
-        """Return `call()`, which reads from the store. Overridden by stores whose client library does not retry."""
+        """Return the result of `call`, a request to the store. Stores whose client does not retry override this."""
         return call()
 
 
@@ -139,9 +138,9 @@ def size_of(content: Path | bytes) -> int:
 
 
 def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
-    """Return `call()`, with a time limit. Raises `UserError` that names `name` if it takes longer than `seconds`.
+    """Return the result of `call`. Raises `UserError` that contains `name` if the call takes longer than `seconds`.
 
-    It runs in a daemon thread: one that blocks forever, as on a dead mount, does not block exit.
+    The call runs in a daemon thread: if it blocks forever (a dead mount), the process can still exit.
     """
     future: Future[_T] = Future()
 

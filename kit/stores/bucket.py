@@ -1,7 +1,7 @@
 """Object stores and other file systems of fsspec as a store: s3://, gs://, az://, sftp://, memory:// ...
 
-Files are written by `pipe_file` and `put_file`. `with fs.open(...)` would leave a partial file after an exception in
-the block. Sizes are compared after each write.
+Files are written by `pipe_file` and `put_file`, because `with fs.open(...)` leaves a partial file after an exception in
+the block. After each write, the stored size is checked.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class BucketStore(Store):
                 self._fs.rm_file(self._full(path))
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Compare-and-swap; on S3 atomic, by a conditional write, which S3 refuses if the file has changed since."""
+        """Compare-and-swap. Atomic on S3, which refuses a conditional write if the file has changed."""
         if self._scheme not in _S3:
             return super().swap(path, old, new)
         tag = self._tag(path)
         if self.read_or_none(path) != old or self._tag(path) != tag:
             return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
-        with contextlib.suppress(OSError):  # refused, or only the response was lost: reading the file tells which
+        with contextlib.suppress(OSError):  # refused, or written but the response was lost: the read below tells
             self._fs.pipe_file(self._full(path), new, **condition)
         return self.read_or_none(path) == new
 

@@ -1,13 +1,13 @@
-"""Copy a run to a store in passes; each pass uploads and verifies the newest checkpoint, then names it in latest.json.
+"""Copy a run to a store in passes. A pass uploads and verifies the newest checkpoint, then names it in latest.json.
 
-The order of a pass ensures that readers of the store never see a reference to a missing file:
+The order of a pass ensures that no file in the store ever refers to a missing one:
 
     1. upload the newest checkpoint's files and the shared files that the store lacks, the manifest last
     2. read all of them back and compare SHA-256
     3. update `latest.json`, then remove older checkpoints
 
-On the Hub every put is a commit and commits are rate-limited, so action 3 for one checkpoint and action 1 for the next
-are one commit.
+On the Hub every put is a commit and commits are rate-limited. Therefore step 3 of one checkpoint and step 1 of the next
+share a commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEEP = 2
 HISTORY, HISTORY_BYTES = 5, 2**30
 """Old versions are deleted once the bytes put exceed both HISTORY times the current size and HISTORY_BYTES."""
 USUAL_BYTES_PER_S = 1_000_000
-"""Assumed transfer rate, from which a lease's duration is computed."""
+"""Assumed transfer rate: a lease is extended by the duration of the next transfer."""
 
 Watch = Callable[[str, int], None]
 Files = dict[str, Path | bytes]
@@ -45,7 +45,7 @@ Files = dict[str, Path | bytes]
 class Copier:
     """Copies the run at `run_dir` to `store`, as `owner`, and remembers which files the store holds.
 
-    Calls `watch(request, size)` before each request, with the bytes to transfer, so that a hang can be detected.
+    Calls `watch(request, size)` before each request, so that a hang can be detected; `size`: bytes to transfer.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Copier:
         self.problem: str | None = None
         """Why a local checkpoint was not copied."""
         self._lease: lease.Lease | None = None
-        self._lease_ends = 0.0  # monotonic time, which no change of the clock affects
+        self._lease_ends = 0.0  # monotonic time, unaffected by changes of the system clock
         self._stored: dict[str, str] = {}  # path in the run -> SHA-256 of the verified copy in the store, "" if unknown
         self._verified: dict[int, Checkpoint] = {}
         self._latest: int | None = None  # step in the store's latest.json
@@ -69,13 +69,13 @@ class Copier:
         self._put_bytes = 0
         """Bytes put since the last squash, including those of earlier sessions."""
         self.note: str | None = None
-        """Why old versions were not deleted, which does no harm."""
+        """Why old versions were not deleted. A note, not an error."""
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
         """Copy the newest checkpoint, metrics, status, best policy and videos, as far as the commit rate allows.
 
-        `final`: the last pass, which copies all of these and the Hub page, whatever the commit rate. Return {"step",
-        "time", "problem", "note" (the attributes), "pending" (whether latest.json is not up to date yet)}.
+        `final`: this is the last pass; copy all of these and the Hub page, ignoring the commit rate. Return
+        {"step", "time", "problem", "note", "pending"}: the attributes, and whether latest.json is out of date.
         """
         self._hold_lease()
         stored = self._list()
@@ -95,7 +95,7 @@ class Copier:
 
     def _copy_newest(self, stored: dict[str, int]) -> bool:
         """Copy and verify the newest checkpoint. Return False if there is no checkpoint that the store lacks."""
-        for _ in range(3):  # training may delete a checkpoint before its files are pinned
+        for _ in range(3):  # retry: training may delete a checkpoint before its files are pinned
             newest = next(self._local(), None)
             if newest is None or not self._is_new(newest):
                 return False
@@ -118,8 +118,8 @@ class Copier:
             self._put(files, outdated, message, page)
 
     def _squash(self, stored: dict[str, int]) -> dict[str, int]:
-        """Delete the store's old versions if they are large. Return the run's files, listed again afterwards, so that
-        this pass replaces any that were lost."""
+        """Delete the store's old versions if they are large. Return a new listing of the run's files, so that this pass
+        uploads any that the deletion has lost."""
         if not self.store.keeps_history or self._put_bytes <= max(HISTORY * sum(stored.values()), HISTORY_BYTES):
             return stored
         try:
@@ -141,11 +141,11 @@ class Copier:
         folders = tuple(path.removesuffix(lease.FILE) for path in paths if path.endswith(f"/{lease.FILE}"))
         for path in paths:
             if not path.startswith(folders) and path.rpartition("/")[2] not in model_card.FILES:
-                return f"{path} is no run's"
+                return f"{path} belongs to no run"
         for folder in folders:
             _, other = lease.read(whole, folder.rstrip("/"))
             if other is not None and other.owner != self.owner and other.expires > self._clock():
-                return f"{other.owner} is at work in {folder.rstrip('/')}"
+                return f"{other.owner} is training {folder.rstrip('/')}"
         return ""
 
     def _texts(self) -> Files:
@@ -154,7 +154,7 @@ class Copier:
         for name in TEXTS:
             with contextlib.suppress(FileNotFoundError):
                 raw = (self.run_dir / name).read_bytes()
-                # of metrics whole lines only; they hold numbers, so no secret
+                # metrics: only whole lines, not redacted because they hold only numbers
                 data = raw[: raw.rfind(b"\n") + 1] if name.endswith(".jsonl") else redact_bytes(raw, name)
                 if self._stored.get(name) != hashlib.sha256(data).hexdigest():
                     files[name] = data
@@ -166,7 +166,7 @@ class Copier:
         return {}
 
     def _videos(self, stored: Mapping[str, int]) -> Files:
-        """Return the videos of which the store has no copy, one of another size, or one that was never verified."""
+        """Return the videos that have no verified copy of the same size in the store."""
         files: Files = {}
         for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
             with contextlib.suppress(FileNotFoundError, Refused):
@@ -186,7 +186,7 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return what to delete: old checkpoints, old best policies, and shared files that none of the others needs."""
+        """Return what to delete: old checkpoints, old best policies, and shared files that no other one needs."""
         if self.step is None:
             return []
         kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
@@ -198,10 +198,10 @@ class Copier:
         bests = {path for path in stored if path.startswith("best/")}
         if best is not None and not self._missing_files(best):
             old |= bests - needed
-        if max(steps.values(), default=0) <= self.step:  # the manifest of a newer checkpoint might name any shared file
+        if max(steps.values(), default=0) <= self.step:  # a newer checkpoint might need any shared file
             kinds = (f"{REPLAY}/",) if bests - needed - old else (f"{REPLAY}/", f"{FROZEN}/")
             old |= {path for path in stored if path.startswith(kinds)} - needed
-        # without its manifest, a partly deleted checkpoint does not look complete
+        # manifests first: a checkpoint without manifest counts as absent
         return sorted(old, key=lambda path: (not path.endswith("/manifest.json"), path))
 
     def _local(self, subfolder: str = "checkpoints") -> Iterator[Checkpoint]:
@@ -211,12 +211,12 @@ class Copier:
                 try:
                     yield checkpoint.loaded()
                 except Damaged as damage:
-                    if checkpoint.path.is_dir():  # not deleted by training meanwhile
+                    if checkpoint.path.is_dir():  # otherwise training has deleted it
                         self._damaged.add(checkpoint.folder)
                         self.problem = f"{checkpoint.folder} on this machine is damaged and was not copied: {damage}"
 
     def _missing_files(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Return path and SHA-256 of the checkpoint's files without a verified copy in the store."""
+        """Return path -> SHA-256 of the checkpoint's files that have no verified copy in the store."""
         entries = checkpoint.files().items()
         return {path: entry["sha256"] for path, entry in entries if self._stored.get(path) != entry["sha256"]}
 
@@ -232,7 +232,7 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """Check and hard-link the files that the store lacks, so that training may delete them; yield their paths."""
+        """Hard-link and check the files that the store lacks, so that training may delete them; yield path -> link."""
         sources: dict[str, Path] = {}
         missing = self._missing_files(checkpoint)
         with temporary(self.run_dir) as stage:
@@ -253,7 +253,7 @@ class Copier:
             yield sources
 
     def _hold_lease(self, size: int = 0) -> None:
-        """Renew the lease if half is over or it would end in the transfer of `size` bytes. Raises `LeaseHeld`."""
+        """Renew the lease if less than half of it would be left after transferring `size` bytes. Raises `LeaseHeld`."""
         transfer_s, left_s = size / USUAL_BYTES_PER_S, self._lease_ends - time.monotonic()
         if self._lease is None or min(left_s, self._lease.expires - self._clock()) < lease.TTL_S / 2 + transfer_s:
             self._watch("renewing the lease", 0)
@@ -261,7 +261,7 @@ class Copier:
             self._lease = lease.renew(self.store, self.name, self.owner, lease.TTL_S + transfer_s, self._clock)
 
     def _load_stored(self, stored: dict[str, int]) -> None:
-        """Read from the store which checkpoints earlier sessions verified."""
+        """Find out which files and checkpoints in the store were verified by earlier sessions."""
         latest = None
         self._watch("removing temporary files", 0)
         self.store.sweep(self.name)
@@ -309,9 +309,9 @@ class Copier:
         page: Files | None = None,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Put `files` and, beside the run's folder, `page`; delete `delete`; read `files` back and compare SHA-256.
+        """Put `files` in the run's folder and `page` beside it; delete `delete`; read `files` back and compare SHA-256.
 
-        `digests`: path -> SHA-256 from the manifest, used instead of the local file's, which may change meanwhile.
+        `digests`: path -> SHA-256 from the manifest. Other files are hashed here.
         """
         for path in files:
             self._stored.pop(path, None)

@@ -1,12 +1,12 @@
 """A folder as a store: a Google Drive mount, a RunPod or Lambda volume, NFS, a second disk.
 
-Such mounts can disappear, and they cache writes. Therefore a root folder that has disappeared is not created again
-(files would land on the disk below the mount point), each file is written to a temporary name, fsynced and renamed, and
-before a file is read, the system is asked to drop its cached copy.
+Such mounts can disappear. A missing root folder is therefore not created again, because files would land on the disk
+below the mount point. Such mounts also cache. Therefore each file is written to a temporary name, fsynced and renamed,
+and before a read the system is asked to drop its cached copy.
 
 Google Drive moves deleted files, and those replaced by a rename, to its bin, where they still take up space. Therefore
-they are truncated first. During a replacement the old file is called `.kit-old-NAME`; if the process is killed then,
-readers of NAME get the old file.
+files are truncated first. During a replacement the old file is called `.kit-old-NAME`; if the process is killed during
+it, readers of NAME get the old file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DirectoryStore(Store):
                         replaced = path != public and public.name in names
                         if stat.S_ISREG(status.st_mode) and not public.name.startswith(".") and not replaced:
                             sizes[public.relative_to(self.root).as_posix()] = status.st_size
-            self._check_mounted()  # a mount that disappeared meanwhile would make the list incomplete
+            self._check_mounted()  # if the mount disappeared during the walk, the list is incomplete
         return sizes
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -104,9 +104,9 @@ class DirectoryStore(Store):
             self._sweep(self._inside(prefix), owned=True)
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
-        """Compare-and-swap under a flock, which the system frees if the process dies.
+        """Compare-and-swap under a file lock (flock), which the system frees if the process dies.
 
-        A Drive mount cannot lock between machines; there it excludes only processes on this machine.
+        On a Drive mount the lock excludes only processes on this machine.
         """
         import fcntl
 
@@ -146,7 +146,7 @@ class DirectoryStore(Store):
             raise StoreError(f"{target.name} in {self.url} has {target.stat().st_size:,} bytes, {size:,} were written")
 
     def _replace(self, temporary: Path, target: Path) -> None:
-        """Rename `temporary` to `target`; readers get the old or the new file at any moment."""
+        """Rename `temporary` to `target`. At any moment, readers get either the old or the new file."""
         if not self.has_bin:
             temporary.replace(target)
             return
@@ -169,20 +169,20 @@ class DirectoryStore(Store):
         path.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
-        """Create `folder` and its parents below the root, but not the root, whose mount may have disappeared."""
+        """Create `folder` and its parents below the root. The root is not created: its mount may have disappeared."""
         chain = [folder, *folder.parents]
         for each in reversed(chain[: chain.index(self.root)]):
             with contextlib.suppress(FileExistsError):
                 each.mkdir()
 
     def _sweep(self, folder: Path, owned: bool) -> None:
-        """Remove temporary files of killed processes; if no other machine writes in `folder` (`owned`), all of them."""
+        """Remove temporary files of killed processes. `owned`: also in subfolders, and those of all other machines."""
         for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
             with contextlib.suppress(OSError):  # the next sweep tries again
                 self._remove(path)
 
     def _remove(self, target: Path) -> None:
-        """Delete a file, its old version, and parent folders that are empty then."""
+        """Delete a file, its old version, and the parent folders that become empty."""
         self._discard(leftovers.old(target))
         self._discard(target)
         with contextlib.suppress(OSError):  # not empty, or removed already
@@ -220,7 +220,7 @@ class DirectoryStore(Store):
 
 
 def _locate(url: str, write: bool) -> Path:
-    """Return the folder of `url`. Raises `UserError` if its parent is missing, probably a mistyped mount point."""
+    """Return the folder of `url`. Raises `UserError` if it is missing and, with `write`, its parent is missing too."""
     if url.lower().startswith("drive:"):
         mount = places.drive()
         folder = url.split(":", 1)[1].strip("/")

@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class GoogleDriveLink(Store):
-    """Files behind a shared link, listed once. gdown lists no sizes, so `list` returns -1 for each."""
+    """Files behind a shared link, listed once. `list` returns size -1 for each, because gdown lists no sizes."""
 
     def __init__(self, url: str, write: bool = False) -> None:
         self.url = url
@@ -46,7 +46,7 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Download to a temporary file, since gdown can do nothing else; stop after more than `limit` bytes."""
+        """Like `chunks`, but stop after `limit` bytes. Uses a temporary file, since gdown can only write to files."""
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 

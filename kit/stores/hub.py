@@ -3,9 +3,9 @@
 This module adds what the client library lacks:
 
 - time limits of requests
-- retries of commits, of creating and of looking up a repository (`_attempt`). After a lost response the commit may
-  exist already; the retry is harmless, because the client skips unchanged files.
-- rate limits: on a 429 the client would sleep inside the call; here the call raises `StoreError` with the time to wait
+- retries of commits and of other requests (`_attempt`). If only the response was lost, the commit exists already; then
+  the retry is harmless, because the client skips unchanged files.
+- rate limits: on status 429 the client would sleep; here the call raises `StoreError` with the time to wait
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSES_S, LONGEST_PAUSE_S = (1.0, 3.0, 9.0), 30.0
 """Seconds before each retry. If the Hub asks for a pause longer than LONGEST_PAUSE_S, the error is raised instead."""
 NEW_TOKEN = "make one at https://huggingface.co/settings/tokens."
 _URL = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})((?:/[^/]+)*)/?")
-_NETWORK = ("httpx", "httpx2", "httpcore")  # packages whose errors mean a refused, lost or silent connection
+_NETWORK = ("httpx", "httpx2", "httpcore")  # packages whose errors mean a failed connection
 _is_kit_call: contextvars.ContextVar[bool] = contextvars.ContextVar("kit_hub_call", default=False)
 _T = TypeVar("_T")
 
@@ -79,7 +79,7 @@ class HubStore(Store):
 
     def swap(self, path: str, old: bytes | None, new: bytes) -> bool:
         """Compare-and-swap; atomic, because the Hub refuses a commit whose parent is not the newest commit."""
-        for _ in range(5):  # a commit to any other file of the repository also makes it fail
+        for _ in range(5):  # retry: a commit to another file also causes a conflict
             head = self._attempt(lambda: self._api.repo_info(self.repo)).sha
             content = self.read_or_none(path)
             if content != old:
@@ -124,8 +124,8 @@ class HubStore(Store):
         except Exception as error:
             if _status(error) in (409, 412) and parent is not None:
                 raise _Conflict(f"{message}: another commit came first", transient=False) from None
-            if isinstance(error, EntryNotFoundError):  # another process removed the file meanwhile
-                raise StoreError(f"{message}: another commit came between") from None
+            if isinstance(error, EntryNotFoundError):  # another process has removed the file
+                raise StoreError(f"{message}: another commit removed a file first") from None
             raise
 
     def _sizes(self, prefix: str = "") -> dict[str, int]:
@@ -134,7 +134,7 @@ class HubStore(Store):
         from huggingface_hub.hf_api import RepoFile
 
         top, start = self._full(prefix) if prefix else self._prefix or None, len(self._full("x")) - 1
-        with contextlib.suppress(EntryNotFoundError):  # raised by the first response, so no file is lost
+        with contextlib.suppress(EntryNotFoundError):  # only the first response can raise it
             entries = self._api.list_repo_tree(self.repo, top, recursive=True)
             return {entry.path[start:]: entry.size for entry in entries if isinstance(entry, RepoFile)}
         return {}
@@ -143,7 +143,7 @@ class HubStore(Store):
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T], pauses: Sequence[float] = PAUSES_S) -> _T:
-        """Return `call()`, retried after transient errors. The client's errors become `UserError` or `StoreError`."""
+        """Return the result of `call`; retry transient errors. Raises `UserError` or `StoreError` for client errors."""
         token = _is_kit_call.set(True)
         try:
             for pause in (*pauses, None):
@@ -191,7 +191,7 @@ class _Conflict(StoreError):
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes, because the client wraps a failed upload in a RuntimeError."""
+    """Yield an error and its chain of causes. Needed because the client wraps a failed upload in a RuntimeError."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -204,12 +204,12 @@ def _status(error: BaseException) -> int | None:
 
 
 def _set_time_limits() -> None:
-    """Set time limits for the client's requests, unless they are set already; by default it waits forever."""
+    """Set time limits for the client's requests, unless they are set already. By default the client waits forever."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import get_session
 
     def limit(request: Any) -> None:
-        """Set a limit on requests for which the client overrides the session's limit with none."""
+        """Set a time limit on a request for which the client has turned off the session's limit."""
         if (request.extensions.get("timeout") or {}).get("read") is None:
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s())
 

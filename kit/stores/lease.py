@@ -22,7 +22,7 @@ from kit.stores.base import Store, StoreError
 from kit.stores.urls import open_store
 
 TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
-"""Seconds that a lease lasts, so also how long a run stays locked after its machine dies. Renewed at half time."""
+"""Duration of a lease, s; a run stays locked that long after its machine dies. Renewed when half of it is over."""
 FILE = "lease.json"
 
 
@@ -66,9 +66,9 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
 
 
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
-    """Return the seconds until another machine's lease of the run in the store at `url` ends; 0 if it has none.
+    """Return the seconds until another machine's lease of the run in the store at `url` ends; 0 without such a lease.
 
-    `run_dir`: this machine's copy, whose own lease does not count.
+    `run_dir`: this machine's copy of the run; its own lease does not count.
     """
     if url is None:
         return 0.0
@@ -77,7 +77,7 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
-    """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that machine's has expired since."""
+    """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that lease is over."""
     _, lease = read(store, run_name)
     if lease is not None and lease.owner != owner:
         raise LeaseHeld(run_name, lease)
@@ -107,7 +107,7 @@ def read(store: Store, run_name: str) -> tuple[bytes | None, Lease | None]:
 def owner_of(run_dir: Path) -> str:
     """Return the name under which this copy of the run holds leases; create it in the file `.owner` if needed.
 
-    The name stays the same after a crash, and a new one is made after a move to another machine or folder.
+    The name stays the same after a crash. A copy moved to another machine or folder gets a new name.
     """
     if (known := known_owner(run_dir)) is not None:
         return known

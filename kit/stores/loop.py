@@ -1,10 +1,10 @@
 """The main loop of the copier process (`kit.stores.__main__`): calls the copier, retries, writes .sync.json.
 
 RUN_DIR/.sync.json   {"url", "step", "time", "state", "error", "owner", "failures", "pid", "updated"}
-  state   "ok" (the newest checkpoint is verified in the store, or cannot be copied and retrying would not help: see
-          error), "behind" (not yet), "failing" (see error)
+  state   "ok": the newest checkpoint is verified in the store, or it is damaged on this machine (see error);
+          "behind": the newest checkpoint is not in the store yet; "failing": the last pass failed (see error)
   step, time   of the newest checkpoint verified in the store
-  failures     number of failed passes since the last one that succeeded
+  failures     number of failed passes since the last success
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ REFRESH_S = 240.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 """Seconds before the first retry; the pause doubles after each failure, up to the second value."""
 GIVE_UP = 300
-"""Failures in a row, about a day of them, after which the loop ends once training is over."""
+"""Once training is over, the loop ends after this many consecutive failures, about a day of retries."""
 CLOSE_S = 60.0
 """Time limit for releasing the lease, in seconds."""
 PATIENCE_S = 180.0
 """Time limit of a request in seconds, to which size / SLOWEST is added. KIT_STORE_PATIENCE_S changes it."""
 SLOWEST = 100_000
-"""Bytes per second; a slower transfer counts as hanging."""
+"""Transfer rate in bytes/s; a slower transfer counts as hanging."""
 
 
 @dataclass
 class Sync:
     """The loop of the copier process. Another thread calls `beat` once a second.
 
-    `make_copier(watch)` opens the store. `should_drain()`: whether training is over; the loop then copies the rest and
-    returns. `restart()` replaces the process when a request hangs, since nothing else ends the request; `restarted`:
-    whether it has. `clock` gives timestamps; `timer` measures durations, because the clock may be set meanwhile.
+    `make_copier(watch)` opens the store. Once `should_drain()` is true (training is over), the loop copies the rest and
+    returns. If a request hangs, `restart()` replaces the process, because nothing else ends the request; `restarted`:
+    this process is such a replacement. `clock` gives timestamps. `timer` measures durations, because the system clock
+    may be changed.
     """
 
     run_dir: Path
@@ -75,16 +76,19 @@ class Sync:
         self._writing = threading.Lock()
         self._copier: Copier | None = None
         self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
-        self._request: tuple[str, float, float] | None = None  # its name, time limit in seconds and start
+        self._request: tuple[str, float, float] | None = None  # name, time limit in seconds, start time
 
     def run(self) -> int:
-        """Copy until all has arrived after training. Return 0: done, 3: another machine owns the run, 4: given up."""
+        """Copy until training is over and everything is copied.
+
+        Return 0: done, 3: another machine owns the run, 4: given up, or the run was deleted.
+        """
         self.write()
         draining = lost = False
         while True:
             if not draining and self.should_drain():
                 draining, self._next_pass = True, float("-inf")  # start the next pass at once
-                if not self.restarted:  # a day of retries begins now, whatever failed during training
+                if not self.restarted:  # failures during training do not count towards `GIVE_UP`
                     self.state["failures"] = 0
             if lost and draining:
                 return 3
@@ -137,7 +141,7 @@ class Sync:
         request, limit_s, since = self._request or ("", float("inf"), 0.0)
         if self.timer() - since > limit_s:
             problem = f"the copier got no answer from the store for {limit_s:.0f} s while {request}"
-            self._record_failure(StoreError(f"{problem}; if it is a mount, that may be dead"))
+            self._record_failure(StoreError(f"{problem}; if the store is a mount, it may be dead"))
             self.restart()
         if self.timer() - self._written >= HEARTBEAT_S:
             self.write()
@@ -171,5 +175,5 @@ class Sync:
 
 
 def newest_step(run_dir: Path) -> int | None:
-    """Return the step of the newest checkpoint on this machine, None without one; reads only folder names."""
+    """Return the step of the newest checkpoint on this machine, or None. Reads only folder names."""
     return max((checkpoint.step for checkpoint in committed(run_dir / "checkpoints")), default=None)

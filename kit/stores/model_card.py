@@ -13,7 +13,7 @@ from kit.stores.redact import redact
 
 MARK = "<!-- written by kit; remove this line to keep your own text -->"
 FILES = ("README.md", "curve.png", "replay.mp4", ".gitattributes")
-"""Files beside the runs in a repository; the Hub itself writes the last one."""
+"""Files beside the runs' folders in a repository. The Hub itself writes .gitattributes."""
 HEAD = """---
 library_name: kit
 pipeline_tag: reinforcement-learning
@@ -40,7 +40,7 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
         return {}
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
-    except (OSError, ValueError, yaml.YAMLError):  # a damaged file must not keep the run from being copied
+    except (OSError, ValueError, yaml.YAMLError):  # the run is copied even if a file is damaged
         return {}
     test = {name.removeprefix("test/"): row[name] for row in rows for name in row if name.startswith("test/")}
     mean_return, success = ({**status, **test}.get(name) for name in ("mean_return", "success_rate"))

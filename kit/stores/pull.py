@@ -1,7 +1,7 @@
 """Fetch a run from a store to this machine, to resume it here. The content of the store is not trusted.
 
-Names, sizes and the manifest are checked before files are fetched, every file's SHA-256 during the transfer, and every
-safetensors file against its header before it is loaded. The run directory gets its final name once it is complete.
+Names, sizes and the manifest are checked before files are fetched; every file's SHA-256 during the transfer; every
+safetensors header after it. A new run directory gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.stores.redact import one_line
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
 SAME_RUN = ("env", "algo", "encoder", "seed")
-"""Fields of config.yaml; if one differs, two runs of the same name are different runs."""
+"""Fields of config.yaml. Two runs with the same name are different runs if one of these fields differs."""
 AT_WORK = ("starting", "running", "paused", "stopping")
 
 Notify = Callable[[str], None]
@@ -65,7 +65,7 @@ def pull(
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
     Without `run_name`: the latest unfinished run, or else the latest. A checkpoint that is damaged, incomplete or
-    larger than `max_bytes` is reported through `notify`, and the one before it is used. If `dest` has the run already,
+    larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has the run already,
     only newer files are fetched.
     """
     with readable(store):
@@ -115,7 +115,7 @@ class _Pull:
         return run_dir
 
     def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
-        """Fetch and return the newest intact checkpoint with its shared files; None if none is above `newer_than`."""
+        """Fetch and return the newest intact checkpoint and its shared files; None if none is above `newer_than`."""
         folders = [folder for folder, step in folders_in(self.files).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
@@ -126,7 +126,7 @@ class _Pull:
                 self.passed_over.append(folders_in(self.files)[folder])
                 shutil.rmtree(building / folder, ignore_errors=True)
                 if folder is not folders[-1]:
-                    self.notify(f"{folder} in {self.store.url} is damaged ({error}); the one before is used.")
+                    self.notify(f"{folder} in {self.store.url} is damaged ({error}); an older one is used.")
         if refusal is not None and newer_than < 0:
             raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
         return None
@@ -211,7 +211,7 @@ def _names(files: dict[str, int]) -> list[str]:
 
 
 def _own_name(store: Store) -> str:
-    """Return the name for a run at the store's top: the last part of the store's URL."""
+    """Return the name of a run that lies at the store's top: the last part of the store's URL."""
     last = store.url.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0]
     try:
         return safe_name(last)

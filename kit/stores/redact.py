@@ -1,8 +1,8 @@
 """Redact secrets (tokens, keys, signatures) from error messages and text files before they leave this machine.
 
-Names, paths and ids must not change, or a run could not be opened again: "pick-task-reach-ppo-baseline" contains "sk-"
-but is no key. Therefore only a whole word with the length of a token is redacted. A Weights & Biases key looks like a
-git commit and is recognised only as the value of its environment variable.
+Names, paths and ids must not change; otherwise a run could not be opened again. "pick-task-reach-ppo-baseline" contains
+"sk-" but is no key; therefore only a whole word as long as a token is redacted. A Weights & Biases key looks like a git
+commit and is recognised only if it is the value of an environment variable.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 HIDDEN = "(hidden)"  # valid anywhere in YAML, JSON and URLs
 TEXT = (".yaml", ".json", ".md")
 EMPTIED = ("store", "tracker")
-"""Config fields set to None if they contain a secret: "(hidden)" would be invalid, and a run resumes without them."""
+"""Config fields set to None if they contain a secret: "(hidden)" would be invalid; a run can resume without them."""
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
 """Start of a token: no letter, digit, hyphen or underscore before it, except an escape in a URL or in JSON."""
 _MIXED = r"(?=[a-z]*[A-Z0-9])"
-"""Lookahead: a capital letter or a digit follows, after any lower-case letters, so this is no ordinary word."""
+"""Lookahead: any lower-case letters, then a capital letter or digit. Excludes ordinary words."""
 _TOKENS = re.compile(
     r"(?<=://)[^/@\s:\"']*:[^/@\s\"']+(?=@)"  # user:password in a URL
     rf"|{_START}(?:"
@@ -41,7 +41,8 @@ _TOKENS = re.compile(
 def redact(text: str, environment: bool = True) -> str:
     """Replace every token, key and signature in `text` by (hidden).
 
-    `environment`: also replace values, of 12 characters or more, of environment variables whose names sound secret.
+    `environment`: also replace the values of environment variables with a secret's name (such as *_TOKEN), if they have
+    at least 12 characters.
     """
     if environment:
         for name, value in os.environ.items():
@@ -61,15 +62,15 @@ def redact_bytes(data: bytes, name: str = "") -> bytes:
 def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Redact the fields of a RunConfig.
 
-    Values of environment variables are searched only in mappings and lists: a plain field such as the run's name may
-    be equal to one without being a secret.
+    Only in mappings and lists, values of environment variables are redacted too: a plain field, such as the run's name,
+    may equal such a value without being secret.
     """
     clean = {name: _values(value, environment=isinstance(value, dict | list)) for name, value in values.items()}
     return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}
 
 
 def restores(whole: Any, redacted: Any) -> bool:
-    """Whether `redacted` could be the result of redacting `whole`, and `whole` itself is not redacted."""
+    """Whether `redacted` can be the redacted form of `whole`, and `whole` contains no "(hidden)"."""
     redacted_json, whole_json = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
     pattern = re.escape(redacted_json).replace(re.escape(HIDDEN), ".+")
     return HIDDEN not in whole_json and re.fullmatch(pattern, whole_json) is not None

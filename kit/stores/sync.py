@@ -2,8 +2,7 @@
 
     training   --pipe-->   copier process (python -m kit.stores), the only writer to the store
 
-The pipe's end tells the copier that training has ended; it then copies the rest and ends. A copier that dies is started
-again.
+When training ends, the pipe closes; the copier then copies the rest and ends. A copier that dies is started again.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from kit.stores.urls import OPEN_S, open_store
 ENDED = (0, 3, 4)
 """Exit codes of a copier that ended on purpose, see `kit.stores.loop.Sync.run`."""
 LAST_TRIES = 3
-"""Number of times that a copier which dies after `stop` is started again."""
+"""Maximum number of restarts of a copier after `stop`."""
 
 
 class SyncHandle:
-    """Handle of the copier process; starts it again if it dies, after `stop` at most `LAST_TRIES` times."""
+    """Handle of the copier process. If the process dies, it is restarted; after `stop`, at most `LAST_TRIES` times."""
 
     def __init__(self, run_dir: Path, url: str, owner: str) -> None:
         self.run_dir, self.url, self.owner = run_dir, url, owner
@@ -47,13 +46,13 @@ class SyncHandle:
         return {**unknown, **read_json(self.run_dir / STATE, {})}
 
     def is_done(self) -> bool:
-        """Whether the copier has ended for good: after `stop`, having copied everything or given up."""
+        """Whether the copier has ended for good: after `stop`, and with everything copied or given up."""
         return not self._guard.is_alive()
 
     def stop(self, drain_s: float = 60.0) -> dict[str, Any]:
         """Tell the copier to copy the rest and end; wait at most `drain_s` seconds; return `state()`.
 
-        If files are left then, the copier continues, even after this process has ended.
+        If files are left after that time, the copier continues, even after this process has ended.
         """
         self._stopping.set()
         with contextlib.suppress(OSError):
@@ -99,7 +98,7 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
 
 
 def _claim(store: Store, run_dir: Path, owner: str) -> None:
-    """Take the lease; release it again and raise `UserError` if the store holds a newer checkpoint."""
+    """Take the lease. If the store holds a newer checkpoint, release the lease and raise `UserError`."""
     try:
         lease.acquire(store, run_dir.name, owner)
         paths = [path.removeprefix(f"{run_dir.name}/") for path in store.list(run_dir.name)]

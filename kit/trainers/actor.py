@@ -35,7 +35,7 @@ class Actor(nn.Module):
             self.register_buffer("high", torch.as_tensor(action_space.high, device=policy.device), persistent=False)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the module, and the normaliser's statistics."""
+        """Move the module and the normaliser's statistics."""
         super().to(*args, **kwargs)
         if self.normalizer is not None:
             self.normalizer.to(self.policy.device)
@@ -66,7 +66,7 @@ class Actor(nn.Module):
         return obs if self.normalizer is None else self.normalizer.observe(obs)
 
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
-        """Convert the policy's actions to env actions: reshape; also `unscale` if the policy squashes with tanh."""
+        """Convert the policy's actions to env actions: reshape, and `unscale` if the policy squashes them with tanh."""
         actions = actions.reshape(-1, *self.shape)
         return self.unscale(actions) if self.policy.squash_output else actions
 

@@ -3,8 +3,8 @@
     class Toy(OnPolicyTrainer, ...): ...
     ALGORITHM = Algorithm("Toy", Toy, stock=..., policy=..., actions=(spaces.Box,), row={...}, stock_row={...})
 
-kit's own algorithms are listed in `kit.config.ALGOS`. Use yours as `algo="my_algos:ALGORITHM"`: the module and the
-record's name in it. The rest of kit reads these records and treats no algorithm's name specially.
+kit's own algorithms are listed in `kit.config.ALGOS`. Use your own with `algo="my_algos:ALGORITHM"`, which means
+"module:variable". The rest of kit reads these records and treats no algorithm's name specially.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kit.trainers.base import TensorTrainer
 
 Rule = Callable[[Row, int, Row, Mapping[str, Any]], Row]
-"""(hyperparameters, n_envs, those of the preset, the user's overrides) -> consistent hyperparameters."""
+"""(merged hyperparameters, n_envs, the preset's hyperparameters, the user's overrides) -> consistent
+hyperparameters."""
 
 
 def _unchanged(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
@@ -42,13 +43,15 @@ class Algorithm:
     name: str
     trainer: type[TensorTrainer]
     stock: type[BaseAlgorithm]
-    """SB3's class. The parameters of its constructor are the valid names in `overrides`."""
+    """SB3's class. `overrides` can set the parameters of its constructor except
+    `kit.trainers.arguments.NOT_OVERRIDES`."""
     policy: type[BasePolicy]
-    """SB3's policy class. The parameters of its constructor are the valid names in `policy_kwargs`."""
+    """SB3's policy class. `policy_kwargs` can set the parameters of its constructor that are in
+    `kit.trainers.arguments.POLICY_KWARGS`."""
     actions: tuple[type[Space], ...]
     """Supported types of action space."""
     row: Row
-    """Hyperparameters that differ from SB3's defaults, for tasks without tuned ones in `kit.presets`."""
+    """Hyperparameters that differ from SB3's defaults, for tasks without tuned hyperparameters in `kit.presets`."""
     stock_row: Row
     """Hyperparameters of the preset sb3: SB3's own defaults, for comparisons."""
     columns: tuple[str, ...] = ("net_arch",)
@@ -56,17 +59,18 @@ class Algorithm:
     heads: tuple[str, str] = ("pi", "vf")
     """Names of the two networks in a `net_arch` dict."""
     rule: Rule = field(default=_unchanged)
-    """Adapts hyperparameters to `n_envs` and to each other. Raises `UserError` if the user's contradict each other."""
+    """Adapts hyperparameters to `n_envs` and to each other. Raises `UserError` if the user's overrides contradict each
+    other."""
     more_envs: bool = False
-    """Whether n_envs="auto" may choose more envs than `row` has; each rollout then grows with them."""
+    """Whether n_envs="auto" may choose more envs than `row` has. The rollout, n_steps × n_envs, then grows too."""
     distributed: bool = False
     """Whether several processes can train it (`kit.trainers.distributed`)."""
     imported: tuple[str, ...] = ()
-    """Hyperparameters that are taken over when an SB3 zip is imported as a run."""
+    """Hyperparameters that are read from an SB3 zip when it is imported as a run."""
     fewer_envs: bool = True
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
-    """Hyperparameters of `trainer` that SB3's class does not have -> type."""
+    """Hyperparameter that `trainer` has and SB3's class does not -> its type."""
     used: tuple[str, ...] = ()
     """Hyperparameters of SB3's class that `trainer` has too; empty: all."""
     clip_encoder: str = "auto"
@@ -93,7 +97,7 @@ def find(algo: str) -> Algorithm:
 
 
 def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
-    """Return the resolved `config` with `n_envs` envs, and with hyperparameters adapted to that number."""
+    """Return a copy of `config`, which has no "auto" left, with `n_envs` envs and hyperparameters adapted to them."""
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 
 

@@ -21,7 +21,8 @@ NOT_OVERRIDES = {
     *("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("action_noise", "optimize_memory_usage"),
 }
-"""Parameters of SB3's constructors that RunConfig or kit sets, or whose values a file cannot hold."""
+"""Parameters of SB3's constructors that are not valid in `overrides`: RunConfig or kit sets them, or a file cannot
+hold their values."""
 
 NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
@@ -36,7 +37,7 @@ RANGES = {
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
     **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
 }
-"""Hyperparameter -> smallest and largest valid value; of a schedule, its start is checked."""
+"""Hyperparameter -> (smallest, largest) valid value. Of a schedule, only the start value is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
@@ -90,7 +91,7 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
 def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
     """Return hyperparameter -> (default, description), from SB3's signatures and docstrings.
 
-    A default that is no plain number or text, such as one that SB3 computes, is given as None.
+    The default is None if SB3's default is not a number or a text.
     """
     classes = (algorithm.policy, algorithm.stock, algorithm.trainer)
     documented = [cls for subclass in classes for cls in reversed(subclass.__mro__)]

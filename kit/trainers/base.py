@@ -25,13 +25,14 @@ from kit.trainers.normalize import Normalizer
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
-"""Smallest number of iterations between two logs of metrics on a GPU, because reading them synchronises with it."""
+"""Iterations between two logs of metrics on a GPU, at least and by default: reading metrics waits for the GPU."""
 
 
 def skip_compiler_import() -> None:
-    """Keep torch from importing its compiler with the first optimizer, which takes a second.
+    """Keep torch from importing its compiler when the first optimizer is made, because the import takes a second.
 
-    torch imports it only to mark these methods as not to be compiled (torch/_compile.py); this marks them beforehand.
+    torch/_compile.py imports the compiler only to exclude the three methods below from compilation. This function
+    stores the undecorated methods where torch looks first, so torch does not import the compiler.
     """
     for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict):
         if plain := getattr(method, "__wrapped__", None):
@@ -130,12 +131,12 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary()
 
     def end(self) -> None:
-        """End the other processes of a distributed run after the last `learn`; without such, do nothing."""
+        """End the other processes of a distributed run after the last `learn`. Else do nothing."""
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def as_actor(self, deterministic: bool = True) -> Actor:
-        """Return the policy as a module that maps the env's observations to its actions. It shares the weights."""
+        """Return the policy as a module that maps the env's observations to actions. The module shares the weights."""
         if deterministic not in self._actors:
             assert isinstance(self.env, VecEnv) and isinstance(self.env.unwrapped, TensorVecEnv)
             view = self.env.unwrapped.view
@@ -147,7 +148,7 @@ class TensorTrainer(BaseAlgorithm):
     def act(self, obs: Obs, deterministic: bool = True) -> torch.Tensor:
         """Return actions (n, ...) for `env.step`, given the env's observations (n, ...), not normalised.
 
-        A recurrent policy starts each call anew; use `kit.envs.play` for whole episodes.
+        A recurrent policy starts each call with its initial hidden state; use `kit.envs.play` for whole episodes.
         """
         return self.as_actor(deterministic)(obs)[0]
 
@@ -158,7 +159,7 @@ class TensorTrainer(BaseAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """SB3's `predict`. Give it observations that are not normalised; it normalises them if the training did."""
+        """SB3's `predict`, for observations that are not normalised; the trainer's normaliser, if any, is applied."""
         if self.normalizer is not None:
             tensors = tree_map(lambda x: torch.as_tensor(x, device=self.device), observation)
             observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.observe(tensors))
@@ -171,7 +172,7 @@ class TensorTrainer(BaseAlgorithm):
     ) -> None:
         """Add the episodes that end where `done` is True to SB3's window of recent episodes, `ep_info_buffer`.
 
-        On a GPU the tensors, all of one shape, are kept until `_read_episodes`, so that no step synchronises.
+        The tensors have one shape. On a GPU, copies are kept until `_read_episodes`, so that no step synchronises.
         """
         if self.device.type == "cpu":
             self._count_episodes(done, returns, lengths, success)
@@ -179,7 +180,7 @@ class TensorTrainer(BaseAlgorithm):
             self._unread.append([None if x is None else x.clone() for x in (done, returns, lengths, success)])
 
     def _read_episodes(self) -> None:
-        """Add the episodes kept on the GPU to SB3's window; called before it is read."""
+        """Add the episodes kept on the GPU to SB3's window. Called before the window is read."""
         if self._unread:
             *columns, success = zip(*self._unread, strict=True)
             if any(x is not None for x in success):
@@ -232,7 +233,7 @@ class TensorTrainer(BaseAlgorithm):
         raise NotImplementedError
 
     def state(self) -> State:
-        """Copy the training state, without replay data, to the CPU. Valid at the end of an iteration only."""
+        """Return a copy of the training state, without replay data. Valid at the end of an iteration only."""
         self._read_episodes()
         state = _states(self.components())
         state["trainer"] |= {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
@@ -246,7 +247,8 @@ class TensorTrainer(BaseAlgorithm):
         """Restore a `state()`; `learn(total_timesteps)` then continues to that total.
 
         Return False if the env snapshot does not fit, because it has another number of envs or is of another
-        simulator. The envs then start new episodes; everything else continues.
+        simulator. In that case, and for envs without full snapshots (`BatchEnv.snapshots`), the envs start new
+        episodes; everything else continues.
         """
         self.load_policy(state)
         components = self.components()
@@ -285,7 +287,7 @@ class TensorTrainer(BaseAlgorithm):
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
     def warm_start(self, state: State) -> None:
-        """Load a pretrained policy, its normaliser and, if the optimizers are the same, their moments.
+        """Load a pretrained policy and its normaliser, and the state of the optimizers if both runs have the same ones.
 
         Raises `UserError` if the policy does not fit.
         """
@@ -317,6 +319,6 @@ def tensor_env_of(env: VecEnv) -> BatchEnv:
 
 
 def _states(components: Mapping[str, Component]) -> State:
-    """Return the states of `components` that are not empty, and always "normalizer"."""
+    """Return name -> state of each component, without empty states; "normalizer" is always present."""
     states = {name: component.state() for name, component in components.items()}
     return {"normalizer": {}, **{name: values for name, values in states.items() if values}}

@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 WORTH_SHARING = 200_000
 """Use several torch threads if the largest layer puts out at least this many numbers per minibatch, else one.
 
-Two threads are 1.4 (Ant's row) to 1.7 times (Mission's) as fast as one, and half as fast if one core is busy.
+Two threads are 1.4 times (Ant) to 1.7 times (Mission) as fast as one thread. If another program uses one of the two
+cores, two threads are half as fast as one.
 """
 
 
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
     """Build the trainer for `env` (from `kit.make_vec`), and set torch's number of threads in this process.
 
-    `config` is resolved: it holds no "auto". In a distributed run `group` is the process group, and `config` and `env`
-    are this process's share.
+    `config` has no "auto" left. In a distributed run `group` is the process group, and `config` and `env` are those of
+    this process, with its share of the envs.
     """
     plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
@@ -62,9 +63,9 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 
 
 def largest_layer(trainer: TensorTrainer) -> int:
-    """Estimate how many numbers the largest layer puts out for a minibatch, with 100 positions per channel of images.
+    """Estimate how many numbers the largest layer puts out for a minibatch.
 
-    LSTMs are left out, since they process few rows at a time.
+    A convolution counts as 100 positions per channel. LSTMs are left out, since they process few rows at a time.
     """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]

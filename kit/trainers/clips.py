@@ -14,11 +14,11 @@ from kit.envs.obs import is_image, tree_map
 class Clips:
     """N lazy stacks of T images; `materialize` gives the tensor.
 
-    It is time-major and channels-last in memory, the fastest order for convolutions on a CPU.
+    The tensor is time-major and channels-last in memory, the fastest order for convolutions on a CPU.
     """
 
     def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
-        """`frames` (rows, H, W, C), each image once; `index` (N, T) the rows of each stack, oldest first."""
+        """`frames` (rows, H, W, C) holds each image once. `index` (N, T) holds each stack's rows, oldest first."""
         self.frames, self.index = frames, index
 
     def index_select(self, dim: int, rows: torch.Tensor) -> Clips:
@@ -44,7 +44,7 @@ def materialize(obs: LazyObs) -> Any:
 
 
 def image_stacks(space: Space, frames: Mapping[str, int]) -> dict[str, int]:
-    """Return the image entries of `frames` (entry -> stack depth); vector stacks are small and stored in full."""
+    """Return the image entries of `frames` (entry -> stack depth). Vector stacks are small and stored in full."""
     entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {name: count for name, count in frames.items() if name in entries and is_image(entries[name])}
 
@@ -73,9 +73,9 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 
 
 def frame_steps(newest: torch.Tensor, first: torch.Tensor, frames: int) -> torch.Tensor:
-    """Return the steps (..., T) at which a stack's frames were taken, oldest first; `newest` (...) is the last one.
+    """Return the steps (..., T) at which a stack's frames were taken, oldest first.
 
-    Steps before the episode's first step, `first` (...), are replaced by it.
+    `newest` (...) is the step of the newest frame. Steps before the episode's first step `first` (...) become `first`.
     """
     ages = torch.arange(frames - 1, -1, -1, device=newest.device)
     return torch.maximum(newest.unsqueeze(-1) - ages, first.unsqueeze(-1))

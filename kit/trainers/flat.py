@@ -1,6 +1,6 @@
-"""Flat parameter vector and optimizer: clipping, steps and averages take a few kernels for any network.
+"""Flat parameter vector and optimizer: gradient clipping and optimizer steps take a few kernels for any network.
 
-Parameters, and the moments in SB3's optimizer, become views of one vector. So SB3's save and load keep working.
+SB3's save and load keep working, because parameters and the moments in SB3's optimizer become views of flat vectors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FlatVector:
         self.attach()
 
     def attach(self) -> None:
-        """Make every parameter a view of `data` with its current value, also if its tensor was replaced."""
+        """Make every parameter a view of `data`, with its value kept. Call this again if `p.data` was replaced."""
         for p, offset in self.spans:
             view = self.view(self.data, p, offset)
             if p.data_ptr() != view.data_ptr():
@@ -98,7 +98,7 @@ class FlatOptimizer(FlatVector):
             self._recorded(*arguments)
 
     def apply(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
-        """Do what `step` does, without a CUDA graph of its own, so that a larger graph can capture it."""
+        """Do what `step` does, but without a CUDA graph of its own: a larger graph can capture this call."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_

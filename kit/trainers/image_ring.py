@@ -37,7 +37,7 @@ class ImageRing:
     def stacks(self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor) -> torch.Tensor:
         """Return the frame stacks (N, T, H, W, C) of N transitions.
 
-        `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each one's episode.
+        `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each transition's episode.
         """
         return self._at(frame_steps(row, episode_start, self.frames), env.unsqueeze(1))
 

@@ -43,19 +43,19 @@ class Networks:
         self.optimizer: Any = flatten(policy.optimizer)
 
     def attach(self) -> None:
-        """Take over weights and learning rate set from outside; called before each rollout and update."""
+        """Take over weights and a learning rate that other code has set. Called before each rollout and update."""
         self.optimizer.attach()
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
     def begin(self, rollout: Rollout) -> None:
-        """Prepare for collecting `rollout`. The weights do not change until `finish`."""
+        """Prepare for collecting `rollout`. The caller must not change the weights before `finish`."""
         self.attach()
 
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
         """Sample actions (n, act) for policy inputs `obs`, store them in `rollout` and return them.
 
-        Values and log-probabilities are stored too, here or at once for all steps in `finish`.
+        Values and log-probabilities are stored too: here, or for all steps at once in `finish`.
         """
         actions, values, log_probs = self.policy(obs)
         rollout.values[step] = values.flatten()
@@ -64,7 +64,7 @@ class Networks:
         return actions
 
     def finish(self, rollout: Rollout) -> None:
-        """Store in `rollout`, after its last step, what `sample` has not stored."""
+        """Store values and log-probabilities that `sample` has not stored. Called after the rollout's last step."""
 
     def with_hidden_state(self, obs: Obs) -> Obs:
         """Return the input of `values` for `obs`, the observations after the current step.
@@ -80,7 +80,7 @@ class Networks:
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def gradient(self, loss: Loss, batch: Batch, *numbers: float) -> Evaluated:
-        """Compute the gradient of `loss` over `batch` w.r.t. the weights; return the loss's first input, detached."""
+        """Compute the gradient of `loss` over `batch` w.r.t. the weights; return the evaluated minibatch, detached."""
         discrete = isinstance(self.policy.action_space, spaces.Discrete)
         actions = batch.actions.long().flatten() if discrete else batch.actions
         values, log_prob, entropy = self._evaluate(batch.materialized(), actions)
@@ -91,7 +91,7 @@ class Networks:
         return Evaluated(*(output.detach() for output in vars(evaluated).values()))
 
     def _evaluate(self, batch: Batch, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return per row V(s), log π(a|s) and the entropy; None if the entropy has no closed form."""
+        """Return V(s), log π(a|s) and entropy of each row. The entropy is None if it has no closed form."""
         return self.policy.evaluate_actions(batch.obs, actions)
 
     def step(self, max_norm: float) -> None:

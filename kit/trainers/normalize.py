@@ -113,7 +113,7 @@ class Normalizer:
         return values
 
     def load_state(self, state: dict[str, Any], statistics_only: bool = False) -> None:
-        """Restore a `state()`. `statistics_only`: without the running returns, as for another number of envs."""
+        """Restore a `state()`. With `statistics_only` the running returns, one per env, are not restored."""
         for name, moments in self.moments().items():
             moments.mean = state[f"{name}.mean"].to(moments.mean.device, copy=True)
             moments.var = state[f"{name}.var"].to(moments.var.device, copy=True)

@@ -129,7 +129,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 
     def _learning_started(self) -> bool:
-        """Return whether `learning_starts` env steps are collected, counted again if earlier replay data was lost."""
+        """Return whether `learning_starts` env steps are collected; after a loss of replay data, stored steps count."""
         collected = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
         return collected > self.learning_starts
 
@@ -187,7 +187,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
 
 def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
-    """Set `gradient_steps` so that `n_envs` envs keep the ratio of gradient steps to env steps of the preset's `row`.
+    """Set `gradient_steps` for `n_envs` so that gradient steps per env step stay as in the preset's `row`.
 
     The final return depends on that ratio: SAC on Reach gets 4.10 with 8 envs, 4.14 with 16 and 4.17 with 32.
     """

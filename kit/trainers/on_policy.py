@@ -48,7 +48,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
     ) -> Self:
         """Train until `total_timesteps` env steps are done.
 
-        Metrics are logged every `log_interval` iterations and at the end. Default: PPO 1, A2C 10; on a GPU at least 4.
+        Metrics are logged every `log_interval` iterations and at the end. The default is 1, for A2C 10, but
+        at least 4 on a GPU.
         """
         log_interval = log_interval or max(self.default_log_interval, 1 if self.device.type == "cpu" else READ_EVERY)
         total_timesteps, callback = self._setup_learn(
@@ -102,7 +103,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     normalizer.update(actor.view(new_obs))
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
-                if not on_cpu or truncated.any():  # on a GPU always: `any` would synchronise, which costs more
+                if not on_cpu or truncated.any():  # always on a GPU, where `any` would synchronise, which costs more
                     final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
                     rollout.store_truncated(step, truncated & ~terminated, final_obs)
                 self._last_obs = new_obs

@@ -1,11 +1,12 @@
 """Plan a run: look up a config's env, algorithm and encoder, and replace "auto" by numbers, without measuring.
 
-The same config gets the same plan on the same kind of machine. "auto" is resolved so:
+The same config gets the same plan on the same kind of machine. "auto" is resolved as follows:
 
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
-    n_envs    the row's. For PPO it is doubled as long as it stays within `ENVS_PER_CORE` per core (without physics,
-              `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts; a run whose memory runs out halves it
+    n_envs    the row's. For PPO and RecurrentPPO it is doubled as long as it stays within `ENVS_PER_CORE` per core
+              (without physics, `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts, but never for
+              physics on a GPU. A run whose memory runs out halves it if `Algorithm.fewer_envs`
     device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
     batch     the largest divisor of the rollout's size that is no larger than the row's batch
     threads   one per core
@@ -50,7 +51,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, env: Spaces | BatchEnv) -> Plan:
-        """Look up the algorithm and encoder of `config`, which holds no "auto", for `env` or its `kit.envs.describe`.
+        """Look up algorithm and encoder of `config`, which has no "auto" left, for `env` or its `kit.envs.describe`.
 
         Raises `UserError` for an unknown algorithm or encoder, or a combination that does not work.
         """

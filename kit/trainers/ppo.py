@@ -161,7 +161,8 @@ def clip_values(values: torch.Tensor, old: torch.Tensor, clip_range_vf: Any = No
 def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
     """Return `hyper` with a `batch_size` that divides the rollout, n_envs × n_steps.
 
-    A preset's batch size is lowered to the largest divisor; one `requested` by the user is a `UserError`.
+    A preset's batch size is lowered to the largest divisor. If the user `requested` a batch size that does not divide
+    the rollout, raise `UserError`.
     """
     n_steps, batch_size = int(hyper.get("n_steps", 2048)), int(hyper.get("batch_size", 64))
     rollout_size = n_envs * n_steps

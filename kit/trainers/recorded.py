@@ -1,6 +1,6 @@
 """CUDA graphs: record a function of tensors once and replay it with one launch.
 
-On a GPU the kernels of a small network's update run faster than Python can launch them.
+This saves time on a GPU, where the kernels of a small network's update run faster than Python can launch them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Recorded:
     """A function of tensors as CUDA graphs, one for each set of argument shapes. Works on CUDA devices only.
 
     Apart from its arguments, `function` may only read and write tensors with fixed addresses; it must not synchronise
-    or draw random numbers. `changes` are the tensors that it changes in place, to restore them after the warm-up calls.
+    or draw random numbers. `changes` are the tensors that it changes in place; they are restored after the warm-up.
     Numbers among the arguments reach `function` as scalar tensors. The next call overwrites the returned outputs.
     """
 
@@ -55,7 +55,8 @@ def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tup
     """Capture `function` as a CUDA graph on `device`; return its outputs and the function that replays the graph.
 
     Three warm-up calls on a side stream initialise the libraries, as PyTorch's notes on CUDA graphs require. Other
-    threads may use the GPU during capture. `device` becomes the current one: work on others would not be captured.
+    threads may use the GPU during capture. `device` becomes the current device, because work on other devices would not
+    be captured.
     """
     with torch.cuda.device(device):
         side = torch.cuda.Stream()

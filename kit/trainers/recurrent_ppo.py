@@ -53,7 +53,7 @@ def step(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor
 
 
 class Sequences(NamedTuple):
-    """Padded layout (length, k) of a batch's N rows as k sequences; padding at the end is never read back."""
+    """Padded layout (length, k) of a batch's N rows as k sequences. Outputs at padded places are not used."""
 
     first: torch.Tensor
     """(k,) first row of each sequence."""
@@ -64,9 +64,9 @@ class Sequences(NamedTuple):
 
 
 def sequences(episode_starts: torch.Tensor) -> Sequences:
-    """Split a batch into sequences: one starts at the first row and at each True of `episode_starts` (N,).
+    """Split a batch into sequences: one starts at the first row, and one at each True of `episode_starts` (N,).
 
-    Waits for the device, to know the number of sequences and the longest length.
+    Waits for the device, because the number of sequences and the longest length must be known.
     """
     rows = torch.arange(len(episode_starts), device=episode_starts.device)
     first = torch.cat([rows[:1], 1 + episode_starts[1:].nonzero().flatten()])
@@ -162,7 +162,7 @@ class RecurrentNetworks(Networks):
     def _latents(
         self, obs: Obs, apply_lstm: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs of the last layers of actor and critic; `apply_lstm` runs the LSTM "actor" or "critic"."""
+        """Return the inputs of the output layers of actor and critic. `apply_lstm(name, features)` runs one LSTM."""
         policy = self.policy
         features: Any = policy.extract_features(obs)  # type: ignore[arg-type]
         actor_features, critic_features = (features, features) if policy.share_features_extractor else features
@@ -178,7 +178,7 @@ class RecurrentNetworks(Networks):
 
 
 class RecurrentActor(Actor):
-    """Recurrent policy for playing; its hidden state is that of the actor's LSTM only."""
+    """Recurrent policy for playing. It needs the hidden state of the actor's LSTM only."""
 
     policy: RecurrentActorCriticPolicy
 

@@ -109,7 +109,7 @@ class Replay:
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Copy rows `start` to `stop` - 1 to the CPU: column name -> (stop - start, n_envs, ...).
 
-        Columns of final images instead have as many entries as the column "done" has True ones.
+        Columns of final images have instead one entry per True in the column "done".
         """
         if not max(self.first, self.written - self.capacity) <= start <= stop <= self.written:
             raise ValueError(f"rows {start} to {stop} are not all among the last {len(self)} of {self.written}")
@@ -140,7 +140,7 @@ class Replay:
         self.first = self.written
 
     def continue_from(self, obs: Obs) -> None:
-        """Store the images of `obs`, the restored envs' observation, as those that follow the last row."""
+        """Store the images of `obs`, the observation of the restored envs, as the next images of the last row."""
         for name, image in split_newest(obs, self.frames)[0].items():
             self._images[name].latest = image.clone()
 

@@ -72,7 +72,7 @@ class ReplayTrainer(TensorTrainer):
         return self.replay_buffer.rows(start, stop)
 
     def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
-        """Restore `rows`, the first with number `start_row`. Call after `load_state`, which sets how many are valid."""
+        """Restore `rows`, numbered from `start_row`. Call after `load_state`, which sets the number of valid rows."""
         self.replay_buffer.load(rows, start_row)
 
     def forget_replay(self) -> None:

@@ -23,7 +23,7 @@ def gae(
     """Generalized advantage estimation (T, n) (Schulman et al., 2015).
 
     `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. The sums stop
-    at `done`, also where it means truncated, so call `Rollout.bootstrap` first.
+    at every `done`, also at truncations. So call `Rollout.bootstrap` first, which adds the value of the rest.
     """
     not_done = (~done).to(values.dtype)
     next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
@@ -106,7 +106,7 @@ class Rollout:
         self._truncations: list[tuple[int, torch.Tensor, torch.Tensor | None, Obs]] = []
 
     def begin(self) -> None:
-        """Clear the truncations and successes of the previous rollout; a new one overwrites everything else."""
+        """Clear the truncations and successes of the previous rollout. The new rollout overwrites all other data."""
         self._truncations.clear()
         self.success.zero_()
 
@@ -127,7 +127,7 @@ class Rollout:
         return with_stacks(stored, stacks)
 
     def store_actions(self, step: int, actions: torch.Tensor) -> torch.Tensor:
-        """Store `actions` (n, ...) of `step` and return the copy: a CUDA graph overwrites `actions` at every step."""
+        """Store `actions` (n, ...) of `step` and return the stored copy: a CUDA graph overwrites `actions` later."""
         if self.actions is None:
             self.actions = actions.new_zeros(self.n_steps, *actions.shape)
         self.actions[step] = actions
@@ -185,7 +185,7 @@ class Rollout:
         for name, frames in self.frames.items():
             earlier = frames - 1
             step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
-            # the frames stored before step 0 belong to its episode, which therefore starts at step -earlier
+            # the frames before step 0 belong to the same episode as step 0, so that episode starts at step -earlier
             starts = torch.where(self.done[:-1], step[1:], -earlier)
             first = torch.cat([torch.full_like(step[:1], -earlier), starts]).cummax(0).values
             row = (frame_steps(step, first, frames) + earlier) * self.n_envs

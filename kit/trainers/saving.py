@@ -1,11 +1,11 @@
 """Components of the training state, which save and load themselves. `trainer.components()` lists all but `env`.
 
     policy      weights
-    frozen      frozen weights of pretrained encoders, which a run stores once, not per checkpoint
+    frozen      frozen weights of pretrained encoders; a run stores them once, not in every checkpoint
     normalizer  running statistics
     optimizer   moments and learning rates
     trainer     counters, the latest episodes and the last observations
-    rng         every random generator of the process
+    rng         global random generators of Python, numpy and torch
     env         snapshot of all envs
 
 Add your own, such as another policy or a pool of opponents, with `trainer.attach("opponents", pool)`.
@@ -32,7 +32,7 @@ State = dict[str, Values]
 
 
 class Component(Protocol):
-    """Part of the training state that copies its values to the CPU and restores them."""
+    """Part of the training state: `state` returns a copy of its values, `load_state` restores them."""
 
     def state(self) -> Values: ...
 
@@ -191,7 +191,7 @@ class RandomGenerators:
     def load_state(self, state: Values) -> None:
         words, keys = state["python"].tolist(), state["numpy"].numpy().astype(np.uint32)
         position, gauss = int(state["numpy_position"]), (int(state["numpy_has_gauss"]), float(state["numpy_gauss"]))
-        # A checkpoint may come from anywhere: with other lengths or positions numpy and Python read out of bounds.
+        # A checkpoint may be damaged or forged: with wrong lengths or positions numpy and Python read out of bounds.
         lengths, positions = (len(words), len(keys)), (words[-1] if words else -1, position)
         if lengths != (625, 624) or not all(0 <= p <= 624 for p in positions):
             raise UserError("the checkpoint's random generators hold an invalid state; it was not written by kit.")

@@ -59,7 +59,7 @@ class TD3(OffPolicyTrainer, sb3.TD3):
         critic_loss = descend(self.critic.optimizer, self.critic_loss(batch))
         actor_loss = torch.zeros_like(critic_loss)
         if (self._n_updates + step + 1) % self.policy_delay == 0:
-            # times policy_delay, because the log divides the sum by all steps, also those without an actor update
+            # times policy_delay, because the log divides by the number of all steps, also those without actor update
             actor_loss = self.policy_delay * descend(self.actor.optimizer, self.actor_loss(batch))
             polyak_update(self.critic, self.critic_target, self.tau)
             polyak_update(self.actor, self.actor_target, self.tau)

@@ -38,7 +38,7 @@ class Form:
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
         self.price = text_entry(
-            w, "dollars per hour", "price of this machine, for the estimate", placeholder="last documented price",
+            w, "dollars per hour", "price of this machine, for the estimate", placeholder="last known price",
             value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
         )  # fmt: skip
         self.price.observe(lambda _: on_change(), names="value")

@@ -90,7 +90,7 @@ class TrainPanel(Panel):
         end_session: bool = False,
         **fields: Any,
     ) -> None:
-        """`dollars_per_hour` is the price of this machine for the estimate; default: the last documented price."""
+        """`dollars_per_hour` is the price of this machine for the estimate; default: the last known price."""
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour

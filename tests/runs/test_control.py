@@ -113,6 +113,6 @@ def test_a_copier_that_is_gone_is_not_said_to_be_at_work(tmp_path: Path) -> None
     run = create(tmp_path, "run")
     said = {"url": "/store", "step": 64, "time": 0.0, "state": "failing", "error": "starting it again"}
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 61}))
-    assert "the copying process has ended" in run.status()["store"]["error"]
+    assert "the copier process has ended" in run.status()["store"]["error"]
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 5}))
     assert run.status()["store"]["error"] == "starting it again"

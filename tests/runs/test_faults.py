@@ -127,7 +127,7 @@ def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypa
     session.until(lambda: "could not be written" in run.status()["message"])
     assert session.wait() == 75 and run.status()["state"] == "interrupted"
     message = run.status()["message"]
-    assert "trained to the end, but it could not be written (No space left" in message
+    assert "trained to the end, but the last checkpoint could not be written (No space left" in message
     assert "resume goes on from step" in message
     assert run.latest() is not None and run.latest().read()
 

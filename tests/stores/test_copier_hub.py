@@ -79,7 +79,7 @@ def test_a_history_is_not_squashed_while_another_run_of_the_repository_is_at_wor
     lease.acquire(HubStore("hf://me/runs/home", write=True), "another", "rival", clock=clock)
     copier = Copier(run, lab, "me-1", clock=clock)
     said = save(run, copier, range(300, 2300, 100))["note"]
-    assert hub.count("squash") == 0 and said.endswith("does no harm: rival is at work in home/another")
+    assert hub.count("squash") == 0 and said.endswith("does no harm: rival is training home/another")
     clock.now += lease.TTL_S + 1
     assert save(run, copier, range(2300, 3300, 100))["note"] is None
     assert hub.repos["me/runs"].squashed >= 1
@@ -88,7 +88,8 @@ def test_a_history_is_not_squashed_while_another_run_of_the_repository_is_at_wor
 @pytest.mark.usefixtures("little_history")
 def test_the_history_of_somebody_s_own_files_is_left_alone(run: Path, hub: HubServer, hub_copier: Copier) -> None:
     hub.repos["me/runs"].files |= {".gitattributes": b"", "notes/plan.md": b"what I tried"}
-    assert save(run, hub_copier, range(300, 2300, 100))["note"].endswith("does no harm: notes/plan.md is no run's")
+    note = save(run, hub_copier, range(300, 2300, 100))["note"]
+    assert note.endswith("does no harm: notes/plan.md belongs to no run")
     assert hub.count("squash") == 0
 
 

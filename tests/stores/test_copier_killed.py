@@ -89,7 +89,7 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
         first = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         stack.callback(mount.revive)
         waiter(lambda: read_state(run)["failures"] == 1)
-        assert "if it is a mount, that may be dead" in read_state(run)["error"] and mount.waited_for
+        assert "if the store is a mount, it may be dead" in read_state(run)["error"] and mount.waited_for
         second = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         waiter(lambda: read_state(run)["pid"] == second.pid and read_state(run)["state"] == "failing")
         words = "the copier of an earlier session has not ended; it may hang on a dead mount"

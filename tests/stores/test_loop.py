@@ -176,7 +176,7 @@ def test_a_request_that_takes_too_long_restarts_the_process_which_knows_what_was
     copier = Slow(200)
     sync = Sync(run, "s3://b/p", "me", slow, lambda: True, restart, timer=lambda: now[0])
     assert sync.run() == 0
-    words = "the copier got no answer from the store for 180 s while listing; if it is a mount, that may be dead"
+    words = "the copier got no answer from the store for 180 s while listing; if the store is a mount, it may be dead"
     (after,) = restarts
     assert (after["state"], after["error"], after["failures"]) == ("failing", words, 1)
 

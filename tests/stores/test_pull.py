@@ -152,7 +152,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     assert content(back) == content(run, 100)
     assert not (back / "checkpoints/step_000000200").exists()
     if how != "no manifest":  # never committed there, so nothing to report
-        assert len(said) == 1 and "step_000000200" in said[0] and "the one before is used" in said[0]
+        assert len(said) == 1 and "step_000000200" in said[0] and "an older one is used" in said[0]
 
 
 def test_sizes_are_compared_before_anything_is_fetched(

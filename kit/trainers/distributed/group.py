@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE = timedelta(days=365)
-"""Time-out of collective operations: rank 0 may evaluate, save, or be paused for days. A process that has ended is
-noticed without it, because its connections close at once."""
+"""Time-out of collective operations: rank 0 may evaluate, save, or be paused for days. The end of a
+process is noticed without a time-out, because its connections close at once."""
 TOKEN = "KIT_GROUP_TOKEN"
 """Environment variable with the secret that a process needs to join a group started on its machine."""
 LOCALHOST = "127.0.0.1"
@@ -47,8 +47,8 @@ def from_torchrun() -> ProcessGroup | None:
 def start(size: int, device: str, program: str, environment: Mapping[str, str]) -> ProcessGroup:
     """Start the ranks above 0 on this machine and return the group; this process is rank 0.
 
-    The others run `python -m program RANK SIZE PORT` with the environment variables `environment`, each on its own GPU.
-    Raises `UserError` if the machine has too few GPUs.
+    The other ranks run `python -m program RANK SIZE PORT` with the environment variables `environment`, each on its own
+    GPU. Raises `UserError` if the machine has too few GPUs.
     """
     import torch
     from torch.distributed import PrefixStore, TCPStore
@@ -85,7 +85,7 @@ def connect(rank: int, size: int, port: int) -> ProcessGroup:
 
 
 def _gpu(local: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for process number `local` of this machine."""
+    """Return the value of CUDA_VISIBLE_DEVICES for process number `local` of this machine."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(local) if visible is None else (visible.split(",")[local:] or [""])[0]
 
@@ -93,7 +93,7 @@ def _gpu(local: int) -> str:
 class ProcessGroup:
     """Collective operations of `size` processes, `on_this_machine` of which run here. Rank 0 has the run directory.
 
-    Without a `store`, torchrun's is used. `others` are the processes that this one started.
+    Without a `store`, torchrun's store is used. `others` are the processes that this process started.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class ProcessGroup:
         return values or []
 
     def close(self) -> None:
-        """Kill the processes that this one started and close the connections.
+        """Kill the processes that this process started, and close the connections.
 
-        Without closing, a thread that waits on a connection could abort the process at its exit.
+        If connections stayed open, a thread that waits on one could abort this process at exit.
         """
         for other in self._others:
             other.kill()
@@ -157,7 +157,7 @@ class ProcessGroup:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Raise `Interrupted` if another rank is gone, and `RuntimeError` if one that this process started failed."""
+        """Raise `Interrupted` if another rank has ended; `RuntimeError` if this process started it and it failed."""
         try:
             yield
         except RuntimeError as error:  # gloo and nccl have no exception class of their own

@@ -1,10 +1,10 @@
-"""Distributed PPO: the same program in one process per GPU, each with its share of the envs.
+"""Distributed PPO: one process per GPU, each with its share of the envs.
 
 Each rank has its share of the envs and of every minibatch. The gradient is the mean over ranks, advantages are
 normalised over the whole minibatch, and once per iteration the ranks merge their normalisation statistics. So all ranks
-have the weights that one process with all envs would have. Logged metrics of updates and episodes are rank 0's.
+have the same weights, as if one process had all envs. The logged metrics cover the data of rank 0 only.
 
-Callers use rank 0 like any trainer. Between iterations the other ranks obey its commands.
+Callers use rank 0 like any trainer. Between iterations the other ranks execute the commands of rank 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DistributedPPO(PPO):
         for weights in self.policy.state_dict().values():
             group.broadcast_(weights)
         if self.normalizer is not None:
-            self._merged = {  # name -> the sums (3, ...) of `_sums` that all ranks had after the last merge
+            self._merged = {  # name -> result (3, ...) of `_sums` after the last merge, equal in all ranks
                 name: _sums(RunningMoments(tuple(moments.mean.shape), self.device))
                 for name, moments in self.normalizer.moments().items()
             }
@@ -62,7 +62,7 @@ class DistributedPPO(PPO):
             self.obey()
 
     def obey(self) -> None:
-        """Execute rank 0's commands until it continues training. Raises `Interrupted` if it ends."""
+        """Execute rank 0's commands until rank 0 continues training. Raises `Interrupted` if rank 0 ends."""
         while True:
             command, state = self.group.broadcast()
             if command == STATE:

@@ -24,7 +24,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Actions(ABC):
-    """Action distribution of a policy. `backward` uses intermediate results of the `evaluate` call before it."""
+    """Action distribution of a policy. `backward` uses intermediate results of the last `evaluate` call."""
 
     parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the distribution's own policy parameters, such as log_std."""
@@ -43,7 +43,7 @@ class Actions(ABC):
 
     @abstractmethod
     def sample(self, out: torch.Tensor, *noise: torch.Tensor) -> Tensors:
-        """Return actions for `out` (n, outputs) and their log-probabilities (n,), unless `log_probs` computes these."""
+        """Return actions for `out` (n, outputs), and log-probabilities (n,) unless `log_probs` returns them."""
 
     def log_probs(self) -> torch.Tensor | None:
         """Return the log-probabilities (T · n,) of all samples of the rollout; None if `sample` returned them."""
@@ -55,10 +55,10 @@ class Actions(ABC):
 
     @abstractmethod
     def backward(self, log_prob_grad: torch.Tensor, entropy_grad: torch.Tensor | float, grad: torch.Tensor) -> None:
-        """Write the loss's gradients w.r.t. `out` into `grad` (B, outputs), and those of `parameters` into the vector.
+        """Write the loss's gradient w.r.t. `out` into `grad` (B, outputs), and w.r.t. `parameters` into the vector.
 
-        `log_prob_grad` (B,) and `entropy_grad` are those w.r.t. the results of `evaluate`. Call it once per `evaluate`,
-        since it overwrites intermediate results.
+        `log_prob_grad` (B,) and `entropy_grad` are the loss's gradients w.r.t. the results of `evaluate`. Call this
+        once per `evaluate`, since it overwrites intermediate results.
         """
 
 
@@ -70,7 +70,7 @@ class Gaussian(Actions):
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self._log_std = policy.log_std
         width = self._width = len(policy.log_std)
-        # constants are tensors, because torch would convert a Python number to one at every use
+        # constants are tensors, because torch would convert a Python number to a tensor at every use
         self._half_actions = policy.log_std.new_tensor(0.5 * width)
         self._unit_entropy = policy.log_std.new_tensor(0.5 * width * (1.0 + LOG_2PI))
         self._minus_half = policy.log_std.new_full((width,), -0.5)
@@ -121,7 +121,7 @@ ABSENT_LOGIT = -1e9
 class Categorical(Actions):
     """One categorical distribution, or G independent ones; the network outputs are the logits.
 
-    Distributions with fewer categories than the largest, which has K, are padded to K.
+    K is the largest number of categories; distributions with fewer are padded to K.
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:

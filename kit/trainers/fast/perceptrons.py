@@ -16,7 +16,7 @@ Net = Sequence[Sequence[nn.Linear]]
 
 @dataclass(frozen=True)
 class Activation:
-    """Elementwise activation h = apply_(gain · x), in place, and its backward pass, given the output h."""
+    """Elementwise activation h = apply_(gain · x), in place. Its backward pass needs only the output h."""
 
     apply_: Callable[[torch.Tensor], torch.Tensor]
     backward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -46,7 +46,7 @@ def linears(sequential: nn.Module) -> list[nn.Linear]:
 
 
 def activation(*sequentials: nn.Module) -> type[nn.Module] | None:
-    """The activation shared by all layers of `sequentials`, or None if it differs or is not in `ACTIVATIONS`."""
+    """The activation of all layers of `sequentials`; None if layers differ or `ACTIVATIONS` does not have it."""
     kinds = {type(module) for net in sequentials for module in net.children()} - {nn.Linear}
     kind = kinds.pop() if len(kinds) == 1 else None
     return kind if kind in ACTIVATIONS else None
@@ -57,9 +57,9 @@ def widths(sequential: nn.Module) -> list[int]:
 
 
 def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
-    """Order the parameters so that `Perceptrons` can view them as stacked tensors; an int stands for that much padding.
+    """Order the parameters so that `Perceptrons` can view them as stacked tensors; an int is that much padding.
 
-    Nets may differ in the last layer's output size: narrower ones are padded, and the padding's gradients are zero.
+    The last layers may differ in output size: narrower layers are padded, and the padding has zero gradients.
     """
     order: list[torch.Tensor | int] = []
     for layer in zip(*nets, strict=True):

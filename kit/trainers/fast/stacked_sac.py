@@ -1,9 +1,9 @@
 """Fast networks for SAC: SB3's default networks as stacked matrices with hand-written gradients.
 
-On one core matrix products take over 80 % of the time. For 256-256 networks and batches of 256, SB3's gradient step
-computes as much as 20.6 products of 256 × 256 × 256, this one 17: for the actor's loss it computes no gradient w.r.t.
-the critics' weights, and each row's gradient only through the critic with the smaller value. The rest (optimizers,
-target averaging, noise) takes a sixth of the time.
+On one core matrix products take over 80 % of the time; optimizers, target averaging and noise take a sixth. For 256-256
+networks and batches of 256, SB3's gradient step computes as much as 20.6 matrix products of 256 × 256 × 256. The step
+here computes as much as 17: for the actor's loss it needs no gradient w.r.t. the critics' weights, and on a CPU each
+row's gradient passes only through the critic with the smaller value.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class StackedSAC:
         q_pi, critic_inputs = self._critics.forward(torch.cat([obs, sampled[:rows]], 1))
         min_q, argmin_q = q_pi[:, :, 0].min(0)
         action_grad = self._action_grad(argmin_q, critic_inputs, slice(width, width + num_actions))
-        # ∂ log π / ∂ u = 2 a (1 - a²) / (1 - a² + ε₀), ∂ log π / ∂ log σ = that · σ ε - 1
+        # ∂ log π / ∂ u = 2 a (1 - a²) / (1 - a² + ε₀), ∂ log π / ∂ log σ = (∂ log π / ∂ u) σ ε - 1
         a, da_du = sampled[:rows], da_du[:rows]
         mean_grad = (2 * alpha / rows) * a * da_du / (da_du + SQUASH_EPSILON) + action_grad * da_du
         inside = (raw_log_std[:rows] >= LOG_STD_MIN) & (raw_log_std[:rows] <= LOG_STD_MAX)
@@ -143,8 +143,8 @@ class StackedSAC:
     def _action_grad(self, argmin_q: torch.Tensor, inputs: list[torch.Tensor], columns: slice) -> torch.Tensor:
         """Return the gradient (B, act) of -E[min_i Q_i(s, a)] w.r.t. the actions a.
 
-        `argmin_q` (B,): the critic with the smallest value per row; `inputs`: those of the critics' layers; `columns`:
-        the actions in the first layer's input.
+        `argmin_q` (B,): number of the critic with the smallest value per row. `inputs`: inputs of the critics' layers.
+        `columns`: columns of the actions in the first layer's input.
         """
         rows = len(argmin_q)
         if not self._on_cpu:  # selecting each critic's rows, as below, would synchronise with a GPU
