@@ -31,10 +31,15 @@ ALGOS = {
     "A2C": "kit.trainers.a2c",
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
+    "Distill": "kit.trainers.distill",
 }
 """Algorithm name -> the module that defines it, as its constant `ALGORITHM`."""
-ENCODERS = ("auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "simple3dcnn", "r3d18", "timesformer")
+ENCODERS = (
+    "auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "clip_cnn", "simple3dcnn", "r3d18", "timesformer",
+)  # fmt: skip
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
+SCRIPTED = "scripted"
+"""Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (
     "total_steps", "device", "store", "runs_dir", "checkpoint_every", "eval_every", "session_limit", "disk_budget",
     "tracker", "processes",
@@ -62,6 +67,9 @@ class RunConfig:
     algo: str = _setting("PPO", f"the algorithm: {', '.join(ALGOS)}, or module:NAME")
     encoder: str = _setting(
         "auto", "how observations become features: auto, one that `kit encoders` lists, or module:Class"
+    )
+    teacher: str | None = _setting(
+        None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
     )
     preset: str = _setting(
         "auto", "auto: chosen for task and machine; sb3: SB3's defaults; fast, heavy, beast: for GPUs, by size"

@@ -76,6 +76,12 @@ ENCODERS = {
         "6 M, 0.3 M",
         "in doubt, with frame stacks: positions come from one frame, motion from the difference",
     ),
+    "clip_cnn": EncoderInfo(
+        "kit.encoders.convolutions:ClipEncoder",
+        "nature_cnn over 3 frames of a clip: the newest, and older ones at growing distances; option frames",
+        "20 M, 0.9 M",
+        "clips are long and positions matter; the default of Distill",
+    ),
     "simple3dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple3DEncoder",
         "3D convolutions over time and space (16, 32, 32)",
@@ -243,6 +249,11 @@ def _is_image_extractor(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[I
 def sees_images(observation_space: Space) -> bool:
     """Return whether observations of this space contain images."""
     return bool(_images(PolicyView(observation_space).space))
+
+
+def sees_clips(observation_space: Space, obs_groups: Groups = MappingProxyType({})) -> bool:
+    """Return whether the policy's observations contain frame stacks of images."""
+    return any(len(image.shape) == 4 for image in _images(PolicyView(observation_space, obs_groups.get(POLICY)).space))
 
 
 def _check_options(encoder: str, extractor: type, options: Mapping[str, Any]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from gymnasium import Space
 from torch import nn
 
 from kit.encoders.extractor import ImageExtractor
+from kit.errors import check_whole
 
 Layers = tuple[tuple[int, int, int], ...]
 """Output channels, kernel size and stride of each layer."""
@@ -46,7 +50,7 @@ class _Stacked(nn.Module):
         self.layers = convolutions(channels, layers)
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        images = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(-1, 1)  # (B, T·C, H, W), channels-last in memory
+        images = clip.permute(0, 3, 4, 1, 2).flatten(3).movedim(3, 1)  # (B, T·C, H, W), channels-last in memory
         return self.layers(images)
 
 
@@ -90,6 +94,16 @@ class _ThroughTime(nn.Module):
         return features.mean(2)
 
 
+def spread(total: int, count: int) -> list[int]:
+    """Return `count` indices of frames in a clip of `total`, oldest first: the newest, and others at growing distances.
+
+    Of 8 frames, 3 have the ages 7, 2 and 0.
+    """
+    count = min(count, total)
+    ages = [max(i, round((total - 1) * (i / max(1, count - 1)) ** 2)) for i in range(count)]
+    return [total - 1 - age for age in reversed(ages)]
+
+
 class NatureEncoder(ImageExtractor):
     """Mnih et al.'s three convolutions over all frames of a camera as channels."""
 
@@ -106,6 +120,31 @@ class MultiCameraEncoder(ImageExtractor):
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return _Stacked(shape[0] * shape[1], SMALL)
+
+
+class ClipEncoder(ImageExtractor):
+    """`NatureEncoder` over `frames` frames of a clip: the newest, and older ones at growing distances (`spread`).
+
+    It is as cheap as with few frames, and sees slow motion too.
+    """
+
+    name, least_pixels = "clip_cnn", NATURE_PIXELS
+
+    def __init__(self, observation_space: Space, features: int = 256, shared: bool = False, frames: int = 3) -> None:
+        self._frames = frames
+        super().__init__(observation_space, features, shared)
+
+    @classmethod
+    def check(cls, observation_space: Space, **options: Any) -> None:
+        check_whole("frames", options.get("frames", 3), 1)
+        super().check(observation_space, **options)
+
+    def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
+        return _Stacked(len(spread(shape[0], self._frames)) * shape[1], NATURE)
+
+    def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
+        index = spread(int(clip.shape[1]), self._frames)  # int: while it is exported to ONNX, a shape is a tensor
+        return torch.stack([clip[:, i] for i in index], dim=1)
 
 
 class Simple2DEncoder(ImageExtractor):

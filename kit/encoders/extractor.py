@@ -73,6 +73,10 @@ class ImageExtractor(BaseFeaturesExtractor):
         It maps float clips (B, T, C, H, W), 0 to 255, to features (B, ...).
         """
 
+    def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
+        """Return the frames of `clip` (B, T, C, H, W) that the networks read; by default all."""
+        return clip
+
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
         unmixed = self.look(observations if isinstance(observations, dict) else {"": observations})
         return torch.cat([self.mix(unmixed[:, : self.image_width]), unmixed[:, self.image_width :]], dim=1)
@@ -92,7 +96,7 @@ class ImageExtractor(BaseFeaturesExtractor):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
-        clip = (images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
+        clip = self.choose_frames(images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
         # rounding in convolutions depends on the order in memory, so clips always get that of rollouts, (T, B, H, W, C)
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 

@@ -81,8 +81,9 @@ class BatchEnv(ABC):
     def step(self, action: torch.Tensor) -> Step:
         """Step all envs with `action` (n, ...). Continuous actions are clipped to the action space."""
 
-    def scripted(self) -> torch.Tensor | None:
-        """Return actions (n, ...) of the task's scripted baseline policy, or None if it has none."""
+    def scripted(self, name: str | None = None) -> torch.Tensor | None:
+        """Return actions (n, ...) of the task's scripted policy `name` (`Task.scripts`; default: the first), or None if
+        it has none."""
         return None
 
     @abstractmethod

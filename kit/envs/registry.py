@@ -19,6 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
+from kit.config import SCRIPTED
 from kit.errors import UserError, check_names, check_whole
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ class Spaces(NamedTuple):
     """Whether a step simulates MuJoCo physics. Without physics a step is so cheap that thousands of envs pay off."""
     obs_groups: Groups = MappingProxyType({})
     """See `BatchEnv.obs_groups`."""
+    groups: tuple[str, ...] = ()
+    """Observation groups that the task declares; env_options `obs_groups` selects some."""
+    scripts: tuple[str, ...] = ()
+    """Values of RunConfig's `teacher` that name the task's scripted policies: "scripted", "scripted:NAME"."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -136,12 +141,23 @@ def _describe(env: str, options: str) -> Spaces:
         from kit.envs.groups import delivered_obs
 
         obs = delivered_obs(task)
-        return Spaces(obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups)
+        return Spaces(
+            obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
+            tuple(task.obs_groups), _scripts(task),
+        )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 
     one = GymnasiumEnv(entry, 1, **json.loads(options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
+
+
+def _scripts(task: Task) -> tuple[str, ...]:
+    from kit.envs.task import Task
+
+    if not task.scripts and type(task).scripted is Task.scripted:
+        return ()
+    return SCRIPTED, *(f"{SCRIPTED}:{name}" for name in task.scripts)
 
 
 def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:

@@ -70,6 +70,9 @@ class Task(ABC):
     """Camera names for `render`; the first is the default."""
     task_info: TaskInfo = TaskInfo()
     """Description of the task, for people."""
+    scripts: tuple[str, ...] = ()
+    """Names of scripted policies: methods that return actions (n, ...), given the state of the envs. A task with one
+    may override `scripted` instead."""
     train_steps: int | None = None
     """Suggested number of training steps."""
     random_terms: Mapping[str, Term] = MappingProxyType({})
@@ -154,8 +157,8 @@ class Task(ABC):
         return {}
 
     def scripted(self) -> torch.Tensor | None:
-        """Return actions (n, ...) of a scripted baseline policy, or None if the task has none."""
-        return None
+        """Return actions (n, ...) of the task's first scripted policy, a baseline or teacher; None if it has none."""
+        return getattr(self, self.scripts[0])() if self.scripts else None
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copy the tensors named in `keeps`."""

@@ -13,6 +13,7 @@ from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task, maybe_any
 from kit.envs.task_info import TaskInfo
+from kit.errors import UserError
 
 
 class TensorEnv(BatchEnv):
@@ -147,8 +148,11 @@ class TensorEnv(BatchEnv):
             obs = self._randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
-    def scripted(self) -> torch.Tensor | None:
-        return self.task.scripted()
+    def scripted(self, name: str | None = None) -> torch.Tensor | None:
+        if name is not None and name not in self.task.scripts:
+            known = ", ".join(self.task.scripts) or "none"
+            raise UserError(f"scripted={name!r} is no scripted policy of {self.task.name}, which has {known}.")
+        return self.task.scripted() if name is None else getattr(self.task, name)()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return {

@@ -148,7 +148,9 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
     settings.apply(config.device)
     env, n_envs = _make_env(config, int(config.n_envs)), int(config.n_envs)
     try:
-        trainer = make_trainer(config, env)
+        trainer: Any = make_trainer(config, env)
+        if config.teacher is not None:
+            trainer.set_teacher(RandomTeacher(env))
         actions = itertools.cycle(random_actions(env, 32))
         env.step(next(actions))  # the first step may compile and allocate
         physics, whole = [], []
@@ -168,6 +170,25 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
         env.close()
     bare = max(physics + whole) if physics else None  # the env includes the physics, so physics alone cannot be slower
     return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s, pictures)
+
+
+class RandomTeacher:
+    """Stand-in for a teacher, whose network takes little of the time: random actions."""
+
+    def __init__(self, env: Any) -> None:
+        self._actions = itertools.cycle(random_actions(env, 32))
+
+    def act(self, obs: Any) -> Any:
+        return next(self._actions)
+
+    def restart(self, done: Any) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
 
 
 def _make_env(config: RunConfig, n_envs: int) -> Any:

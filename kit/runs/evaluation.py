@@ -91,13 +91,14 @@ def evaluate(
     run: Run | str | Path,
     episodes: int = 100,
     step: int | str | None = None,
-    scripted: bool = False,
+    scripted: bool | str = False,
     trust: bool = False,
 ) -> dict[str, Any]:
     """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
 
-    `scripted`: evaluate the task's scripted baseline policy instead. The test episodes differ from the training
-    episodes and from the validation episodes, which selected the best policy. `trust` as in `kit.resume`.
+    `scripted`: evaluate the task's scripted policy instead; a text names one of several (`Task.scripts`). The test
+    episodes differ from the training episodes and from the validation episodes, which selected the best policy. `trust`
+    as in `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task does not define success),
     "mean_length" (env steps)}, and the task's own metrics (`Task.info`), such as Reach's "within_5cm".
@@ -107,7 +108,8 @@ def evaluate(
     run = opened(run, trust)
     evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
     with one_thread():
-        result = evaluator(Script(evaluator.env) if scripted else run.policy(step).as_actor())
+        script = Script(evaluator.env, scripted if isinstance(scripted, str) else None) if scripted else None
+        result = evaluator(script or run.policy(step).as_actor())
     evaluator.close()
     assert result is not None
     return result
@@ -127,11 +129,11 @@ def one_thread() -> Iterator[None]:
 
 
 class Script:
-    """The task's scripted baseline as a policy. Raises `UserError` if the task has none."""
+    """The task's scripted policy `name` (default: the first) as a player. Raises `UserError` if the task has none."""
 
-    def __init__(self, env: BatchEnv) -> None:
-        self._env = env
-        if env.scripted() is None:
+    def __init__(self, env: BatchEnv, name: str | None = None) -> None:
+        self._env, self._name = env, name
+        if env.scripted(name) is None:
             raise UserError("this env has no scripted policy; implement `scripted` in its task.")
 
     def initial_state(self, n: int) -> HiddenState:
@@ -139,6 +141,6 @@ class Script:
         return ()
 
     def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        action = self._env.scripted()
+        action = self._env.scripted(self._name)
         assert action is not None
         return action, hidden_state

@@ -83,6 +83,7 @@ class Training:
         if not env.snapshots:
             self._notify(env.snapshot_note)
         self.trainer = make_trainer(rank_config, env, group)
+        self._env = env
         self._closing.append(lambda: None if self._in_iteration else self.trainer.end())
         resumed, session = self._load()
         replay_lost = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
@@ -127,13 +128,24 @@ class Training:
                     newer.path.rename(newer.path.with_name(f".damaged-{newer.path.name}-{time.time_ns()}"))
                     reason = damages[newer.step]
                     self._notify(f"checkpoint {newer.step} is damaged ({reason}); an older one is used")
+                self._set_teacher(state)
                 return candidate, self._load_state(candidate, state, replay)
         if saved:
             raise UserError(
                 f"{self.run.path} has {len(saved)} checkpoints and all are damaged (step {saved[0].step:,}: "
                 f"{damages[saved[0].step]}); fetch the run from its store into another runs_dir, or train a new one."
             )
+        self._set_teacher({})
         return None, {}
+
+    def _set_teacher(self, state: dict[str, Any]) -> None:
+        """Give the trainer its teacher, from the checkpoint's `state` if it is there."""
+        if self.config.teacher is not None:
+            from kit.runs.teacher import make_teacher
+
+            self.status.set(phase="loading the teacher")
+            trainer: Any = self.trainer  # of an algorithm that is taught
+            trainer.set_teacher(make_teacher(self.config, self._env, state.get("teacher")))
 
     def _load_state(self, loaded: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:
         session: dict[str, Any] = state.pop("session")
@@ -205,8 +217,16 @@ class Training:
         result = self._evaluator(self.trainer.as_actor(), self._should_stop)
         if result is None:  # stopped during the evaluation, which the resumed session repeats
             return
+        columns = {f"eval/{name}": value for name, value in result.items() if value is not None}
+        if self.config.teacher is not None and self._last_eval < 0:
+            taught_by: Any = self.trainer
+            self.status.set(phase="evaluating the teacher")
+            score = self._evaluator(taught_by.teacher.player(self._evaluator.env), self._should_stop)
+            if score is None:
+                return
+            columns |= {f"teacher/{name}": value for name, value in score.items() if value is not None}
         self._last_eval, self._unsaved_eval = self.step, True
-        self.metrics.add(self.step, {f"eval/{name}": value for name, value in result.items() if value is not None})
+        self.metrics.add(self.step, columns)
         if self.step > 0:  # the initial policy is for comparison only, never the best
             score = result[self._evaluator.env.score]
             if self._best is None or score >= self._best:  # success rates often tie: the newest wins

@@ -71,6 +71,12 @@ class Algorithm:
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)
     """Hyperparameter that `trainer` has and SB3's class does not -> its type."""
+    used: tuple[str, ...] = ()
+    """Hyperparameters of SB3's class that `trainer` has too; empty: all."""
+    clip_encoder: str = "auto"
+    """What encoder="auto" means for frame stacks of images."""
+    taught: bool = False
+    """Whether it learns from a teacher (`RunConfig.teacher`), which needs the observation group "teacher"."""
     memory_remedy: str = "network, n_steps or batch_size"
     """Settings that the out-of-memory message advises to reduce."""
 

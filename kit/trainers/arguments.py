@@ -33,14 +33,15 @@ POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "ful
 
 INF = float("inf")
 RANGES = {
-    **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range"), (0.0, 1.0)),
+    **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range", "teacher_until"), (0.0, 1.0)),
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
+    **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
 }
 """Hyperparameter -> (smallest, largest) valid value. Of a schedule, only the start value is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
-    **{"learning_starts": 0, "gradient_steps": -1},
+    **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0},
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""
 
@@ -111,7 +112,8 @@ PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)
 def _annotations(algorithm: Algorithm) -> dict[str, Any]:
     """Return hyperparameter -> type annotation, without `normalize`."""
     parameters = inspect.signature(algorithm.stock).parameters
-    return {name: p.annotation for name, p in parameters.items() if name not in NOT_OVERRIDES} | dict(algorithm.own)
+    names = [name for name in algorithm.used or parameters if name not in NOT_OVERRIDES]
+    return {name: parameters[name].annotation for name in names} | dict(algorithm.own)
 
 
 def _argument(name: str, value: Any, annotation: Any) -> Any:

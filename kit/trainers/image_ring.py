@@ -34,31 +34,30 @@ class ImageRing:
         self._store_final(torch.tensor([slot], device=self.device), done.unsqueeze(0), next_images[done])
         self.latest = next_images.clone()
 
-    def stacks(
-        self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor, written: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the frame stacks and next frame stacks, (N, T, C, H, W) each, of N transitions.
+    def stacks(self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor) -> torch.Tensor:
+        """Return the frame stacks (N, T, H, W, C) of N transitions.
 
         `row`, `env` (N,): indices of the transitions. `episode_start` (N,): first row of each transition's episode.
-        `written`: number of rows added so far.
         """
-        assert self.ring is not None and self.latest is not None
-        flat = self.ring.flatten(0, 1)
+        return self._at(frame_steps(row, episode_start, self.frames), env.unsqueeze(1))
 
-        def at(rows: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
-            index = rows % self.capacity * self.n_envs + envs
-            return flat.index_select(0, index.flatten()).unflatten(0, index.shape)
-
-        stack = at(frame_steps(row, episode_start, self.frames), env.unsqueeze(1))
-        next_image = at(row + 1, env)
+    def next_stacks(self, stack: torch.Tensor, row: torch.Tensor, env: torch.Tensor, written: int) -> torch.Tensor:
+        """Return the frame stacks (N, T, H, W, C) that follow `stack`; `written`: rows added so far."""
+        assert self.latest is not None
+        next_image = self._at(row + 1, env)
         last = (row == written - 1).nonzero().flatten()
         next_image[last] = self.latest[env[last]]
         pool_index = self._pool_index[row % self.capacity, env]
         ended = (pool_index >= 0).nonzero().flatten()
         if self._pool is not None:
             next_image[ended] = self._pool[pool_index[ended]]
-        next_stack = torch.cat([stack[:, 1:], next_image.unsqueeze(1)], dim=1)
-        return stack.movedim(-1, -3), next_stack.movedim(-1, -3)
+        return torch.cat([stack[:, 1:], next_image.unsqueeze(1)], dim=1)
+
+    def _at(self, rows: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
+        """Return the images (..., H, W, C) of `rows` (...) and `envs` (...)."""
+        assert self.ring is not None
+        index = rows % self.capacity * self.n_envs + envs
+        return self.ring.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
 
     def rows(self, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Copy the images in `slots` to the CPU as columns of a segment."""

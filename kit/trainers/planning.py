@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kit import encoders, envs
-from kit.config import RunConfig, default_name
+from kit.config import SCRIPTED, RunConfig, default_name
 from kit.encoders import ASYMMETRIC, Encoder
+from kit.envs.groups import OPTION as OBS_GROUPS
+from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
 from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
@@ -83,10 +85,12 @@ class Plan:
 def plan(config: RunConfig) -> Plan:
     """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
     record = algorithm.find(config.algo)
+    config = with_teacher(record, config)
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
+    stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     device = device_of(config, encoders.sees_images(env.observation_space))
     row = row_of(record, config, device)
     hyper = complete(record, row, config.overrides)
@@ -94,6 +98,7 @@ def plan(config: RunConfig) -> Plan:
     resolved = config.replace(
         run_name=config.run_name or default_name(config),
         device=device,
+        encoder=record.clip_encoder if config.encoder == "auto" and stacks else config.encoder,
         n_envs=n_envs,
         threads=config.threads if isinstance(config.threads, int) else limits.usable_cores(),
         eval_every=max(1, config.total_steps // 10) if config.eval_every == "auto" else config.eval_every,
@@ -103,6 +108,27 @@ def plan(config: RunConfig) -> Plan:
     if config.processes > 1:
         config_of_rank(record, resolved)
     return planned
+
+
+def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
+    """Check `config.teacher`; return `config` with the observation group "teacher" added to what its env delivers.
+
+    Raises `UserError` if the algorithm needs a teacher and none is named, or the reverse.
+    """
+    if not record.taught and config.teacher is not None:
+        raise UserError(f"teacher={config.teacher!r} has no effect with algo={config.algo!r}; use algo='Distill'.")
+    if not record.taught:
+        return config
+    env = envs.describe(config.env, config.env_options)
+    if config.teacher is None:
+        raise UserError(f"algo={config.algo!r} needs a teacher; set teacher to a run such as runs/NAME, or 'scripted'.")
+    if config.teacher.partition(":")[0] == SCRIPTED and config.teacher not in env.scripts:
+        valid = f"valid are {', '.join(env.scripts)}" if env.scripts else "name a run instead"
+        raise UserError(f"teacher={config.teacher!r} is no scripted policy of env={config.env!r}; {valid}.")
+    groups = config.env_options.get(OBS_GROUPS, [])
+    if TEACHER in groups or TEACHER not in env.groups:
+        return config
+    return config.replace(env_options={**config.env_options, OBS_GROUPS: [*groups, TEACHER]})
 
 
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:

@@ -83,8 +83,11 @@ class Replay:
             self._column(name, value)[slot] = value
         self.written += 1
 
-    def sample(self, size: int) -> Transitions:
-        """Sample `size` transitions with replacement, from torch's global generator."""
+    def sample(self, size: int, with_next: bool = True) -> Transitions:
+        """Sample `size` transitions with replacement, from torch's global generator.
+
+        Without `with_next`, `next_obs` lacks the frame stacks, which take time to gather.
+        """
         index = torch.randint(len(self) * self.n_envs, (size,), device=self.device) + self._oldest * self.n_envs
         for reset_row in self.breaks:
             index = torch.where(index // self.n_envs == reset_row, index + self.n_envs, index)
@@ -94,9 +97,13 @@ class Replay:
         obs, next_obs = from_leaves("obs", batch), from_leaves("next_obs", batch)
         if self.frames:
             episode_start = self._first_rows().flatten().index_select(0, index)
-            stacks = {name: ring.stacks(row, env, episode_start, self.written) for name, ring in self._images.items()}
-            obs = with_stacks(obs, {name: stack for name, (stack, _) in stacks.items()})
-            next_obs = with_stacks(next_obs, {name: next_stack for name, (_, next_stack) in stacks.items()})
+            stacks = {name: ring.stacks(row, env, episode_start) for name, ring in self._images.items()}
+            obs = with_stacks(obs, {name: stack.movedim(-1, -3) for name, stack in stacks.items()})
+            if with_next:
+                next_stacks = {
+                    name: ring.next_stacks(stacks[name], row, env, self.written) for name, ring in self._images.items()
+                }
+                next_obs = with_stacks(next_obs, {name: stack.movedim(-1, -3) for name, stack in next_stacks.items()})
         return Transitions(obs, batch["actions"], batch["rewards"], next_obs, batch["terminated"])
 
     def rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Profit, throughput and breakage of a Dishwashing run and of the task's scripted policy, as a figure and a table."""
+"""Profit, throughput and breakage of a Dishwashing run and of the scripted policies, as a figure and a table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ TITLES = {
     "error_rate": "Share of plates broken or not clean",
     "value_to_wage": "Value of clean plates per hour, in hourly wages",
 }
+SCRIPTS = {"wiper": "--", "seeker": ":"}
+"""Scripted policies of the task, and their line styles."""
 SHOWN = ("profit_per_hour", "plates_per_hour", "breakage_rate")
 SHARES = ("breakage_rate", "error_rate")
 
 
 def economy(run: Run, episodes: int = EPISODES) -> Any:
-    """Plot profit, clean plates and breakage over training, with a dashed line for the scripted policy.
+    """Plot profit, clean plates and breakage over training, with lines for the scripted policies.
 
     Returns a matplotlib figure. Raises `UserError` if the run's evaluations have no such metrics.
     """
@@ -36,23 +38,25 @@ def economy(run: Run, episodes: int = EPISODES) -> Any:
     curves = [Curve(TITLES[name], empty, series(rows, f"eval/shift/{name}"), name in SHARES) for name in SHOWN]
     if not any(len(curve.evaluation) for curve in curves):
         raise UserError(f"run={run.name!r} has no shift metrics in its evaluations; train Dishwashing with eval_every.")
-    scripted = evaluate(run, episodes, scripted=True)
+    scripted = {name: evaluate(run, episodes, scripted=name) for name in SCRIPTS}
     figure, axes = draw(curves)
     for axis, curve, name in zip(axes, curves, SHOWN, strict=True):
         axis.plot(*curve.evaluation.T, "-o", color=style.ORANGE, markersize=4, linewidth=1.8, label="policy")
-        axis.axhline(scripted[f"shift/{name}"], color=style.BLUE, linewidth=1.5, linestyle="--", label="scripted wiper")
+        for script, line in SCRIPTS.items():
+            value = scripted[script][f"shift/{name}"]
+            axis.axhline(value, color=style.BLUE, linewidth=1.5, linestyle=line, label=f"scripted {script}")
         axis.set_xlim(left=0)
     axes[0].legend(frameon=False, labelcolor=TEXT, loc="lower right")
     return figure
 
 
 def account(run: Run, episodes: int = EPISODES) -> pd.DataFrame:
-    """Table of the `TITLES` metrics of the scripted policy and the run's best policy, over `episodes` shifts."""
+    """Table of the `TITLES` metrics of the scripted policies and the run's best policy, over `episodes` shifts."""
     import pandas as pd
 
     step = run.find().step
     evaluations = {
-        "scripted wiper": evaluate(run, episodes, scripted=True),
+        **{f"scripted {name}": evaluate(run, episodes, scripted=name) for name in SCRIPTS},
         f"policy, step {step:,}": evaluate(run, episodes, step),
     }
     lines = {

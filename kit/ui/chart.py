@@ -25,6 +25,8 @@ def chart(curve: Curve, total_steps: int) -> str:
     steps, values = np.concatenate([training, evaluation]).T
     x_max = steps.max(initial=0) or total_steps
     low, high = 0.0, 1.0
+    if curve.teacher is not None:
+        values = np.append(values, curve.teacher)
     if len(values) and not curve.percent:
         pad = 0.08 * float(np.ptp(values)) or 0.5 * abs(float(values[0])) or 0.5
         low, high = values.min() - pad, values.max() + pad
@@ -43,6 +45,10 @@ def chart(curve: Curve, total_steps: int) -> str:
     for x in ticks(0, x_max, 4):
         px, _ = at(x, low)
         parts.append(f'<text x="{px:.1f}" y="{HEIGHT - 10}" text-anchor="middle" opacity=".7">{short(x)}</text>')
+    if curve.teacher is not None:
+        (x0, py), (x1, _) = at(0, curve.teacher), at(x_max, curve.teacher)
+        parts.append(f'<line x1="{x0}" x2="{x1}" y1="{py:.1f}" y2="{py:.1f}" stroke-dasharray="5 4" opacity=".8"/>')
+        parts.append(f'<text x="{x1}" y="{py + 12:.1f}" text-anchor="end" opacity=".8">teacher</text>')
     for name, legend_x, colour, points in lines:
         drawn = [at(x, y) for x, y in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)

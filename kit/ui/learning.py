@@ -13,10 +13,10 @@ SMOOTH = 5
 
 
 MEASURES = (
-    ("Success rate", "rollout/success_rate", "eval/success_rate", True),
-    ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", False),
+    ("Success rate", "rollout/success_rate", "eval/success_rate", "teacher/success_rate", True),
+    ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", "teacher/mean_return", False),
 )
-"""Title, name of the training metric, name of the evaluation metric, whether it is a rate from 0 to 1."""
+"""Title; metrics of training, of evaluation and of the teacher; whether it is a rate from 0 to 1."""
 COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
 
 
@@ -31,13 +31,15 @@ class Curve:
     """From evaluations, without exploration noise."""
     percent: bool = False
     """Whether values are rates from 0 to 1."""
+    teacher: float | None = None
+    """The teacher's value in the same episodes as the evaluations; None without a teacher."""
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
         """Return the curves of the rows of metrics.jsonl: success rate (if the task has one) and mean return."""
         success, mean_return = (
-            cls(title, _smooth(series(rows, training)), series(rows, evaluation), percent)
-            for title, training, evaluation, percent in MEASURES
+            cls(title, _smooth(series(rows, training)), series(rows, evaluation), percent, _last(rows, teacher))
+            for title, training, evaluation, teacher, percent in MEASURES
         )
         has_success = len(success.training) or len(success.evaluation) or not rows
         return [success, mean_return] if has_success else [mean_return]
@@ -48,6 +50,12 @@ def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     points = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
     points = points.reshape(-1, 2)
     return points[np.isfinite(points[:, 1])]
+
+
+def _last(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Return the last value of a metric, None if it has none."""
+    values = series(rows, name)[:, 1]
+    return float(values[-1]) if len(values) else None
 
 
 def _smooth(series: np.ndarray) -> np.ndarray:

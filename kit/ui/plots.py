@@ -30,10 +30,12 @@ def learning_curve(run: Run) -> Any:
     for axis, curve in zip(axes, curves, strict=True):
         axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training (with exploration)")
         axis.plot(*curve.evaluation.T, "o", color=style.ORANGE, markersize=5, label="evaluation")
+        if curve.teacher is not None:
+            axis.axhline(curve.teacher, color=TEXT, linewidth=1.5, linestyle="--", label="teacher")
         axis.set_xlim(left=0)
     if any(len(curve.evaluation) for curve in curves):
         figure.legend(
-            *axes[-1].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, labelcolor=TEXT
+            *axes[-1].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False, labelcolor=TEXT
         )
     return figure
 

@@ -79,8 +79,9 @@ def row(who: str, found: dict[str, float]) -> None:
 def learnt(runs: list[Run]) -> None:
     """Each run's best policy beside the wiper."""
     print(HEADS)
-    plan = evaluate(runs[0], SHIFTS, scripted=True)
-    row("the scripted wiper", {name: plan[f"shift/{name}"] for name in FIGURES})
+    for script in ("wiper", "seeker"):
+        plan = evaluate(runs[0], SHIFTS, scripted=script)
+        row(f"the scripted {script}", {name: plan[f"shift/{name}"] for name in FIGURES})
     for run in runs:
         found = evaluate(run, SHIFTS)
         row(f"{run.name}, step {run.find().step:,}", {name: found[f"shift/{name}"] for name in FIGURES})

@@ -119,3 +119,8 @@ def test_bench_measures_pictures_too() -> None:
     assert found.pictures_per_s is not None and found.pictures_per_s > 0
     assert "  images of 64×64\n" in str(found) and 0 <= found.update_share < 1
     assert found.physics_steps_per_s is not None and found.physics_steps_per_s >= found.env_steps_per_s
+
+
+def test_a_run_with_a_teacher_is_measured_without_the_teacher() -> None:
+    config = RunConfig(env="tests.envs.chase:Chase", algo="Distill", teacher="runs/nowhere", n_envs=2, threads=1)
+    assert speed.probe(config.replace(overrides={"gradient_steps": 1}), seconds=0.5, show=False).steps_per_s > 0

@@ -15,16 +15,19 @@ from kit.runs.run import Run
 @pytest.mark.timeout(CELL_LIMIT_S)
 def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     short = {"total_steps": 256, "n_envs": 2, "eval_every": 256, "checkpoint_every": 256}
-    clips = {"env": "DishwashingVideo", "algo": "PPO", "encoder": "simple2dcnn", "total_steps": 128}
-    clips |= {"eval_every": 0, "overrides": {"n_steps": 64, "batch_size": 64, "n_epochs": 1}}
+    clips = {"env": "DishwashingVideo", "algo": "Distill", "encoder": "clip_cnn", "total_steps": 128}
+    clips |= {"eval_every": 0, "overrides": {"gradient_steps": 1}}
     shown = execute(
         "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
         overrides={"n_steps": 64, "batch_size": 64},
     )  # fmt: skip
     assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
-    for text in ("scripted wiper", "policy, step 256", "Clean plates per hour", "simple2dcnn", "clips/s learning"):
+    for text in (
+        "scripted wiper", "scripted seeker", "policy, step 256", "Clean plates per hour", "simple2dcnn",
+        "clips/s learning",
+    ):  # fmt: skip
         assert text in shown
-    assert re.search(r"DishwashingVideo with PPO: a mean return of -?[\d.]+ after 128 steps", shown)
+    assert re.search(r"DishwashingVideo with Distill: a mean return of -?[\d.]+ after 128 steps", shown)
     assert "RunPod 4090" in shown
     assert shown.count("data:video/mp4;base64") == 2
 

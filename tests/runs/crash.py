@@ -26,6 +26,7 @@ SMALL = {
         "n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16], "lstm_hidden_size": 16},
     },
     "A2C": {"n_steps": 8, "policy_kwargs": {"net_arch": [16, 16]}},
+    "Distill": {},
     "SAC": {"learning_starts": 60, "batch_size": 16, "buffer_size": 500, "policy_kwargs": {"net_arch": [16, 16]}},
 }  # fmt: skip
 """Networks and batches so small that a run of a thousand steps takes a second."""

@@ -14,23 +14,24 @@ from tests.ui.fabricate import make_run
 SHIFT = {"env_options": {"shift_s": 20.0}, "n_envs": 2, "total_steps": 64, "seed": 3}
 
 
-def test_policies_stand_beside_the_scripted_wiper(tmp_path: Path) -> None:
+def test_policies_stand_beside_the_scripted_ones(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = kit.train(env="Dishwashing", algo="SAC", eval_every=32, runs_dir=str(tmp_path), run_name="a", **SHIFT)
     figure = accounts.economy(run, episodes=4)
     assert [axis.get_title(loc="left") for axis in figure.axes] == [accounts.TITLES[name] for name in accounts.SHOWN]
-    policy, plan = figure.axes[0].lines
+    policy, wiper, seeker = figure.axes[0].lines
     evaluated = [row["eval/shift/profit_per_hour"] for row in run.rows() if "eval/shift/profit_per_hour" in row]
     assert policy.get_ydata().tolist() == evaluated and policy.get_xdata().tolist() == [0, 32, 64]
 
-    env = kit.make_vec("Dishwashing", 4, seed=3 + 2_000_003, env_options={"shift_s": 20.0})
-    for _ in range(200):
-        info = env.step(env.task.scripted())[4]
-    assert plan.get_ydata()[0] == pytest.approx(info["shift/profit_per_hour"].mean().item())
     table = accounts.account(run, episodes=4)
-    plates = info["shift/plates_per_hour"].mean().item()
-    assert table.loc["scripted wiper", accounts.TITLES["plates_per_hour"]] == f"{plates:,.1f}"
-    assert list(table.index)[1].startswith("policy, step ")
+    for name, line in (("wiper", wiper), ("seeker", seeker)):
+        env = kit.make_vec("Dishwashing", 4, seed=3 + 2_000_003, env_options={"shift_s": 20.0})
+        for _ in range(200):
+            info = env.step(env.scripted(name))[4]
+        assert line.get_ydata()[0] == pytest.approx(info["shift/profit_per_hour"].mean().item())
+        plates = info["shift/plates_per_hour"].mean().item()
+        assert table.loc[f"scripted {name}", accounts.TITLES["plates_per_hour"]] == f"{plates:,.1f}"
+    assert list(table.index)[2].startswith("policy, step ")
 
 
 def test_other_tasks_keep_no_account(tmp_path: Path) -> None:

@@ -56,3 +56,14 @@ def test_learning_is_read_from_metrics_and_only_training_is_smoothed() -> None:
     assert success.evaluation.tolist() == [[3, 0.5]]
     assert returned.evaluation.tolist() == [[3, 7.0]]
     assert len(returned.training) == 0, "what is not finite is left out"
+
+
+def test_the_teachers_score_is_a_dashed_line_within_the_range() -> None:
+    """Rows of a student's run: it stands at 1 while its teacher has 9, so the line is above, near the top."""
+    rows = [{"step": 0, "eval/mean_return": 0.0, "teacher/mean_return": 9.0}, {"step": 10, "eval/mean_return": 1.0}]
+    (curve,) = Curve.of(rows)
+    assert curve.teacher == 9.0
+    (line,) = [x for x in ET.fromstring(chart(curve, 10)).iter("line") if x.get("stroke-dasharray")]
+    assert TOP < float(line.get("y1", "")) < TOP + (HEIGHT - TOP - BOTTOM) / 4
+    (alone,) = Curve.of([{"step": 0, "eval/mean_return": 0.0}])
+    assert alone.teacher is None and "teacher" not in chart(alone, 10)

@@ -33,6 +33,8 @@ SEEN = 0.01
 SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
 """Spiral of the scripted policy: distance between turns, and radius of the turn along the plate's rim."""
+SEEKER_GAIN = 30.0
+"""Speed of the second scripted policy: full speed when the nearby dirt is a 30th of the plate's well away."""
 WIPER = (44.0, 0.4)
 """Force, N, and speed, m/s, of the scripted policy: hard and fast, yet no plate breaks (tests/bench/dishes.py)."""
 
@@ -89,6 +91,7 @@ class Dishwashing(MujocoTask):
         POLICY: ("state",), CRITIC: ("state", "privileged"), TEACHER: ("state", "privileged"),
     })  # fmt: skip
     groups = (POLICY,)
+    scripts = ("wiper", "seeker")
     keeps = ("dirt", "plate", "ledger")
 
     def __init__(self, **options: Any) -> None:
@@ -268,8 +271,6 @@ class Dishwashing(MujocoTask):
     def _state(self) -> torch.Tensor:
         rules = self.rules
         distance2 = self._to_cells.square().sum(2)
-        weight = self.dirt / (distance2 + rules.sponge_m**2).square()
-        to_dirt = (weight.unsqueeze(2) * self._to_cells).sum(1) / weight.sum(1, keepdim=True).clamp(min=TINY)
         under = (self.dirt * (1 - distance2 / rules.sponge_m**2).clamp(min=0.0)).sum(1)
         return torch.cat(
             [
@@ -279,7 +280,7 @@ class Dishwashing(MujocoTask):
                 self._place / scene.REACH_M,
                 (self._place - self._sponge[:, :2]) / scene.WELL_M,
                 self.dirt,
-                to_dirt / scene.WELL_M,
+                self._to_dirt() / scene.WELL_M,
                 torch.stack([
                     self._contact.abs() / rules.force_limit_n,
                     under,
@@ -290,6 +291,11 @@ class Dishwashing(MujocoTask):
             ],
             dim=1,
         )  # fmt: skip
+
+    def _to_dirt(self) -> torch.Tensor:
+        """Return the vector (n, 2) from the sponge to nearby dirt, m: a mean over the cells, see the class."""
+        weight = self.dirt / (self._to_cells.square().sum(2) + self.rules.sponge_m**2).square()
+        return (weight.unsqueeze(2) * self._to_cells).sum(1) / weight.sum(1, keepdim=True).clamp(min=TINY)
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         return economy.REWARD_PER_USD * self._terms_usd.sum(1)
@@ -314,8 +320,14 @@ class Dishwashing(MujocoTask):
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         return self.sim.render(cameras, height, width, shadows=self.shadows, poses=self.colours())
 
-    def scripted(self) -> torch.Tensor:
+    def wiper(self) -> torch.Tensor:
+        """Wipe every plate in the same way, hard and fast."""
         return self.wipe(*WIPER)
+
+    def seeker(self) -> torch.Tensor:
+        """Move towards the dirt nearby with constant force: actions (n, 3)."""
+        velocity = (SEEKER_GAIN * self._to_dirt() / scene.WELL_M).clamp(-1.0, 1.0)
+        return torch.cat([velocity, self._press(WIPER[0]).expand(self.n, 1)], 1).to(torch.float32)
 
     def wipe(self, press_n: float, speed_mps: float) -> torch.Tensor:
         """Return the actions (n, 3) of a scripted policy that wipes with constant force and speed.
@@ -332,5 +344,10 @@ class Dishwashing(MujocoTask):
         target = self._place + radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
         velocity = (target - self._sponge[:, :2]) / self.control_dt_s  # m/s, to reach the target in one step
         velocity *= (speed_mps / velocity.norm(dim=1, keepdim=True).clamp(min=TINY)).clamp(max=1.0)
-        press = torch.full_like(radius, 2 * (press_n + scene.LIFT_N) / (scene.MOST_PRESS_N + scene.LIFT_N) - 1)
-        return torch.cat([velocity / scene.MOST_SPEED_MPS, press.unsqueeze(1)], 1).to(torch.float32)
+        press = self._press(press_n).expand(self.n, 1)
+        return torch.cat([velocity / scene.MOST_SPEED_MPS, press], 1).to(torch.float32)
+
+    def _press(self, force_n: float) -> torch.Tensor:
+        """Return the action (1, 1) that presses with `force_n`, N."""
+        value = 2 * (force_n + scene.LIFT_N) / (scene.MOST_PRESS_N + scene.LIFT_N) - 1
+        return torch.full((1, 1), value, dtype=self.dtype, device=self.device)

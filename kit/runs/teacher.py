@@ -1,0 +1,165 @@
+"""Teachers for distillation: the policy of another run, or the task's scripted policy.
+
+A policy's config and weights are saved in every checkpoint of the student's run, so that it resumes on a machine that
+does not have the teacher's run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import Space, spaces
+
+from kit.config import SCRIPTED, RunConfig
+from kit.envs.contract import BatchEnv
+from kit.envs.obs import TEACHER, Obs, pick, pick_space
+from kit.envs.play import HiddenState, Player, restart
+from kit.errors import UserError
+from kit.runs.evaluation import Script
+from kit.runs.finding import locate
+from kit.runs.run import Run, load_policy, opened
+from kit.trust import mark_source
+
+if TYPE_CHECKING:
+    from kit.envs.registry import Spaces
+
+
+class ScriptedTeacher:
+    """The task's scripted policy, which reads the state of the envs and not their observations."""
+
+    def __init__(self, env: BatchEnv, name: str | None = None) -> None:
+        self._name, self._script = name, Script(env, name)
+
+    def player(self, env: BatchEnv) -> Player:
+        """Return the teacher as a player of `env`, for evaluations."""
+        return Script(env, self._name)
+
+    def act(self, obs: Obs) -> torch.Tensor:
+        return self._script(obs, ())[0]
+
+    def restart(self, done: torch.Tensor) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class PolicyTeacher:
+    """A trained policy. It acts deterministically, for `n` envs."""
+
+    def __init__(self, config: RunConfig, policy: dict[str, Any], n: int, device: torch.device) -> None:
+        from kit.trainers.saving import RandomGenerators
+
+        generators = RandomGenerators(torch.device("cpu"))
+        before = generators.state()
+        self._config, self._policy = config, policy
+        trainer = load_policy(config, None)
+        generators.load_state(before)  # building a network draws random numbers
+        trainer.load_policy(policy)
+        self.actor = trainer.as_actor().to(device)
+        space = trainer.tensor_env.observation_space
+        self._bare = not isinstance(space, spaces.Dict)
+        self._hidden_state: HiddenState = self.actor.initial_state(n)
+
+    def player(self, env: BatchEnv) -> Player:
+        """Return the teacher as a player of `env`, for evaluations; it sees the group "teacher"."""
+        return _GroupPlayer(self, env.obs_groups.get(TEACHER))
+
+    def act(self, obs: Obs) -> torch.Tensor:
+        action, self._hidden_state = self.actor(self.own_obs(obs), self._hidden_state)
+        return action
+
+    def own_obs(self, obs: Obs) -> Obs:
+        """Return `obs`, the entries of the group "teacher", as the teacher's own env delivers them."""
+        return pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
+
+    def restart(self, done: torch.Tensor) -> None:
+        self._hidden_state = restart(self.actor, self._hidden_state, done)
+
+    def state(self) -> dict[str, Any]:
+        policy = {f"{name}/{key}": value for name, values in self._policy.items() for key, value in values.items()}
+        hidden = {f"hidden_state/{i}": state.cpu().clone() for i, state in enumerate(self._hidden_state)}
+        return {"config": json.dumps(self._config.to_dict()), **policy, **hidden}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._hidden_state = tuple(
+            state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state)
+        )
+
+
+class _GroupPlayer:
+    """Plays the policy of `teacher` in a student's env, on the entries `names` of its observation."""
+
+    def __init__(self, teacher: PolicyTeacher, names: tuple[str, ...] | None) -> None:
+        self._teacher, self._names = teacher, names
+
+    def initial_state(self, n: int) -> HiddenState:
+        return self._teacher.actor.initial_state(n)
+
+    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
+        return self._teacher.actor(self._teacher.own_obs(pick(obs, self._names)), hidden_state)
+
+
+def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None) -> ScriptedTeacher | PolicyTeacher:
+    """Return the teacher of `config`; `saved`: its state in the run's checkpoint. Raises `UserError`."""
+    name, _, script = str(config.teacher).partition(":")
+    if name == SCRIPTED:
+        return ScriptedTeacher(env, script or None)
+    if saved is None:
+        teacher_config, policy = _read(config)
+        check_spaces(config, teacher_config, env)
+    else:
+        teacher_config = RunConfig.from_dict(mark_source(json.loads(saved["config"]), config.runs_dir, of_run=True))
+        policy = {}
+        for name, value in saved.items():
+            component, slash, key = name.partition("/")
+            if slash and component != "hidden_state":
+                policy.setdefault(component, {})[key] = value
+    return PolicyTeacher(teacher_config, policy, env.num_envs, env.device)
+
+
+def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
+    """Return config and policy of the run that `config.teacher` names."""
+    run, step = _find(config)
+    return run.config, load_policy(run.config, run.find(step)).policy_state()
+
+
+def _find(config: RunConfig) -> tuple[Run, int | str | None]:
+    """Return the run that `config.teacher` names, fetched if it is a URL, and the step: a number, best or latest."""
+    name, at, step = str(config.teacher).rpartition("@")
+    run, _ = locate(name if at else step, config.runs_dir)
+    return run, int(step) if step.isdecimal() else step if at else None
+
+
+def check(config: RunConfig, env: Spaces, trust: bool) -> None:
+    """Raise `UserError` if the teacher of `config` cannot teach in `env`, without making envs."""
+    if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
+        return
+    run = opened(_find(config)[0], trust)
+    check_spaces(config, run.config, env)
+
+
+def check_spaces(config: RunConfig, teacher: RunConfig, env: Spaces | BatchEnv) -> None:
+    """Raise `UserError` unless the teacher's observations and actions are those of the group "teacher" of `env`."""
+    from kit import envs
+
+    theirs = envs.describe(teacher.env, envs.without_opponents(teacher.env, teacher.env_options))
+    pairs: list[tuple[str, Space, Space]] = [
+        ("sees", theirs.observation_space, _teacher_space(env, isinstance(theirs.observation_space, spaces.Dict))),
+        ("acts in", theirs.action_space, env.action_space),
+    ]
+    for verb, its, ours in pairs:
+        if its != ours:
+            raise UserError(
+                f"teacher={config.teacher!r} was trained on env={teacher.env!r} and {verb} {its}, but as a teacher of "
+                f"env={config.env!r} it has {ours}; name a run whose env fits the observation group 'teacher'."
+            )
+
+
+def _teacher_space(env: Spaces | BatchEnv, nested: bool) -> Space:
+    return pick_space(env.observation_space, env.obs_groups.get(TEACHER), bare=not nested)

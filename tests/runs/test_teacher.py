@@ -1,0 +1,120 @@
+"""Runs that learn from a teacher: exact resume without the teacher's run, further training, refusals."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from stable_baselines3 import PPO
+
+import kit
+from kit.errors import UserError
+from kit.runs.evaluation import EVAL_SEED, Evaluator
+from tests.runs.crash import Forked, complete, create
+from tests.runs.test_resume import assert_same_end, killed_at_random
+
+CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
+SMALL = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run that has hardly learnt; whoever copies it does not care."""
+    overrides = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}}
+    return kit.train(
+        env=STATE, algo="PPO", total_steps=640, n_envs=4, threads=1, run_name="teacher", overrides=overrides,
+        runs_dir=str(tmp_path_factory.mktemp("runs")), eval_every=320,
+    )  # fmt: skip
+
+
+def student(folder, name, teacher, **fields):
+    fields = {"env": CHASE, "n_envs": 4, "total_steps": 800} | fields
+    return create(folder, name, "Distill", SMALL, teacher=teacher, **fields)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "run"])
+def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
+    """Labels, images, noise and the teacher are in the checkpoints: the teacher's folder is gone after the first."""
+    source = "scripted" if kind == "scripted" else str(shutil.copytree(teacher.path, tmp_path / "lent"))
+    uncut, cut = (student(tmp_path, name, source, checkpoint_every=64, eval_every=400) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        step = max((c.step for c in cut.checkpoints()), default=-1)
+        session = Forked(cut)
+        session.until(lambda step=step: any(c.step > step + 100 for c in cut.checkpoints()))
+        session.kill(number)
+        session.wait()
+        shutil.rmtree(tmp_path / "lent", ignore_errors=True)
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+@pytest.mark.storm
+def test_twenty_kills_in_one_run(tmp_path, teacher):
+    """The labels come from segments of every session."""
+    fields = {"total_steps": 6000, "eval_every": 2000}
+    uncut = student(tmp_path, "uncut", str(teacher.path), **fields)
+    assert complete(uncut) == 0, uncut.log()
+    cut = student(tmp_path, "cut", str(teacher.path), checkpoint_every="0.05s", **fields)
+    assert killed_at_random(cut, 20, seed=1, longest_s=1.5) >= 20
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+
+
+def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
+    import torch
+
+    run = student(tmp_path, "s", f"{teacher.path}@best")
+    assert complete(run) == 0, run.log()
+    trainer = run.policy("latest")
+    saved = run.checkpoints()[-1].read()["teacher"]
+    best = teacher.policy("best").policy_state()["policy"]
+    assert all(torch.equal(saved[f"policy/{name}"], value) for name, value in best.items())
+    assert trainer.as_actor()(kit.make_vec(CHASE, 2, "cpu", 0, 1).reset(seed=0))[0].shape == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "run"])
+def test_the_teachers_score_stands_beside_the_students(tmp_path, teacher, kind):
+    """Once, in the episodes of the student's evaluations."""
+    run = student(tmp_path, "s", "scripted" if kind == "scripted" else str(teacher.path), eval_every=400)
+    assert complete(run) == 0, run.log()
+    scores = [row["teacher/mean_return"] for row in run.rows() if "teacher/mean_return" in row]
+    assert len(scores) == 1
+    if kind == "scripted":
+        assert run.rows()[0]["teacher/success_rate"] == 1.0
+    else:
+        own = Evaluator(teacher.config, seed=EVAL_SEED)(teacher.policy("best").as_actor())
+        assert scores[0] == pytest.approx(own["mean_return"])
+
+
+def test_ppo_trains_a_student_further(tmp_path, teacher):
+    run = student(tmp_path, "s", "scripted")
+    assert complete(run) == 0, run.log()
+    after = kit.train(
+        start_from=f"{run.path}@latest", algo="PPO", env=CHASE, total_steps=256, runs_dir=str(tmp_path), threads=1,
+        run_name="on", n_envs=4, overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+    )  # fmt: skip
+    assert after.status()["state"] == "finished"
+
+
+def test_a_student_leaves_kit_as_any_policy_does(tmp_path):
+    """Plain SB3 opens its zip as PPO; the ONNX takes the policy's clip alone, not what the teacher sees."""
+    run = student(tmp_path, "s", "scripted")
+    assert complete(run) == 0, run.log()
+    clip = kit.make_vec(CHASE, 3, "cpu", 0, 1).reset(seed=0)
+    actions = run.policy("latest").act(clip)
+    model = PPO.load(kit.export(run, "sb3", "latest"), device="cpu")
+    assert np.allclose(model.predict(clip.numpy(), deterministic=True)[0], actions.clamp(-2, 2), atol=1e-5)
+    about = json.loads(kit.export(run, "onnx", "latest").with_suffix(".json").read_text())
+    assert [entry["name"] for entry in about["inputs"]] == ["obs.eye"]
+
+
+def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher):
+    with pytest.raises(UserError, match=r"teacher=.*ChaseState.* but as a teacher of env='Reach'"):
+        kit.train(env="Reach", algo="Distill", teacher=str(teacher.path), total_steps=64, runs_dir=str(tmp_path))
+    with pytest.raises(UserError, match="no scripted policy"):
+        kit.train(env="Reach", algo="Distill", teacher="scripted", total_steps=64, runs_dir=str(tmp_path))
+    with pytest.raises(UserError, match="nowhere"):
+        kit.train(env=CHASE, algo="Distill", teacher="runs/nowhere", total_steps=64, runs_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
