@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TRIALS = 20
 """Default number of trials."""
 STARTS = 3
-"""Maximum number of starts of a trial's run; the trial then counts as failed."""
+"""A trial counts as failed if its run is interrupted after this many starts."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
 """Names whose valid values depend on each other, so that a search may contain invalid combinations; a trial with an
 invalid combination counts as failed."""

@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
-        """Make an engine from its fields, removed from `content`; `resources` other than None override them."""
+        """Make an engine. Its fields are removed from `content`; `resources` other than None override them."""
         in_file = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
         return cls(**{**in_file, **{name: value for name, value in resources.items() if value is not None}})
 

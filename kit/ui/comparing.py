@@ -134,7 +134,7 @@ def points_of(curve: Curve) -> np.ndarray:
 
 
 def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
-    """Return task -> groups of runs with the same config, in the order of `runs`; runs without a score are left out."""
+    """Return task -> groups of runs with the same config, in the order of `runs`. Leave out runs without a score."""
     tasks: dict[str, list[tuple[dict[str, Any], RunScores]]] = defaultdict(list)
     scored = [(run, scores) for run in runs if len((scores := RunScores.of(run)).scores)]
     starts = first_policies([run for run, _ in scored])
@@ -154,7 +154,7 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
-    """Return a key for grouping per run: [name, step] of its parent (the run whose policy it started from), or None.
+    """Return a grouping key per run: [name, step] of the parent (the run whose policy it started from), or None.
 
     Parents that differ only in their seed count as one: the key has the name and the step of the first of them. If runs
     of one config branch from several steps of the same parent, the key has the run's own step instead.

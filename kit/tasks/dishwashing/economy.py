@@ -86,7 +86,7 @@ def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
 
 
 def profit_usd(economy: Economy, ledger: torch.Tensor) -> torch.Tensor:
-    """Return the profit of a shift so far, (n,), USD, from its totals `ledger` (n, 5), in the order of `LEDGER`.
+    """Return the profit of a shift so far, (n,), USD, from its totals `ledger` (n, 5); see `LEDGER`.
 
     A plate that is still in the sink does not count.
     """

@@ -1,4 +1,4 @@
-"""MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints, built from simple shapes.
+"""MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints.
 
 World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
 with `base`, an invisible flat disc whose top is at z = 0. Therefore it never hits the plate's edge. Dirt is a grid of

@@ -97,9 +97,9 @@ def poses(
 
 
 def path(command: torch.Tensor, begins: float, time: torch.Tensor) -> torch.Tensor:
-    """Return the path (times, n, 2), m, of a point `begins` m ahead of a robot that follows `command` (n, 3) exactly.
+    """Return the path (times, n, 2), m, of a point `begins` m ahead of a robot that follows `command` (n, 3).
 
-    `time` (times, 1) is in s. In the robot's frame the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
+    `time` (times, 1) is in s. In the robot's frame at time 0, the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
     """
     ahead, left, turning = command.unbind(1)
     angle = turning * time

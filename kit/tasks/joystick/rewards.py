@@ -79,13 +79,13 @@ def action_rate(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time(task: Joystick) -> torch.Tensor:
-    """Air time of each foot minus a minimum, s, capped, in the step in which the foot touches down."""
+    """Air time of each foot minus a minimum, s, capped, at the touchdown of the foot."""
     low, high = task.air_time_s
     return ((task.air_time - low) * task.first_contact).clamp(max=high - low).sum(1)
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """Air time of each foot minus a minimum, s, in the step in which it touches down, while the command is to move."""
+    """Air time of each foot minus a minimum, s, at its touchdown, while the command is to move."""
     return feet_air_time(task) * task.moving
 
 
@@ -100,7 +100,7 @@ def feet_slip_base(task: Joystick) -> torch.Tensor:
 
 
 def feet_clearance(task: Joystick) -> torch.Tensor:
-    """Deviation of each foot from the swing height, times the square root of its horizontal speed."""
+    """Deviation of each foot from the swing height, times the square root of the foot's horizontal speed."""
     root_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
     return ((task.feet_z_w - task.swing_height_m).abs() * root_speed).sum(1)
 

@@ -153,7 +153,7 @@ def symbol(draw: ImageDraw.ImageDraw, kind: int, centre: tuple[float, float], si
 
 
 def visible(place: np.ndarray, look: Any, reach: float, half_angle_deg: float, discs: np.ndarray) -> np.ndarray:
-    """Return the outer edge (points, 2), m, of the cone from `place` along `look`, hidden parts behind `discs` cut off."""
+    """Return the outer edge (points, 2), m, of a cone from `place` along `look`, limited by obstacles `discs`."""
     angles = math.atan2(look[1], look[0]) + np.radians(np.linspace(-half_angle_deg, half_angle_deg, 91))
     rays = np.stack([np.cos(angles), np.sin(angles)], 1)
     to_disc = discs[:, :2] - place

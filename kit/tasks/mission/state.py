@@ -113,7 +113,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
 
 @wp.func
 def compass(k: int) -> wp.vec2:
-    """Return the direction of command `k`: 0 is no motion; 1 is east, 3 north, 5 west, 7 south, others diagonal."""
+    """Return the direction of command `k`: 0 stands; 1 is east, 2 north-east, 3 north, ... 8 south-east."""
     diagonal = 0.7071067811865476
     x = float(0.0)
     y = float(0.0)

@@ -43,7 +43,7 @@ SEES = (
 
 
 class Reach(MujocoTask):
-    """A Fetch arm moves its hand to a reachable goal position, with 7 joint velocities of up to 1 rad/s at 20 Hz.
+    """A Fetch arm moves its hand to a goal position, by 7 joint velocities of up to 1 rad/s at 20 Hz.
 
     The episode is a success once the hand is within 15 cm of the goal. The gripper then closes automatically, in about
     half a second; during this time the hand can move closer to the goal. The episode ends when the gripper is closed.
