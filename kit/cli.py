@@ -28,7 +28,7 @@ HEADLINE = ("episodes", "mean_return", "std_return", "success_rate", "mean_lengt
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command in `arguments`, by default the process's, and exit."""
+    """Run the command in `arguments` (default: sys.argv), and exit."""
     options = _parser().parse_args(arguments)
     try:
         code = options.command(options)
@@ -80,7 +80,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _run_as_rank(options: argparse.Namespace) -> int | None:
-    """Train as a rank above 0 if torchrun started this process as one, and return its exit code; else None."""
+    """If torchrun started this process with a rank above 0, train and return the exit code; else return None."""
     from kit.trainers.distributed.group import from_torchrun
 
     group = from_torchrun()
@@ -250,7 +250,7 @@ CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda now: False),
     "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda now: True),
 }
-"""Command to a running training -> (help text, function of a status: whether the command was carried out)."""
+"""Command for a running training -> (help text, function of a status: whether the command has taken effect)."""
 
 
 def _control(options: argparse.Namespace) -> int:
@@ -294,7 +294,7 @@ class _Parser(argparse.ArgumentParser):
 
 RUN = "the run's directory, such as runs/my-run"
 STEP = "the checkpoint to use: a step, best or latest; default: best"
-TRUST = "import the env, algo or encoder module that a run or a file names, and open a zip; both can run code"
+TRUST = "import modules that a run or a file names, and open a model zip, although both can run code"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -321,19 +321,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_fields(train, defaults)
 
     resume = add("resume", "continue a run from its newest checkpoint", _resume)
-    help = "the run's directory, or its URL in a store; default: the latest unfinished run"
+    help = "the run's directory, or the run's URL in a store; default: the latest unfinished run"
     resume.add_argument("run", nargs="?", metavar="RUN|URL", help=help)
     resume.add_argument(
         "--max-gb", type=float, default=8.0, metavar="N", help="largest download from a store, in GiB; default: 8"
     )
     _add_fields(resume, dict.fromkeys((*MAY_CHANGE_ON_RESUME, "env_options"), "as in the run"))
 
-    does = "train several runs side by side, or search for hyperparameters; call it again to continue"
+    does = "train many runs, search for hyperparameters or execute notebooks; the same command continues them"
     batch = add("batch", does, _batch, reports=True)
     batch.add_argument(
         "action", nargs="?", choices=("status", "retry", "collect"),
         help="status: print the state of all jobs and train nothing; retry: train failed jobs again; "
-        "collect: copy results from the store to this machine and train nothing; default: train",
+        "collect: download results from the store and train nothing; default: train",
     )  # fmt: skip
     batch.add_argument(
         "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs and seeds; or a search; or a notebook and a grid"
@@ -342,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--cpus", type=float, metavar="N", help="CPU cores per job on a cluster; default: 1")
     batch.add_argument("--gpus", type=float, metavar="N", help="GPUs per job on a cluster, such as 0.5; default: 0")
     batch.add_argument("--seeds", type=int, metavar="N", help="train each job N times, with seeds 0, 1, ...")
-    batch.add_argument("--at-once", type=int, metavar="N", help="most jobs at the same time; default: as many as fit")
+    batch.add_argument("--at-once", type=int, metavar="N", help="jobs side by side, at most; default: as many as fit")
 
     rent = add("cloud", "rent machines through SkyPilot", _cloud, reports=True)
     rent.add_argument(
@@ -373,9 +373,9 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = add("evaluate", "play episodes and report return and success rate", _evaluate, reports=True)
     video = add("video", "record a video of a policy", _video)
-    fingerprint = add("fingerprint", "print one SHA-256 of everything that decides how a run continues", _fingerprint)
+    fingerprint = add("fingerprint", "print a SHA-256 of the complete training state of a checkpoint", _fingerprint)
     view = add("view", "show a policy live in the browser, in 3-D; walking robots take a joystick", _view)
-    export = add("export", "write a policy for use without kit, with the meaning of its inputs and outputs", _export)
+    export = add("export", "write a policy for use without kit, with a description of its inputs and outputs", _export)
     push = add("push", "publish a policy on the Hugging Face Hub, with model card, scores, video, zip and ONNX", _push)
     for sub in (evaluate, video, fingerprint, view, export, push):
         sub.add_argument("run", metavar="RUN", help=RUN)
@@ -401,7 +401,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_fields(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
-    """Add a flag for each field of RunConfig in `defaults`; the flag may have hyphens or underscores."""
+    """Add a flag for each field of RunConfig in `defaults` (name -> text), with hyphens or underscores."""
     for field in dataclasses.fields(RunConfig):
         if field.name in defaults:
             flags = dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}"))

@@ -1,6 +1,6 @@
 """RunConfig: the validated settings of a run.
 
-Shared by the notebook's settings panel, YAML files, the command line and papermill.
+The notebook's panel, YAML files, the command line and papermill all use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
-"""Largest seed: numpy's largest, minus the offset that evaluations add to a run's seed."""
+"""Largest seed of a run: numpy's largest seed, minus the offset that evaluations add."""
 VERSION = 1
 """Format version of config.yaml. A config written by a newer version is refused."""
 
@@ -33,7 +33,7 @@ ALGOS = {
     "TD3": "kit.trainers.td3",
     "Distill": "kit.trainers.distill",
 }
-"""Algorithm name -> the module that defines it, as its constant `ALGORITHM`."""
+"""Algorithm name -> module. The module's constant `ALGORITHM` defines the algorithm."""
 ENCODERS = (
     "auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "clip_cnn", "simple3dcnn", "r3d18", "timesformer",
 )  # fmt: skip
@@ -48,11 +48,11 @@ MAY_CHANGE_ON_RESUME = (
 LEAST = {
     "total_steps": 1, "processes": 1, "seed": 0, "n_envs": 1, "threads": 1, "eval_every": 0, "checkpoint_every": 1,
 }  # fmt: skip
-"""Field -> smallest whole number that it may have."""
+"""Field -> its smallest valid whole number."""
 
 
 def _setting(default: Any, help: str) -> Any:
-    """Declare a field of `RunConfig` with the help text that panel and command line show."""
+    """Declare a field of `RunConfig`. The panel and the command line show the `help` text."""
     return field(default=default, metadata={"help": help})
 
 
@@ -66,19 +66,19 @@ class RunConfig:
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of the task"})
     algo: str = _setting("PPO", f"the algorithm: {', '.join(ALGOS)}, or module:NAME")
     encoder: str = _setting(
-        "auto", "how observations become features: auto, one that `kit encoders` lists, or module:Class"
+        "auto", "network that computes features from observations: auto, a name from `kit encoders`, or module:Class"
     )
     teacher: str | None = _setting(
         None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
     )
     preset: str = _setting(
-        "auto", "auto: chosen for task and machine; sb3: SB3's defaults; fast, heavy, beast: for GPUs, by size"
+        "auto", "auto: tuned for task and machine; sb3: SB3's defaults; fast, heavy, beast: larger networks, for GPUs"
     )
     total_steps: int = _setting(100_000, "environment steps to train for, summed over all envs")
     n_envs: int | str = _setting("auto", "number of envs simulated in parallel")
     seed: int = _setting(0, "seed of every random generator")
     device: str = _setting(
-        "auto", "cpu, cuda, or auto: cuda if there is a GPU and the task or the network gains from it"
+        "auto", "cpu, cuda, or auto: cuda if there is a GPU and it speeds up the task or the network"
     )
     store: str | None = _setting(
         None, "where to copy checkpoints: a path, drive:folder, hf://user/repo, s3://bucket/prefix"
@@ -89,7 +89,7 @@ class RunConfig:
         "1m", 'how often to write a checkpoint: a number of steps, or a time such as "5m"'
     )
     eval_every: int | str = _setting(
-        "auto", "steps between evaluations; 0: no evaluations; auto: ten in the run and one before training"
+        "auto", "steps between evaluations, the first before training; 0: none; auto: a tenth of total_steps"
     )
     session_limit: str | None = _setting(None, 'stop after a time such as "11h30m", with a checkpoint to resume from')
     disk_budget: str = _setting(
@@ -151,16 +151,16 @@ class RunConfig:
 
     @classmethod
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
-        """Load a YAML file. `of_run`: it is a run's own config.yaml, not a file that the user wrote.
+        """Load a YAML file. `of_run`: the file is a run's config.yaml, which kit wrote.
 
-        Module names in it are marked as read from this file; see `kit.trust.mark_source`.
+        Module names are marked as read from this file; see `kit.trust.mark_source`.
         """
         config = cls._from_yaml(read_yaml(path, exponents=not of_run), path)
         return config.replace(**mark_source(config.to_dict(), path, of_run))
 
     @classmethod
     def from_yaml(cls, text: str) -> RunConfig:
-        """Parse YAML such as `to_yaml` writes."""
+        """Parse a config from YAML text; the inverse of `to_yaml`."""
         return cls._from_yaml(parse_yaml(text, "this text"), "this text")
 
     @classmethod
@@ -201,7 +201,7 @@ class RunConfig:
 
 
 def read_yaml(path: str | Path, exponents: bool = True) -> Any:
-    """Load a YAML file, see `parse_yaml`. Raises `UserError` if it is missing or cannot be read safely."""
+    """Load a YAML file; see `parse_yaml`. Raises `UserError` if the file is missing or cannot be read safely."""
     try:
         return parse_yaml(Path(path).read_text(), path, exponents)
     except FileNotFoundError:
@@ -211,10 +211,10 @@ def read_yaml(path: str | Path, exponents: bool = True) -> Any:
 
 
 def parse_yaml(text: str, source: str | Path, exponents: bool = True) -> Any:
-    """Parse the YAML `text`; errors name its `source`. Raises `UserError` if it cannot be read safely.
+    """Parse the YAML `text`. Raises `UserError`, which names `source`, if the text cannot be read safely.
 
-    1e6 and 3e-4 are numbers, as in YAML 1.2. With `exponents=False` they are texts, as in YAML 1.1 and in files that
-    kit wrote before: a run may be named 1e6.
+    1e6 and 3e-4 are numbers, as in YAML 1.2. With `exponents=False` they are texts, as in YAML 1.1. Configs of runs
+    are read this way, because older versions of kit wrote a run_name such as 1e6 without quotes.
     """
     import yaml
 
@@ -235,7 +235,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 @cache
 def _yaml_classes() -> tuple[Any, Any]:
-    """Return PyYAML's SafeLoader and SafeDumper, extended by numbers such as 1e6, which PyYAML reads as text."""
+    """Return PyYAML's SafeLoader and SafeDumper, extended to read 1e6 as a number; PyYAML reads it as text."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -280,9 +280,9 @@ def default_name(config: RunConfig) -> str:
 
 
 def _choice(name: str, value: str, valid: Sequence[str]) -> str:
-    """Return the entry of `valid` that equals `value` except for case. Raises `UserError` if there is none.
+    """Return the entry of `valid` that equals `value`, ignoring case. Raises `UserError` if there is none.
 
-    A user's own algorithm or encoder, module:NAME, is returned as it is.
+    An algorithm or encoder of the form module:NAME is returned unchanged.
     """
     known = {word.lower(): word for word in valid}
     if value.lower() not in known and not (name in ("algo", "encoder") and re.fullmatch(r"[\w.]+:\w+", value)):
@@ -302,7 +302,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
 
 
 def number(text: str) -> int | float | str:
-    """Parse a number such as 1e6, 400k or 1,000,000. Any other text is returned as it is; the caller validates it."""
+    """Parse a number such as 1e6, 400k or 1,000,000. Return any other text unchanged; the caller validates it."""
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
     digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
     for kind in (int, float):
@@ -338,7 +338,7 @@ def _type_name(value: Any) -> str:
 
 
 def _expected(kind: Any) -> str:
-    """Return what a type hint allows in the user's words, such as "a text or None"."""
+    """Describe the values that a type hint allows, such as "a text or None"."""
     if kind is int:
         return "a whole number such as 1000 or 1e3"
     words = {int: "a whole number", str: "a text", dict: "a mapping"}

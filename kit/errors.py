@@ -1,4 +1,4 @@
-"""Errors that a user can cause. Their message is one sentence: what is wrong, its value, and the remedy."""
+"""kit's exceptions, and checks of arguments that raise `UserError`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A wrong request. The message is one sentence; the command line prints it and exits with code 2."""
+    """A wrong request. The message is one sentence: what is wrong, the value, and the remedy.
+
+    The command line prints the message and exits with code 2.
+    """
 
 
 class Interrupted(Exception):
-    """Raised by a trainer's `learn()` to stop at once, because `should_stop` returned True or a process is gone.
+    """Raised by a trainer's `learn()` to stop in the middle of an iteration.
 
-    The trainer's state is then incomplete, in the middle of an iteration. The last `state()` from the end of an
-    iteration stays valid.
+    The reason: `should_stop` returned True, or another process of a distributed training has ended. The trainer's
+    state is then incomplete. The last `state()` from the end of an iteration stays valid.
     """
 
 
@@ -34,7 +37,7 @@ def suggest(name: str, valid: Iterable[str]) -> str:
 
 
 def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collection[str]) -> None:
-    """Raise `UserError` for a name in `given`, the value of RunConfig's `field`, that the `owner` does not know."""
+    """Raise `UserError` if a key of `given` is not in `known`. `field`: the RunConfig field; `owner`: whose names."""
     for name, value in given.items():
         if name not in known:
             raise UserError(f"{field} {name}={value!r} is not one of {owner}'s; {suggest(str(name), known)}.")

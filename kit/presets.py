@@ -1,7 +1,7 @@
-"""Presets: hyperparameters for the presets fast, heavy and beast, and hyperparameters tuned for a task.
+"""Hyperparameters: of the presets fast, heavy and beast, and tuned ones for some tasks.
 
-`kit.trainers.planning` reads them. An algorithm's defaults for all other tasks are in its record
-(`kit.trainers.algorithm.Algorithm.row`).
+`kit.trainers.planning` reads them. For other tasks, the algorithm's defaults are in
+`kit.trainers.algorithm.Algorithm.row`.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ NAMED: dict[str, Row] = {
 }
 """Presets for big networks on a GPU. An algorithm ignores hyperparameters that it does not have."""
 
-# Shared by the joystick tasks. There are 50 rewards a second, so gamma = 0.97 looks 0.7 s ahead. Action noise of 0.37
-# (exp of log_std_init = -1) moves a joint by 0.2 rad; with more noise a robot falls before it has learnt anything.
+# Shared by the joystick tasks. At 50 steps per second, gamma = 0.97 has a horizon of 0.7 s. Action noise of 0.37
+# (exp of log_std_init = -1) moves a joint by 0.2 rad; with more noise the robot falls before it learns anything.
 WALK: Row = {
     "n_epochs": 5, "learning_rate": 3e-4, "gamma": 0.97, "ent_coef": 0.005, "max_grad_norm": 1.0,
     "normalize": {"norm_reward": False}, "log_std_init": -1.0,
 }  # fmt: skip
 
-# Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 looks about as far ahead
-# (33 steps) as reaching takes (20 steps).
+# Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 has a horizon of 33 steps;
+# reaching takes about 20 steps.
 TASKS: dict[tuple[str, str], Row] = {
     ("Reach", "PPO"): {"n_envs": 8, "n_steps": 256, "batch_size": 256, "learning_rate": 1e-3},
     ("Reach", "A2C"): {
         "n_envs": 8, "n_steps": 8, "learning_rate": "lin_0.001", "gamma": 0.97, "gae_lambda": 0.95,
         "use_rms_prop": False, "normalize_advantage": True,
     },
-    # One gradient step per four env steps reaches the same score in a quarter of the time: the task is easy.
+    # One gradient step per four env steps is enough: the same score in a quarter of the time, as the task is easy.
     ("Reach", "SAC"): {
         "n_envs": 8, "train_freq": 1, "gradient_steps": 2, "batch_size": 256, "learning_rate": 5e-4, "gamma": 0.97,
         "learning_starts": 1000, "ent_coef": "auto_0.05", "tau": 0.01, "net_arch": [128, 128],
     },
-    # From images: small rollouts, because updates take longer than rollouts. With a constant learning rate (and 4
-    # epochs) updates grew ever larger, up to a KL divergence of 0.4, and success stayed below 70 %.
+    # From images: small rollouts, because updates take longer than rollouts. The learning rate falls. With a constant
+    # rate (and 4 epochs) the KL divergence of an update grew up to 0.4, and success stayed below 70 %.
     ("ReachVision", "PPO"): {
         "n_envs": 16, "n_steps": 64, "batch_size": 128, "n_epochs": 3, "learning_rate": "lin_0.0007", "gamma": 0.97,
     },
-    # The entropy coefficient is fixed and low. A learnt one fell before plates had been touched often enough, and the
-    # policy then avoided them; with 0.005 only the action noise cleaned, and the policy without noise did not. With
-    # 0.001 the policy cleans without noise after half a million steps.
+    # The entropy coefficient is fixed and low. A learnt coefficient fell before the policy had touched plates
+    # often enough, and the policy then avoided plates. With 0.005 the policy cleaned only with action noise. With 0.001
+    # it also cleans without noise, after half a million steps.
     ("Dishwashing", "SAC"): {
         "n_envs": 32, "train_freq": 1, "gradient_steps": 6, "batch_size": 256, "learning_rate": 7e-4, "gamma": 0.98,
         "learning_starts": 8000, "ent_coef": 0.001, "tau": 0.01, "net_arch": [128, 128],
     },
-    # The same for clips and for state observations. With action noise of 0.6 only the noise cleaned: policies earned as
-    # much as the scripted wiper while exploring, and hovered without noise. With 0.2 (log_std_init = -1.6) and a
-    # falling learning rate three of three seeds earn more than the wiper; with a constant rate one ended up breaking
-    # plates.
+    # The same hyperparameters for clips and for state observations. With action noise of 0.6, policies earned as much
+    # as the scripted wiper during training, but hovered above the plates when played without noise. With 0.2
+    # (log_std_init = -1.6) and a falling learning rate, three of three seeds earn more than the wiper. With a constant
+    # rate, one of them ended up breaking plates.
     **{(env, "PPO"): {
         "n_envs": 32, "n_steps": 64, "batch_size": 256, "n_epochs": 3, "learning_rate": "lin_0.0005", "gamma": 0.98,
         "log_std_init": -1.6, "normalize": {"norm_obs": False},
     } for env in ("Dishwashing", "DishwashingVideo")},
-    # A game without physics: `auto` doubles n_envs into the thousands. gamma = 0.997 looks 80 s ahead.
+    # A fast game without MuJoCo: preset "auto" doubles n_envs into the thousands. gamma = 0.997 has a horizon of 80 s.
     ("Mission", "PPO"): {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": 1e-3, "gamma": 0.997,
         "net_arch": [64, 64],
     },
-    # For a curriculum of two stages of two million steps (notebook 04_walk). Trained from scratch on the default
-    # commands, the robot learns only to stand. tests/bench/README.md lists what else was tried.
+    # For a curriculum of two stages of two million steps each (notebook 04_walk). Without the first stage, the robot
+    # learns only to stand. tests/bench/README.md lists other settings that were tried.
     ("Go1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
     ("G1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
 }  # fmt: skip
 
-# Used instead of `TASKS` on a GPU. With thousands of envs a rollout of half a second is enough for an update; MuJoCo
-# Playground and mjlab train these robots with the same network and 20 to 24 steps. Not yet tried on a GPU.
+# Used instead of `TASKS` on a GPU. With thousands of envs, a rollout of half a second is enough for an update. MuJoCo
+# Playground and mjlab train these robots with the same network and n_steps of 20 to 24. Not yet tried on a GPU.
 TASKS_ON_CUDA: dict[tuple[str, str], Row] = {
     (env, "PPO"): WALK | {
         "n_envs": 2048, "n_steps": 24, "batch_size": 12_288, "net_arch": [512, 256, 128], "activation_fn": "elu",

@@ -1,8 +1,8 @@
-"""Trust: modules named in a run's or a downloaded config are imported only if the user trusts them.
+"""Trust: import a module that a run's or a downloaded config names only if the user trusts it.
 
-A module name that the user types may be imported. A name read from a file is a `FromFile` string, and stays one when
-the config is copied; `check` runs before every import of a module by name. Trust, once given, holds for this process
-and its child processes (`trusted_environment`), and on this machine for the same module in the same file.
+A module name that the user types may be imported. A name read from a file is a `FromFile` string; copies of the config
+keep this mark. `check` runs before every import of a module by name. Trust holds for this process and its child
+processes (`trusted_environment`). It is also stored on this machine, for the same module in the same file.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def trusted_environment() -> dict[str, str]:
 
 
 def _downloaded_with(file: str | None, folder: Path) -> bool:
-    """Return whether `file` was probably downloaded together with `folder`, or lies in a run's folder.
+    """Return whether `file` was probably downloaded together with `folder`, or lies in any run's folder.
 
     The working directory is on the module path, so a dotted name can import files downloaded into its subfolders.
     """
@@ -133,12 +133,12 @@ def _file(module: str) -> str | None:
             return None
         path = spec.submodule_search_locations
         if spec.loader is None or isinstance(spec.loader, NamespaceLoader):
-            importlib.import_module(name)  # a namespace package: a folder without code, which holds the next part
+            importlib.import_module(name)  # a namespace package has no code of its own
     return None if spec is None else spec.origin
 
 
 def _trust_file() -> Path:
-    """Return the file that lists what this user trusts on this machine, as lines of module, tab, file."""
+    """Return the path of this user's list of trusted modules; each line is module, tab, file."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "kit/trusted-modules"
 
 
@@ -150,7 +150,7 @@ def _remembered() -> list[str]:
 
 @cache
 def _remember(line: str) -> None:
-    """Add `line` to the trust file. If it cannot be written, the user is asked again next time."""
+    """Add `line` to the trust file. If the file cannot be written, the module must be trusted again next time."""
     if not line.endswith("\tNone") and line not in _remembered():
         with contextlib.suppress(OSError, RuntimeError):
             _trust_file().parent.mkdir(parents=True, exist_ok=True)

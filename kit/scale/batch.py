@@ -10,8 +10,9 @@
       - {algo: A2C, overrides: {learning_rate: 0.001}}
       - {start_from: runs/reach@best, env_options: {...}}      # starts from another run's policy
 
-A batch has no state besides its run directories. Called again, it skips finished runs, waits for runs that are still
-training and resumes the others. Its training processes do not end with it, like those of `kit.launch`.
+A batch has no state besides its run directories. If the batch is started again, it skips finished runs, waits for runs
+that are still training, and resumes the others. As with `kit.launch`, the training processes go on if the process that
+started the batch is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Job(StoredWork):
     config: RunConfig
     """The config, with its run_name."""
     requested: dict[str, Any]
-    """The fields that the user set; `config` is made from them."""
+    """The fields that the user set, from which `config` was made."""
     start_from: str | None = None
     trust: bool = False
     """As in `kit.resume`."""
@@ -78,7 +79,7 @@ class Job(StoredWork):
         return changes
 
     def start(self, threads: int) -> None:
-        """Start or resume the run, unless it is training or finished."""
+        """Start or resume the run, unless it is already training or finished."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
@@ -125,7 +126,7 @@ class Job(StoredWork):
 
 @lru_cache
 def runs_in_store(url: str) -> dict[str, dict[str, Any]]:
-    """Return name -> summary of the runs in a store, cached at the first call."""
+    """Return name -> summary of the runs in a store. The result of the first call is cached."""
     return {run["name"]: run for run in list_runs(open_store(url))}
 
 
@@ -143,8 +144,8 @@ def batch(
 ) -> Results:
     """Train all `jobs`: a YAML file (see above), a list of configs or mappings, or one config with `seeds`.
 
-    Run names consist of the batch's `name` (default: the file's), env, algo and seed. A job that fails does not stop
-    the others. Ctrl-C stops all runs with a checkpoint; call `batch` again to continue. `on="ray"` or "ray://HOST:PORT"
+    Run names consist of the batch's `name` (default: the file's name), env, algo and seed. If a job fails, the others
+    continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to continue. `on="ray"` or "ray://HOST:PORT"
     trains on a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is called twice a second with the state of
     all jobs; default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job
     before any file is written.
@@ -165,9 +166,9 @@ def batch(
 
 
 def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields` for a run on another machine: without a store, `runs_dir` becomes absolute.
+    """Return `fields` for a run that may train on another machine: without a store, `runs_dir` becomes absolute.
 
-    Without a store, all machines must share this folder; with a store, each machine has its own `runs_dir`.
+    Without a store, all machines must share the folder `runs_dir`. With a store, each machine has its own.
     """
     runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
     return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
@@ -200,7 +201,7 @@ def read_jobs(
     trust: bool = False,
     **resources: Any,
 ) -> tuple[list[Job], Engine]:
-    """Read a YAML file of jobs; `seeds` and `resources` take precedence over the file's. Raises `UserError`.
+    """Read a YAML file of jobs; `seeds` and `resources` override those of the file. Raises `UserError`.
 
     `elsewhere` as in `plan_jobs`.
     """
@@ -237,9 +238,9 @@ def plan_jobs(
     elsewhere: bool = False,
     trust: bool = False,
 ) -> list[Job]:
-    """Return one job per entry of `jobs` and seed, with unique names. Raises `UserError`.
+    """Return one job, with a unique name, for each combination of an entry of `jobs` and a seed. Raises `UserError`.
 
-    `elsewhere`: the jobs may run on other machines than this one.
+    `elsewhere`: the jobs may run on other machines.
     """
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         seeds = range(seeds)
@@ -288,16 +289,16 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
 
 
 def check_stores(stores: Iterable[str | None]) -> None:
-    """Raise `UserError` for the first unusable store, but not for one that does not answer: jobs wait for it."""
+    """Raise `UserError` for the first unusable store. A store that does not answer is no error: jobs wait for it."""
     for store in {store: None for store in stores if store is not None}:
         with contextlib.suppress(StoreError):
             open_store(store, write=True)
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
-    """Return the number of runs that train at the same time, out of `count`.
+    """Return how many of `count` runs may train at the same time. `configs` are resolved.
 
-    `at_once` if given; else one on a GPU, or as many as cores and memory allow. `configs` are resolved.
+    The result is `at_once` if given. Else it is 1 with a GPU, or as many as cores and memory allow.
     Raises `UserError` if `at_once` is more than the cores or the memory allow.
     """
     cores, free = limits.usable_cores(), limits.memory_free_bytes()

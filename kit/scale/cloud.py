@@ -1,4 +1,4 @@
-"""Runs on rented cloud machines: a SkyPilot task that starts or resumes them, and a table of machines and prices.
+"""Rented cloud machines: a SkyPilot task that starts or resumes runs, and a table of machines and prices.
 
 SkyPilot needs its own environment (`pipx install 'skypilot[aws,runpod,lambda]'`), because it requires older versions of
 some packages. kit passes it the task as a YAML file and reads machines and prices from its catalogue files.
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from kit.measure.speed import Speed
 
 FOOTNOTE = (
-    "Hours of {}, scaled from this machine by the number of cores. For a GPU: measured by a run of this task and "
-    "algorithm on the same kind of GPU, if there is one in {}."
+    "Hours of {}. Without a GPU: measured on this machine and scaled by the number of cores. With a GPU: known only if "
+    "{} holds a run of this task and algorithm on the same kind of GPU."
 )
-"""Text under the table of machines; takes the number of runs and the runs_dir."""
+"""Text under the table of machines, formatted with a text such as "one run", and with runs_dir."""
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-"""URL scheme of a store -> environment variables with its keys. The task contains only their names."""
+"""URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
 EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebook": "notebook,video,stores,gpu"}
 
 
 PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}
-"""Cloud -> what SkyPilot supports there, according to `sky/clouds/*.py` of version 0.14.1.
+"""Cloud -> features that SkyPilot supports there, according to `sky/clouds/*.py` of version 0.14.1.
 
-spot: cheaper machines that the cloud may take away; a managed job starts again on another. volumes: network volumes,
-which outlast the machine.
+spot: cheaper machines that the cloud may take away; a managed job then starts again on another machine. volumes:
+network volumes, which stay when the machine ends.
 """
 
 
@@ -57,15 +57,15 @@ def task(
     spot: bool = True,
     volume: str | None = None,
 ) -> dict[str, Any]:
-    """Return the SkyPilot task, as a dict for YAML, for the file at `path`: a config, jobs, a search or notebooks.
+    """Return the SkyPilot task (a dict for YAML) for the file at `path`: a config, jobs, a search or notebooks.
 
-    The file's `store:` must be outside the machine. `cloud`: aws, runpod, lambda, or None for the cheapest. `gpu`: such
-    as "L4" or "A100:1", or None for a machine with `cpus` cores. `volume`: name of a RunPod network volume, mounted at
-    /volume. Raises `UserError`, also for an option that the cloud lacks.
+    The file's `store:` must not be on the rented machine. `cloud`: aws, runpod, lambda, or None for the cheapest.
+    `gpu`: a name such as "L4" or "A100:1", or None for a machine with at least `cpus` vCPUs. `volume`: name of a RunPod
+    network volume, mounted at /volume. Raises `UserError`, also for an option that the cloud lacks.
     """
     supported = _supported(cloud)
     if spot and "spot" not in supported:
-        reason = "it rents on demand, and does not stop machines"
+        reason = "it has only on-demand machines"
         raise UserError(f"cloud={cloud!r} has no spot machines: {reason}; add --on-demand.")
     if volume and "volumes" not in supported:
         raise UserError(f"volume={volume!r} works only on runpod; use --cloud runpod, or a store instead of a volume.")
@@ -89,7 +89,7 @@ def task(
     if "spot" in supported:
         resources |= {"use_spot": True} if spot else {}
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [INTERRUPTED]}
-    name = f"{folder_name(Path(path).stem)}.yaml"  # run names are made from the file's name
+    name = f"{folder_name(Path(path).stem)}.yaml"  # keep the file's name, because run names contain it
     secrets = {secret for _, store, _ in jobs for secret in SECRETS.get(str(store).partition(":")[0], ())}
     return {
         "name": jobs[0][0] if len(jobs) == 1 else Path(path).stem,
@@ -102,7 +102,7 @@ def task(
 
 
 def _supported(cloud: str | None) -> set[str]:
-    """Return the entry of `PROVIDERS`; spot machines if SkyPilot chooses the cloud. Raises `UserError`."""
+    """Return the features of `cloud` in `PROVIDERS`; only spot if SkyPilot chooses the cloud. Raises `UserError`."""
     if cloud is not None and cloud not in PROVIDERS:
         raise UserError(f"cloud={cloud!r} is unknown; valid are {', '.join(PROVIDERS)}.")
     return {"spot"} if cloud is None else PROVIDERS[cloud]
@@ -140,7 +140,7 @@ def launch(sky_task: dict[str, Any]) -> int:
 
 
 def configs_of(path: str | Path) -> list[RunConfig]:
-    """Return the configs of the runs in a file; for a search, its base config once per trial. Raises `UserError`."""
+    """Return the configs of a file's runs; for a search, the base config once per trial. Raises `UserError`."""
     kind = files.kind(path)
     if kind == "notebook":
         raise UserError(f"{path} holds notebooks, whose configs are unknown; plan with the config of one run instead.")
@@ -155,11 +155,12 @@ def configs_of(path: str | Path) -> list[RunConfig]:
 def plan(
     config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE, runs: float = 1
 ) -> pd.DataFrame:
-    """Table of the machines in SkyPilot's catalogue, with the hours and price of `runs` runs of `config` in sequence.
+    """Return a table of SkyPilot's machines, with the hours and the price of `runs` runs of `config` in sequence.
 
-    For machines without a GPU, the hours are scaled by the number of cores from `speed`, measured on this machine. For
-    a GPU, they come from a run in `config.runs_dir` on such a GPU, if there is one. Only the cheapest offer of each
-    machine is listed. `folder`: SkyPilot's catalogue. Raises `UserError` if it is missing.
+    Without a GPU, the hours are computed from `speed`, measured on this machine, and scaled by the number of cores.
+    With a GPU, the hours come from a run in `config.runs_dir` on the same kind of GPU, and are missing without such a
+    run. Each machine is listed with its cheapest offer. `folder`: SkyPilot's catalogue. Raises `UserError` if the
+    catalogue is missing.
     """
     import pandas as pd
 
@@ -195,7 +196,7 @@ def plan(
 def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
     """Return (words of the GPU's name, hours) of each GPU run of the same task and algorithm, the newest first.
 
-    The words match SkyPilot's names, such as A100-80GB or RTX4090. The hours are for `config`, at the speed of the run.
+    The words match SkyPilot's names, such as A100-80GB or RTX4090. The hours are those of `config` at the run's speed.
     """
     measured = []
     for run in local_runs(config.runs_dir):
@@ -210,6 +211,6 @@ def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
 
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
-    """Estimate the hours on `cores` CPU cores. Physics is scaled by the cores; the network takes as long as here."""
+    """Estimate the hours on `cores` CPU cores: physics scales with the cores; updates take as long as here."""
     share = 1 - speed.update_share
     return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600

@@ -3,8 +3,9 @@
     kit batch jobs.yaml --on ray                      # this machine, or the cluster that RAY_ADDRESS names
     kit batch jobs.yaml --on ray://head:10001         # a cluster, from outside
 
-If a worker process or node is lost, Ray retries the task on another, and the job resumes from its run directory or its
-store. It first waits until the lease of the lost machine has expired, so that no two machines write to the store.
+If a worker process or a node is lost, Ray runs the task again in another place, and the job resumes from its run
+directory or its store. The job first waits until the lease of the lost machine has expired, so that two machines never
+write to the store at the same time.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ TRIES = 10
 WATCH_S = 1.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A cut connection is noticed after 15 s; with Ray's defaults, tasks were not retried within three minutes.
+    # With these values Ray notices a lost connection after 15 s; with its defaults, not within three minutes.
     "RAY_grpc_client_keepalive_time_ms": "10000",
     "RAY_grpc_client_keepalive_timeout_ms": "5000",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
-    # With gRPC's fork handlers the server behind `ray://` often dies as it starts (ray-project/ray issue 63202).
+    # With gRPC's fork handlers, the server of `ray://` often dies at its start (ray-project/ray issue 63202).
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "RAY_worker_niceness": "0",  # with Ray's 15, all other processes of the machine would have priority
+    "RAY_worker_niceness": "0",  # with Ray's default of 15, all other processes of the machine have priority
 }
 """Environment variables of every Ray process; set them also where `ray start` is called."""
 STORE_BYTES = 100 * 2**20
-"""Memory for Ray's objects, which are small here; Ray's default is 30 % of the machine's memory."""
+"""Memory for Ray's object store, which holds only small objects; Ray's default is 30 % of the machine's memory."""
 
 
 def _room(node_cpus: float, cpus: float, node_gpus: float, gpus: float) -> int:
-    """Return how many jobs, which need `cpus` and `gpus` each, fit on a node with `node_cpus` and `node_gpus`."""
+    """Return how many jobs fit on a node; each job needs `cpus` and `gpus`."""
     return int(min(node_cpus / cpus if cpus else 1, node_gpus / gpus if gpus else float("inf")))
 
 
 class Lost(Exception):
-    """A job's process ended without a result; Ray retries it."""
+    """A job's process ended without a result; Ray runs the task again."""
 
 
 @contextlib.contextmanager
@@ -61,10 +62,10 @@ def cluster(engine: Engine) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _connected(where: str) -> Iterator[Any]:
-    """Yield the module `ray`, connected to a cluster; a cluster that was started here ends with the block."""
+    """Yield the module `ray`, connected to a cluster. If the cluster was started here, it ends with the block."""
     match = re.fullmatch(r"ray(://[\w.-]+:\d+)?", where)
     if not match:
-        raise UserError(f"on={where!r} is no cluster; write ray, or ray://head:10001.")
+        raise UserError(f"on={where!r} is no cluster; write ray or ray://head:10001.")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray: Any = need("ray", "scale")
@@ -78,7 +79,7 @@ def _connected(where: str) -> Iterator[Any]:
     except Exception as error:  # if a node does not start within 30 s, Ray raises a plain Exception
         reason = str(error).strip().splitlines()[-1]
         problem = "cannot be reached" if address else "cannot be started"
-        hint = "is RAY_AUTH_TOKEN the cluster's?" if address else "try again when this machine is less busy."
+        hint = "check the token in RAY_AUTH_TOKEN." if address else "try again when this machine is less busy."
         raise UserError(f"on={where!r} {problem} ({reason}); {hint}") from None
     try:
         yield ray
@@ -87,14 +88,14 @@ def _connected(where: str) -> Iterator[Any]:
 
 
 class _Board:
-    """Ray actor on the batch's machine; tasks report the rows of their jobs to it, and ask whether to stop."""
+    """Ray actor on the batch's machine: receives the rows of jobs from the tasks, and tells tasks to stop."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.stopping = set[str]()
 
     def report(self, row: dict[str, Any]) -> bool:
-        """Store a job's row (its state, see `Work.row`); return whether the job must stop."""
+        """Store a job's row (see `Work.row`); return whether the job must stop."""
         self.rows[row["name"]] = row
         return row["name"] in self.stopping
 
@@ -106,13 +107,13 @@ class _Board:
 
 
 def _attempt(job: Work, board: Any, threads: int, version: str) -> dict[str, Any]:
-    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` to be retried.
+    """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` if Ray must run it again.
 
-    `version`: that of kit on the batch's machine.
+    `version`: the version of kit on the batch's machine.
     """
     import ray
 
-    executor = ThreadPoolExecutor(1)  # waiting in the task's own thread would release its cores to other tasks
+    executor = ThreadPoolExecutor(1)  # `ray.get` in the task's own thread would release the task's cores to other tasks
 
     def report(row: dict[str, Any]) -> bool:
         return bool(executor.submit(lambda: ray.get(board.report.remote(row))).result())
@@ -147,10 +148,10 @@ class Cluster:
         """Number of jobs that fit at the same time."""
         if not self.room:  # Ray would wait forever without an error
             available = "; ".join(f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes)
-            message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; they have {available}."
+            message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; the nodes have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))
-        this_node = ray.get_runtime_context().get_node_id()  # if this node ends, so does the batch; hence the board
+        this_node = ray.get_runtime_context().get_node_id()  # the board is on this node, as both end with the batch
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
         self.attempt = ray.remote(_attempt).options(
@@ -165,7 +166,7 @@ class Cluster:
         return _Remote(job, self)
 
     def poll(self) -> tuple[dict[str, dict[str, Any]], set[Any]]:
-        """Return job name -> reported row, and the set of ended tasks; asks the cluster at most every `POLL_S` / 2."""
+        """Return job name -> reported row, and the set of ended tasks; both are at most `POLL_S` / 2 old."""
         if time.monotonic() - self._looked > POLL_S / 2:
             self._rows = self.ray.get(self.board.read.remote())
             self._ended = (
@@ -177,7 +178,7 @@ class Cluster:
 
 @dataclass
 class _Remote(Work):
-    """A job that runs on the cluster. Ray restarts it."""
+    """A job that runs on the cluster. `should_restart` stays False, because Ray restarts the job."""
 
     job: StoredWork
     on: Cluster

@@ -1,7 +1,7 @@
 """The process that executes one notebook: `python -m kit.scale.execute FOLDER LOCK`.
 
-FOLDER is the job's folder, LOCK the file descriptor of its lock. papermill runs in this process, so the kernel ends
-with it. The notebook is copied to the store every few seconds; result.json is written last.
+FOLDER is the job's folder, LOCK the file descriptor of its lock. papermill runs in this process, and the kernel ends
+with this process. The notebook is copied to the store every few seconds; result.json is written last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kit.stores import LeaseHeld
 from kit.stores.redact import one_line, redact
 
 SAVE_S = 5.0
-"""Seconds between copies of the notebook."""
+"""Seconds between two copies of the notebook, on this machine and to the store."""
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _execute(folder: Path, job: dict[str, Any]) -> tuple[str, str]:
-    """Execute the notebook; return state and message, taken from the exception or from the run that it trained."""
+    """Execute the notebook. Return state and message, from its exception or from the run that it trained."""
     import papermill
 
     os.environ["KIT_GO_ON"] = "1"  # the notebook resumes its run if it exists
@@ -70,7 +70,7 @@ def _watch(folder: Path, done: threading.Event, store: StoreFolder | None) -> No
     while not done.wait(SAVE_S):
         _write_progress(folder)
         if store is not None:
-            with contextlib.suppress(LeaseHeld):  # `store.finish` reports it
+            with contextlib.suppress(LeaseHeld):  # `store.finish` reports this error
                 store.put(NOTEBOOK)
 
 
@@ -85,7 +85,7 @@ def _write_progress(folder: Path) -> None:
 
 
 def _end(folder: Path, result: dict[str, Any], store: StoreFolder | None) -> int:
-    """Copy the notebook and the result to the store, then write result.json here; return the exit code."""
+    """Copy notebook and result to the store, then write result.json on this machine; return the exit code."""
     if store is not None:
         files = {NOTEBOOK: (folder / NOTEBOOK).read_bytes()} if (folder / NOTEBOOK).exists() else {}
         if error := store.finish({**files, RESULT: json.dumps(result, indent=1).encode()}):

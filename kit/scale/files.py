@@ -1,4 +1,4 @@
-"""`kit batch` on a YAML file: runs, notebooks with parameters, or a hyperparameter search, depending on its content."""
+"""`kit batch` on a YAML file, which holds runs, notebooks with parameters, or a hyperparameter search."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ KINDS = ("sweep", "notebook")
 
 
 def kind(path: str | Path) -> str:
-    """Return "sweep", "notebook", or "jobs"."""
+    """Return the kind of the file's content: "sweep", "notebook" or "jobs"."""
     content = read_yaml(path)
     return next((kind for kind in KINDS if isinstance(content, dict) and kind in content), "jobs")
 
 
 def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where: Any) -> Results | study.Sweep:
-    """Run the file's jobs; arguments as in `kit.batch` (`where`: at_once, on, ...). Raises `UserError`."""
+    """Run the jobs of a file; arguments as in `kit.batch` (`where`: at_once, on, cpus, gpus). Raises `UserError`."""
     file_kind = kind(path)
     if file_kind != "jobs" and seeds is not None:
         raise UserError(f"--seeds={seeds} is for runs; write the seed, or a grid of seeds, into {path}.")
@@ -33,7 +33,7 @@ def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where:
 
 
 def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
-    """Return the state of all jobs, here and in their store, without starting any; `fetch`: download them first."""
+    """Return the state of all jobs, from this machine and the store; start none. `fetch`: download results first."""
     batch.runs_in_store.cache_clear()
     file_kind = kind(path)
     if file_kind == "sweep":
@@ -52,7 +52,7 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
 
 
 def _row(job: StoredWork) -> dict[str, Any]:
-    """Return a job's state; if it waits for another machine or for its store, with the reason."""
+    """Return a job's row. If the job waits for another machine or for its store, the row's message is the reason."""
     try:
         row = job.look()
         held_s = job.held_for() if row["state"] == "waiting" else 0.0
@@ -62,6 +62,6 @@ def _row(job: StoredWork) -> dict[str, Any]:
 
 
 def forget_failures(path: str | Path) -> None:
-    """Delete the results of failed notebooks, so that they are executed again; failed runs are always resumed."""
+    """Delete the results of failed notebooks, so that they are executed again. (Failed runs are always resumed.)"""
     if kind(path) == "notebook":
         notebooks.retry(path)

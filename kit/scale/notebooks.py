@@ -1,14 +1,14 @@
-"""Bulk execution of a notebook with many parameters by papermill, each execution in its own process.
+"""Execute a notebook with many sets of parameters by papermill, each in its own process.
 
     notebook: notebooks/01_train.ipynb
-    parameters: {total_steps: 50000}        # of every execution
-    grid: {env: [Reach, Ant], seed: [0, 1, 2]}    # every combination; or `jobs:`, a list of parameters
+    parameters: {total_steps: 50000}        # parameters of every execution
+    grid: {env: [Reach, Ant], seed: [0, 1, 2]}    # every combination; or `jobs:`, a list of mappings
     store: hf://you/notebooks               # notebooks are copied there during execution and at the end
     at_once: 2
 
-Job `bulk-reach-s0` of bulk.yaml has the folder `runs/bulk.notebooks/bulk-reach-s0` with notebook.ipynb (the outputs so
-far), worker.log, and result.json, which is written last. If the job is started again, the run that its notebook trains
-resumes from its run directory or its store.
+Job `bulk-reach-s0` of bulk.yaml has the folder `runs/bulk.notebooks/bulk-reach-s0`. The folder holds notebook.ipynb
+(with the outputs so far), worker.log, and result.json, which is written last. If the job is started again, the run that
+the notebook trains resumes from its run directory or its store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
 STARTS = 3
-"""Number of starts after which a job counts as failed, if its process is killed each time."""
+"""A job counts as failed if its process was killed this many times."""
 SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir")
 JOB, SOURCE, NOTEBOOK = "job.json", "source.ipynb", "notebook.ipynb"
 RESULT, PROGRESS = "result.json", "progress.json"
 
 
 def trained(parameters: Mapping[str, Any]) -> Run | None:
-    """Return the run that a notebook with these parameters trains, or None if it has no run directory yet."""
+    """Return the run that a notebook with these parameters trains; None if the run directory does not exist yet."""
     path = Path(str(parameters.get("runs_dir", "runs"))) / str(parameters.get("run_name"))
     return Run(path) if (path / "config.yaml").is_file() else None
 
@@ -81,7 +81,7 @@ class NotebookJob:
         return result if isinstance(result, dict) else None
 
     def start(self, threads: int) -> None:
-        """Start executing the notebook in a process, unless it runs already or has a result, here or in the store."""
+        """Start a process that executes the notebook, unless one runs or there is a result, here or in the store."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":
             self.fetch()
@@ -99,7 +99,7 @@ class NotebookJob:
             )  # fmt: skip
 
     def stored(self) -> dict[str, Any] | None:
-        """Return the result of an execution on another machine, from the store; None without one."""
+        """Return the result in the store, written by any machine; None if there is none."""
         content = open_store(self.store).read_or_none(f"{self.store_path}/{RESULT}") if self.store else None
         return None if content is None else parse_json(content, RESULT)
 
@@ -115,11 +115,11 @@ class NotebookJob:
 
     def is_working(self) -> bool:
         if self._process is not None:
-            self._process.poll()  # reaps the process if it has ended
+            self._process.poll()  # avoids a zombie process
         return (self.path / ".lock").exists() and directory.is_locked(self.path)
 
     def should_restart(self) -> bool:
-        """Whether the process was killed, so that the job must be started again."""
+        """Return whether the job must be started again, because its process was killed."""
         return self.result is None and self.starts < STARTS
 
     def held_for(self) -> float:
@@ -167,19 +167,19 @@ def notebooks(
 
 
 def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
-    """Read the jobs of a file; `resources` take precedence over the file's. Raises `UserError`."""
+    """Read the jobs of a file; `resources` override those of the file. Raises `UserError`."""
     papermill: Any = need("papermill", "notebook")
 
     content = read_yaml(path)
     if not isinstance(content, dict) or not isinstance(content.get("notebook"), str):
-        raise UserError(f"{path} has no `notebook:` with the path of one; see `kit.scale.notebooks`.")
+        raise UserError(f"{path} has no `notebook:` with the path of a notebook; see `kit.scale.notebooks`.")
     engine = Engine.of(content, **resources)
     content = with_shared_runs_dir(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     notebook, stem = Path(content["notebook"]), folder_name(path.stem)
     if not notebook.is_file():
-        raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from here.")
+        raise UserError(f"{path}: notebook={content['notebook']!r} does not exist; give its path from this folder.")
     try:
         defaults = papermill.inspect_notebook(notebook)
     except ValueError as error:
@@ -216,7 +216,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
 
 
 def retry(path: str | Path) -> list[str]:
-    """Delete the results of a file's failed jobs, so that they can be executed again; return the jobs' names."""
+    """Delete the results of failed jobs, so that these jobs can be executed again; return their names."""
     failed = [job for job in plan_jobs(Path(path))[0] if job.row()["state"] == "failed" and not job.is_working()]
     for job in failed:
         (job.path / RESULT).unlink(missing_ok=True)

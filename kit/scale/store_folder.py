@@ -1,4 +1,4 @@
-"""A folder in a store that one notebook or hyperparameter search writes; a lease admits one writer."""
+"""A folder in a store for the files of one notebook or hyperparameter search; a lease admits a single writer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kit.stores.redact import redact_bytes
 
 
 class StoreFolder:
-    """Copy of `folder` in the store at `url`, below the path `at`; `message` is the commit message of every write."""
+    """Copy of `folder` in the store at `url`, under the path `at`. `message`: commit message of every write."""
 
     def __init__(self, url: str, folder: Path, at: str, message: str) -> None:
         self._url, self._folder, self._at, self._message = url, folder, at, message
         self._opened: Store | None = None
         self._next = self._renew = 0.0
-        """Earliest time of the next copy, and time to renew the lease, by `time.monotonic`; 0: not held yet."""
+        """Monotonic times: earliest next copy; next renewal of the lease, 0 before the lease is acquired."""
         self._seen: int | None = None
-        """Modification time, ns, of the file that was copied last."""
+        """Modification time, ns, of the file at its last copy."""
 
     @property
     def _store(self) -> Store:
-        """The store, opened on first use, because it may not answer for a while.
+        """The store, opened on first use, so that a store that does not answer raises only when it is used.
 
-        Never create the store: if a mount is gone, files would land in a plain local folder instead.
+        `open_store` never creates the store: if a mount is missing, files would go to a plain local folder.
         """
         if self._opened is None:
             self._opened = open_store(self._url)
@@ -35,8 +35,8 @@ class StoreFolder:
     def put(self, name: str, now: bool = False) -> None:
         """Copy the file `name` of the folder if it has changed, and renew the lease before it ends.
 
-        Copies are at least `AGAIN_S` apart, unless `now`. Failures are retried by later calls. Raises `LeaseHeld` if
-        another process has taken over.
+        Unless `now`, copies are at least `AGAIN_S`, and the store's `min_interval_s`, apart. After a failure, a later
+        call tries again. Raises `LeaseHeld` if another process has taken the lease.
         """
         path, moment = self._folder / name, time.monotonic()
         changed = path.stat().st_mtime_ns if path.exists() else None
@@ -55,7 +55,8 @@ class StoreFolder:
     def finish(self, files: dict[str, bytes]) -> str:
         """Write `files` in their order and release the lease.
 
-        Return "" on success, else an error message: at once if the lease was taken over, otherwise after `PATIENCE_S`.
+        Return "" on success, else an error message. Failures are retried for `PATIENCE_S`, except if another process
+        has taken the lease.
         """
         end = time.monotonic() + PATIENCE_S
         while True:
@@ -63,7 +64,7 @@ class StoreFolder:
                 self._write({f"{self._at}/{name}": content for name, content in files.items()})
                 lease.release(self._store, self._at, lease.owner_of(self._folder))
                 return ""
-            except LeaseHeld as error:  # another process has taken over; keep its files
+            except LeaseHeld as error:  # another process has taken the lease; keep its files
                 return str(error)
             except (StoreError, UserError, OSError) as error:
                 if time.monotonic() > end:
@@ -72,7 +73,7 @@ class StoreFolder:
 
     def _write(self, files: dict[str, bytes]) -> None:
         if time.monotonic() > self._renew:
-            take_lease = lease.renew if self._renew else lease.acquire  # `renew` fails if another has taken over
+            take_lease = lease.renew if self._renew else lease.acquire  # `renew` fails if the lease was taken over
             take_lease(self._store, self._at, lease.owner_of(self._folder))
             self._store.sweep(self._at)
             self._renew = time.monotonic() + lease.TTL_S / 2

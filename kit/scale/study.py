@@ -1,4 +1,4 @@
-"""The definition and the record of a hyperparameter search: its file, its trials, Optuna's journal."""
+"""A hyperparameter search: its settings, its trials, and their record in Optuna's journal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 TRIALS = 20
 """Default number of trials."""
 STARTS = 3
-"""Maximum number of starts of a trial's run before it counts as failed."""
+"""A trial counts as failed if its run is interrupted after this many starts."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
-"""Fields whose valid values depend on each other; a trial with an invalid combination counts as failed."""
+"""Names whose valid values depend on each other, so that a search may contain invalid combinations; a trial with an
+invalid combination counts as failed."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
 JOURNAL, JOURNAL_BYTES = "journal.log", 2**30
@@ -42,12 +43,12 @@ class Plan:
     base: RunConfig
     """The config that all trials share."""
     space: dict[str, Any]
-    """Name -> values to choose from: a list, or {min, max, log, step}."""
+    """Name of a field or hyperparameter -> its choices: a list of values, or a range {min, max, log, step}."""
     trials: int = TRIALS
     seed: int = 0
     pruner: str = "median"
     kinds: tuple[RunConfig, ...] = ()
-    """Example configs, resolved: one for each device on which a trial might train."""
+    """Resolved example configs: one for each device on which a trial may train."""
 
     @property
     def folder(self) -> Path:
@@ -55,19 +56,22 @@ class Plan:
 
     @property
     def score(self) -> str:
-        """Name of the evaluation metric to maximise, chosen by the task."""
+        """Name of the evaluation metric to maximise: the task's `score`."""
         from kit import envs
 
         return str(getattr(envs.find(self.base.env), "score", "mean_return"))
 
     @property
     def eval_every(self) -> int:
-        """Steps between evaluations; trials are compared at its multiples."""
+        """Steps between evaluations. Pruners compare trials at multiples of this number."""
         every = self.base.eval_every
         return every if isinstance(every, int) and every > 0 else max(1, self.base.total_steps // 10)
 
     def config(self, values: Mapping[str, Any], run_name: str | None = None) -> RunConfig:
-        """Return the base config with a trial's `values`, which may come from a journal in a store (`kit.trust`)."""
+        """Return the base config with a trial's `values`.
+
+        Module names are marked as read from a file (`kit.trust`), because `values` may come from a downloaded journal.
+        """
         from kit.trainers.arguments import nested
 
         own = {name: value for name, value in values.items() if name in RunConfig().to_dict()}
@@ -81,7 +85,7 @@ class Plan:
 def plan(
     path: str | Path | Mapping[str, Any], name: str | None = None, trust: bool = False, **resources: Any
 ) -> tuple[Plan, Engine]:
-    """Read a search from a file or a mapping; `resources` take precedence over the file's. Raises `UserError`."""
+    """Read a search from a file or a mapping; `resources` override those of the file. Raises `UserError`."""
     from kit.trainers import planning
 
     content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
@@ -113,7 +117,7 @@ def plan(
 
 
 def _values(name: str, choice: Any) -> list[Any]:
-    """Return the values of a list, or the two ends of a range. Raises `UserError` if `choice` is neither."""
+    """Return the values of a list, or both ends of a range. Raises `UserError` if `choice` is neither."""
     if isinstance(choice, list) and choice:
         return choice
     is_range = isinstance(choice, dict) and {"min", "max"} <= choice.keys() <= {"min", "max", "log", "step"}
@@ -133,7 +137,7 @@ def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
     """Let Optuna choose a value for each name of `space`."""
     values = {}
     for name, choice in space.items():
-        if isinstance(choice, list):  # as JSON text, because Optuna's categories cannot be lists such as [64, 64]
+        if isinstance(choice, list):  # values as JSON text, because Optuna's choices cannot be lists such as [64, 64]
             values[name] = json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in choice]))
         else:
             whole = all(isinstance(choice[end], int) for end in ("min", "max"))
@@ -145,12 +149,12 @@ def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class TrialJob(Job):
-    """The run of a trial; its row also has `scores`, those of its evaluations: [[step, score], ...]."""
+    """The run of a trial. Its row also has the scores of its evaluations: `scores`, [[step, score], ...]."""
 
     score: str = "mean_return"
     starts: int = 0
     stopped: bool = False
-    """Whether the trial was stopped early: pruned, or because of a score that is not finite."""
+    """Whether the trial was stopped early: it was pruned, or a score was not finite."""
     _metrics: GrowingRows | None = field(default=None, repr=False)
 
     def start(self, threads: int) -> None:
@@ -158,7 +162,7 @@ class TrialJob(Job):
         super().start(threads)
 
     def should_restart(self) -> bool:
-        """Whether the run was killed, or reached its session limit, and must be resumed."""
+        """Return whether the run must be resumed, because it was killed or reached its session limit."""
         return self.starts < STARTS and not self.stopped and self.row()["state"] == "interrupted"
 
     def row(self) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class Sweep:
     """A search in its current state: `table()` of trials, `best` config, and Optuna's `study`."""
 
     def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
-        """`study` default: one in memory, read from the journal, for use while another process runs the search."""
+        """`study`: default: a copy of the journal in memory, which does not disturb a process that runs the search."""
         self.plan, self.study = plan, study or _study(plan, _MemoryJournal(journal(plan)))
 
     def __repr__(self) -> str:
@@ -182,12 +186,12 @@ class Sweep:
 
     @property
     def best(self) -> RunConfig | None:
-        """Config of the completed trial with the highest score, or None; other seeds may reach other scores."""
+        """Config of the completed trial with the highest score, or None. With other seeds its score may differ."""
         done = {t.value: t for t in reversed(self.study.trials) if t.state.name == "COMPLETE" and t.value is not None}
         return self.plan.config(values_of(done[max(done)])) if done else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row per trial: its run, state, score, number of steps, and chosen values."""
+        """Return a row per trial: run, state, score, number of steps, chosen values, and message."""
         score = f"eval {self.plan.score}"
         return [
             {"trial": t.number, "run": run_name(self.plan, t.number), "state": t.state.name.lower(), score: t.value,
@@ -216,7 +220,7 @@ def trials(search: Sweep) -> list[TrialJob]:
 
 
 def journal(plan: Plan) -> bytes:
-    """Return the complete lines of Optuna's journal, from this machine or, if another machine wrote last, the store.
+    """Return the complete lines of Optuna's journal: from the store if another machine wrote last, else from here.
 
     Raises `UserError`.
     """
@@ -246,10 +250,10 @@ class _MemoryJournal:
 
 
 def writable(plan: Plan) -> Sweep:
-    """Open the search to continue it, from the journal here or in the store. The caller holds the folder's lock."""
+    """Open the search for writing, from the result of `journal`. The caller holds the folder's lock."""
     optuna: Any = need("optuna", "scale")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(plan.folder / JOURNAL, journal(plan))  # without an incomplete last line, which would corrupt the next
+    write_atomic(plan.folder / JOURNAL, journal(plan))  # an incomplete last line would corrupt the next line
     return Sweep(plan, _study(plan, optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))))
 
 

@@ -13,9 +13,9 @@
         net_arch: [[64, 64], [128, 128]]
 
 Trial 7 of sweep.yaml is the run `sweep-t007`, which can be watched, resumed and branched. Optuna records trials and
-values in a journal file, `sweep.sweep/journal.log` in runs_dir, with a copy in the store. A search that is started
-again, also on another machine, continues from this file, and its runs from their checkpoints. A trial's score is the
-task's `score` metric (success rate or mean return) in its last evaluation.
+values in a journal file, `sweep.sweep/journal.log` in runs_dir, with a copy in the store. If a search is started again,
+also on another machine, it continues from the journal, and its runs from their checkpoints. A trial's score is the
+task's `score` metric, such as success rate or mean return, in the last evaluation of its run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import optuna
 
 SEEDS = 100_003
-"""Multiplier of a search's `seed`; trial numbers are added, so that all trials of all searches have their own seed."""
+"""The sampler's seed for a trial is `SEEDS` * (the search's seed) + (trial number), different for every trial."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _OpenTrial:
     trial: optuna.Trial
     job: TrialJob
     work: Work
-    """`job`, or what runs it on the cluster."""
+    """`job` itself or, on a cluster, the object that runs `job` there."""
     reported: int = 0
     """Number of scores reported to Optuna."""
 
@@ -68,9 +68,9 @@ def sweep(
     trust: bool = False,
     on_progress: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
-    """Search hyperparameters as described by the YAML file at `path`, or by the same content as a mapping (see above).
+    """Search hyperparameters. `path`: a YAML file (see above), or its content as a mapping.
 
-    Run names start with `name` (default: the file's). Trials run here or `on` a cluster, as in `kit.batch`. Ctrl-C
+    Run names start with `name` (default: the file's name). Trials run here or `on` a cluster, as in `kit.batch`. Ctrl-C
     stops all trials with a checkpoint; call `sweep` again to continue. `on_progress` is called twice a second with the
     search; default: a progress bar. `trust` as in `kit.train`. Raises `UserError`.
     """
@@ -98,7 +98,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
-    """Wait until no other machine runs the search; yield it, and its folder in the store (None without a store)."""
+    """Wait until no other machine runs the search; yield the search, and its folder in the store (or None)."""
     if plan.base.store is None:
         yield writable(plan), None
         return
@@ -123,10 +123,10 @@ def _search(
     on_progress: Callable[[Sweep], None],
     store_folder: StoreFolder | None,
 ) -> None:
-    """Run all trials, `at_once` side by side. `place` makes a job that runs here or on the cluster.
+    """Run all trials, `at_once` side by side. `place` turns a job into one that runs here or on the cluster.
 
-    The journal with a trial's values is copied to the store before its run starts. Otherwise another machine could
-    choose other values for the same trial, whose name the run in the store has already.
+    The journal with a trial's values is copied to the store before the trial's run starts. Otherwise another machine
+    could choose other values for this trial, although the store already holds a run with the trial's name.
     """
     import optuna
 
@@ -164,7 +164,7 @@ def _search(
 
 
 def _next_trial(search: Sweep) -> optuna.Trial:
-    """Create the next trial; its values depend only on its number and on earlier scores."""
+    """Create the next trial. Its values depend only on the seed, its number, and the scores so far."""
     import optuna
 
     seed = SEEDS * search.plan.seed + len(search.study.trials)
@@ -173,12 +173,12 @@ def _next_trial(search: Sweep) -> optuna.Trial:
 
 
 def _update(search: Sweep, opened: _OpenTrial) -> bool:
-    """Report a trial's new scores to Optuna and stop the trial if Optuna prunes it; return whether it has ended."""
+    """Report a trial's new scores to Optuna; stop the trial if Optuna prunes it. Return whether the trial has ended."""
     trial, job, work = opened.trial, opened.job, opened.work
     working = work.is_working()
     now = work.row()
     note = now["message"] if now["state"] == "waiting" else ""
-    if note != trial.user_attrs.get("message", ""):  # `kit batch status` reads it from the journal
+    if note != trial.user_attrs.get("message", ""):  # `kit batch status` reads the note from the journal
         trial.set_user_attr("message", note)
     if now["state"] == "waiting":
         return False
@@ -187,7 +187,7 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
     behind = False
     for step, score in [] if broken else scores[opened.reported :]:
         opened.reported += 1
-        # pruners compare equal steps; an evaluation comes up to an iteration after a multiple of eval_every
+        # pruners compare scores at equal steps, but evaluations come up to an iteration later: round down
         trial.report(score, int(step // search.plan.eval_every * search.plan.eval_every))
         behind = behind or (working and trial.should_prune())
     if (broken or behind) and working and not job.stopped:

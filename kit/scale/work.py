@@ -1,4 +1,4 @@
-"""Jobs of a batch: their interface, and the loop that runs several side by side."""
+"""Jobs of a batch: the interface of a job, and the loop that runs several jobs side by side."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 STOPPING_S = 120.0
-"""Seconds of waiting for each job to end after Ctrl-C."""
+"""Maximum seconds to wait for each job to end after Ctrl-C."""
 HELD_S = 30.0
-"""Seconds between checks whether another machine still holds a job's lease."""
+"""Maximum seconds between checks whether another machine still holds a job's lease."""
 AGAIN_S, PATIENCE_S = 5.0, 300.0
-"""Seconds between retries if a store does not answer, and seconds after which the job fails for this reason."""
-HELD, UNANSWERED = "another machine has it", "its store does not answer"
+"""If a store does not answer: seconds between retries, and seconds after which the job fails."""
+HELD, UNANSWERED = "another machine holds its lease", "its store does not answer"
 """Reasons why a job waits."""
 KEYS = ("name", "state", "step", "total_steps", "success_rate", "mean_return", "message")
 
@@ -51,16 +51,16 @@ class Engine:
 
     @classmethod
     def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
-        """Make an engine from fields taken out of a file's `content`; `resources` that are not None take precedence."""
+        """Make an engine. Its fields are removed from `content`; `resources` other than None override them."""
         in_file = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
         return cls(**{**in_file, **{name: value for name, value in resources.items() if value is not None}})
 
 
 class Work(Protocol):
-    """Interface of a job: a run, or any other process that can be started again.
+    """Interface of a job: a run, or another process that can be started again.
 
-    `should_restart`: whether its process was killed and must be started again. `held_for`: seconds until the lease of
-    another machine on this job ends. `row`: the job's state, a dict with `KEYS`.
+    `should_restart`: whether the process was killed and must be started again. `held_for`: seconds until another
+    machine's lease of this job ends, 0 without one. `row`: the job's state, a dict with `KEYS`.
     """
 
     error: str = ""
@@ -84,7 +84,7 @@ class Work(Protocol):
 
 
 class StoredWork(Work, Protocol):
-    """Job with a folder on this machine or in its store. `look` returns its row from either, `fetch` downloads it."""
+    """Job with a folder, here or in its store. `look` returns the row from either place; `fetch` downloads results."""
 
     @property
     def path(self) -> Path: ...
@@ -94,26 +94,26 @@ class StoredWork(Work, Protocol):
 
 @dataclass
 class Starter:
-    """Starts a job once its store answers and no other machine holds its lease; until then, its note says why."""
+    """Starts a job once its store answers and no other machine holds its lease; until then, `job.note` says why."""
 
     _next: float = 0.0
     """Monotonic time of the next attempt."""
     _unanswered: float | None = None
-    """Monotonic time since which the store has not answered."""
+    """Monotonic time of the first attempt that the store did not answer; None if it answers."""
     _reason: str = ""
     _since: float = 0.0
-    """Unix seconds since when `_reason` holds."""
+    """Time in unix seconds at which `_reason` began."""
 
     def wait(self, job: Work, reason: str, details: str) -> None:
-        """Write why the job waits, and since when, into its note."""
+        """Set the job's note: why and since when the job waits."""
         if reason != self._reason:
             self._reason, self._since = reason, time.time()
         job.note = since(f"{reason} ({details})", self._since)
 
     def begin(self, job: Work, threads: int) -> bool:
-        """Try to start the job; return whether it was started. Otherwise call this again soon.
+        """Try to start the job; return whether it was started. If not, call `begin` again soon.
 
-        Raises the errors of `job.start`, and the store's error if it has not answered for `PATIENCE_S`.
+        Raises the errors of `job.start`, and the store's error if the store has not answered for `PATIENCE_S`.
         """
         now = time.monotonic()
         if now < self._next:
@@ -138,7 +138,7 @@ class Starter:
 
 
 class Results(list[dict[str, Any]]):
-    """List of dicts with `KEYS`, one per job, in order; `runs` holds the runs that have started."""
+    """List of rows (dicts with `KEYS`), one per job, in order; `runs` holds the runs that have started."""
 
     def __init__(self, jobs: Sequence[Work], rows: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__([job.row() for job in jobs] if rows is None else rows)
@@ -160,8 +160,8 @@ def since(reason: str, moment: float) -> str:
 
 
 def until(held_s: float) -> str:
-    """Say when another machine's lease ends; `held_s`: seconds until then."""
-    return f"until {utc(time.time() + held_s)} unless it renews"
+    """Describe when another machine's lease ends, in `held_s` seconds."""
+    return f"until {utc(time.time() + held_s)} unless renewed"
 
 
 def utc(moment: float) -> str:
@@ -177,8 +177,8 @@ def run_all(
 ) -> Results:
     """Run all `jobs`, `at_once` side by side; call `on_progress` twice a second (default: a progress bar).
 
-    `unit`: what the progress bar counts. `next_job`: called while a slot is free and no job waits for it; returns one
-    more job, or None.
+    `unit`: what the progress bar counts. `next_job`: called while a slot is free and no job waits for a slot; returns
+    an additional job, or None.
     """
     if on_progress is None:
         with _bar(unit) as show:
@@ -205,7 +205,7 @@ def run_all(
                     job.error = str(error) or type(error).__name__
                 if job.is_working():
                     working.append(job)
-                elif not job.error and job.should_restart():  # its process has ended already
+                elif not job.error and job.should_restart():  # the process has already ended
                     waiting.append(job)
             if len(working) == at_once:
                 for job in waiting:
@@ -230,7 +230,7 @@ def run_all(
 
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
-    """Yield a function that updates a progress bar over all steps (or cells) of all jobs."""
+    """Yield a function that updates a progress bar over the steps (or cells) of all jobs together."""
     with progress_bar(unit=unit, unit_scale=True) as shown:
 
         def show(now: Results) -> None:

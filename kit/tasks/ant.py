@@ -38,8 +38,8 @@ SEES = (
 class Ant(MujocoTask):
     """Run along x with 4 legs. Model, observation, reward, termination and reset are those of Gymnasium's Ant-v5.
 
-    This includes two peculiarities. Body positions lag one substep behind after `mj_step`, and the forward velocity is
-    computed from them. Contact forces are clipped to ±1 and are zero at the start of an episode.
+    Two peculiarities of Ant-v5 are included. The forward velocity is computed from body positions, which lag one
+    substep behind after `mj_step`. Contact forces are clipped to ±1, and are zero at the start of an episode.
 
     In the code, the suffix _w marks coordinates in the world frame.
     """
@@ -79,7 +79,7 @@ class Ant(MujocoTask):
         super().bind(sim)
         self._lowest_qpos = torch.as_tensor(self.model.qpos0 - RESET_NOISE, dtype=sim.dtype, device=sim.device)
         self._dt_s = self.control_dt_s
-        # Views of the simulator's memory, always current. The first row of cfrc_ext, the world body, is always zero:
+        # Views of the simulator's memory, always current. The first row of cfrc_ext (the world body, zero) is left out:
         self._pose, self._velocity, self._forces = sim.qpos[:, 2:], sim.qvel, sim.cfrc_ext.flatten(1)[:, 6:]
         self._x_w, self._z_w, self._torso_x_w = sim.qpos[:, 0], sim.qpos[:, 2], sim.xpos[:, TORSO, 0]
 

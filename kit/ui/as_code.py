@@ -14,7 +14,7 @@ NOTEBOOK = "notebooks/01_train.ipynb"
 
 
 def as_code(config: RunConfig) -> dict[str, str]:
-    """Return title -> text: the config's non-default fields in four forms, and all fields resolved for this machine."""
+    """Return title -> text: non-default fields in four forms, and all fields with the values used on this machine."""
     changed = config.non_defaults()
     flags = [f"--{name.replace('_', '-')} {shlex.quote(to_text(value))}" for name, value in changed.items()]
     parameters = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in changed.items()]
@@ -30,7 +30,7 @@ def as_code(config: RunConfig) -> dict[str, str]:
 
 
 def page(config: RunConfig) -> style.Page:
-    """Return a page with the texts of `as_code` in boxes to copy from; a click selects a whole box."""
+    """Return a page with each text of `as_code` in a box; a click selects the whole text for copying."""
     texts = as_code(config)
     box = "<p class='kit-note'>{}</p><pre class='kit-code'>{}</pre>"
     return style.Page(

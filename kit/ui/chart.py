@@ -1,7 +1,7 @@
 """A live line chart as SVG text.
 
-Drawing takes about a millisecond, so watching a run does not slow it down. Text has the page's colour, readable on
-light and dark themes. `kit.ui.plots` makes figures that stay in a saved notebook.
+Drawing takes about a millisecond, so that the dashboard does not slow down training. Text has the page's colour, which
+is readable on light and dark themes. `kit.ui.plots` makes figures for saved notebooks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kit.ui import style
 from kit.ui.learning import Curve
 
 WIDTH, HEIGHT = 284, 190  # px
-LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; half a label fits into the right
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT has room for half a label
 MAX_POINTS = 300
 
 
@@ -68,7 +68,7 @@ def chart(curve: Curve, total_steps: int) -> str:
 
 
 def thinned(points: np.ndarray) -> np.ndarray:
-    """Return about `MAX_POINTS` of the points, evenly spaced, including the newest."""
+    """Return at most 2 * `MAX_POINTS` of the points, evenly spaced, including the newest."""
     return points[::-1][:: max(1, len(points) // MAX_POINTS)][::-1]
 
 

@@ -1,4 +1,4 @@
-"""Compare runs of each task, grouping those that differ only in their seed: figure, table and a verdict in words."""
+"""Compare runs task by task, over seeds: figure, table and a verdict in words."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_THRESHOLD = 0.9
-"""The default threshold is the untrained score plus this fraction of the gap to the best score."""
+"""Default threshold: the score at the start of training, plus this fraction of the gap to the best score."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
     "disk_budget", "processes",
 )  # fmt: skip
-"""Fields in which runs may differ and still count as runs of one config."""
+"""Fields that are ignored when runs are grouped by config."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,13 @@ class RunScores:
 
     curves: list[Curve]
     elapsed: np.ndarray
-    """(k, 2) pairs (step, seconds of training until then), over all sessions."""
+    """(k, 2) pairs (step, seconds of training up to this step), over all sessions."""
     episodes: int
-    """Episodes of the final test or, without one, of the last evaluation with a success rate; 0 if unknown."""
+    """Number of episodes of the final test or, without a test, of the last evaluation with a success rate; 0 if
+    unknown."""
     test: float | None = None
-    """The best policy's score in the final test, in episodes that did not select it; None without a test."""
+    """The best policy's score in the final test; None without a test. The test's episodes are new, so the score is not
+    biased by the choice of the best policy."""
 
     @classmethod
     def of(cls, run: Run) -> RunScores:
@@ -58,16 +60,16 @@ class RunScores:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """(k, 2) pairs (step, score): success rate if the task has one, else mean return; see `points_of`."""
+        """(k, 2) pairs (step, score); see `points_of`. Score: success rate if the task has one, else mean return."""
         return points_of(self.curves[0])
 
     @property
     def last(self) -> float:
-        """The score of the final test or, without one, of the last evaluation."""
+        """The score of the final test or, without a test, of the last evaluation."""
         return float(self.scores[-1, 1]) if self.test is None else self.test
 
     def reached(self, score: float) -> tuple[float, float]:
-        """Return steps and seconds until the first evaluation with at least `score`; both infinite without one."""
+        """Return steps and seconds until the first evaluation with at least `score`; infinite if there is none."""
         above = self.scores[self.scores[:, 1] >= score, 0]
         if not len(above):
             return np.inf, np.inf
@@ -81,10 +83,10 @@ def _episodes(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def elapsed_of(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Return (k, 2) pairs (step, seconds of training until then), over all sessions.
+    """Return (k, 2) pairs (step, seconds of training up to this step), over all sessions.
 
-    The logged seconds start at 0 in each session, so fewer seconds than in the previous row mean a new session. A
-    session shorter than the first iteration of the next one is not counted.
+    The logged seconds start at 0 in each session. Therefore a decrease from one row to the next marks a new session. A
+    session that is shorter than the first iteration of the next session is missed.
     """
     clock, before, last = [(0.0, 0.0)], 0.0, 0.0
     for row in rows:
@@ -115,9 +117,9 @@ class Group:
         return Estimate.of(self.last, self.seeds[0].curves[0].percent, episodes)
 
     def band(self, column: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps (k,) in the range that all seeds cover, and each seed's interpolated values there (seeds, k).
+        """Return steps (k,) in the range that all seeds cover, and the values (seeds, k) interpolated at these steps.
 
-        `column`: index in `curves`; -1 is the mean return, which all tasks have.
+        `column`: index in `curves`; -1 is the mean return, which exists for all tasks.
         """
         curves = [points_of(seed.curves[column]) for seed in self.seeds]
         steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
@@ -132,7 +134,7 @@ def points_of(curve: Curve) -> np.ndarray:
 
 
 def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
-    """Return task -> groups of runs of one config, in the order of first runs; runs without a score are left out."""
+    """Return task -> groups of runs with the same config, in the order of `runs`. Leave out runs without a score."""
     tasks: dict[str, list[tuple[dict[str, Any], RunScores]]] = defaultdict(list)
     scored = [(run, scores) for run in runs if len((scores := RunScores.of(run)).scores)]
     starts = first_policies([run for run, _ in scored])
@@ -152,15 +154,15 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
-    """Return [name, step] of each run's parent, the run whose policy it started from, or None; to group runs by it.
+    """Return a grouping key per run: [name, step] of the parent (the run whose policy it started from), or None.
 
-    Parents that differ only in their seed all get the name of the first. They also get its step, unless runs of one
-    config branch from several steps of one parent.
+    Parents that differ only in their seed count as one: the key has the name and the step of the first of them. If runs
+    of one config branch from several steps of the same parent, the key has the run's own step instead.
     """
     by_name = {run.name: run for run in runs}
 
     def history(run: Run, younger: tuple[str, ...] = ()) -> list[Any]:
-        """Return the configs of the run and its ancestors, then None, or the name of an ancestor that is missing."""
+        """Return the configs of the run and its ancestors, then the name of a missing ancestor, or None."""
         if run.parent is None:
             return [config_of(run), None]
         name = run.parent[0]
@@ -184,7 +186,7 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
 
 
 def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
-    """Group one task's runs by config; a group's label is its algorithm and the fields in which groups differ."""
+    """Group one task's runs by config. A label is the algorithm, with the fields in which its configs differ."""
     groups: dict[str, list[RunScores]] = defaultdict(list)
     for config, scores in members:
         others = [other for other, _ in members if other["algo"] == config["algo"]]
@@ -195,7 +197,7 @@ def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
 
 
 def _short(value: Any, values: Sequence[Any]) -> str:
-    """Format a float with three digits, if no other of `values` looks the same then; searches choose long floats."""
+    """Format a float with three digits, unless another float in `values` has the same three digits."""
     if not isinstance(value, float):
         return to_text(value)
     equal = {other for other in values if isinstance(other, float) and f"{other:.3g}" == f"{value:.3g}"}
@@ -203,7 +205,7 @@ def _short(value: Any, values: Sequence[Any]) -> str:
 
 
 def threshold_of(groups: Sequence[Group]) -> float:
-    """Return the default threshold: the median first score plus `DEFAULT_THRESHOLD` times the gap to the best mean."""
+    """Return start + `DEFAULT_THRESHOLD` * (best mean - start), where start is the median first score."""
     start = float(np.median([seed.scores[0, 1] for group in groups for seed in group.seeds]))
     return start + DEFAULT_THRESHOLD * (max(group.estimate.mean for group in groups) - start)
 
@@ -213,11 +215,13 @@ def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour:
 
     Columns:
         seeds: number of runs
-        score: mean success rate (or mean return) of the final tests or, unless all runs of the task have one, of the
-            last evaluations; low, high: its 95 % interval (infinite with one or two seeds); worst: the lowest score
-        p: probability of so large a difference from the first row if both configs were equally good
-        threshold: a score; reached: number of seeds that reached it; steps, after_s: median steps and seconds until
-            then (infinite if fewer than half of the seeds reached it)
+        score: mean over the seeds of the success rate (or mean return), in the final test if all runs of the task have
+            a test, else in the last evaluation
+        low, high: 95 % interval of the score (infinite with one or two seeds)
+        worst: the lowest score of a seed
+        p: p-value of the difference from the best config (Welch's t-test with Holm's correction)
+        threshold: the score that counts as reached; reached: number of seeds that reached the threshold
+        steps, after_s: median steps and seconds until the threshold (infinite unless most seeds reached it)
         steps_per_s: environment steps per second
         seconds, usd: training time of all seeds in total, and its price at `usd_per_hour`
 
@@ -249,7 +253,7 @@ def _table(tasks: dict[str, list[Group]], threshold: float | None, usd_per_hour:
 
 
 def _median(values: np.ndarray) -> float:
-    """Return the median of values that may be infinite; of two middle values the larger, not their average."""
+    """Return the median of values that may be infinite; for an even number, the larger of the two middle values."""
     return float(np.sort(values)[len(values) // 2])
 
 
@@ -261,8 +265,9 @@ def _rate(ends: np.ndarray) -> float:
 def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> style.Page:
     """Compare runs task by task: learning curves, a table, and a verdict in words.
 
-    A line is the mean over a config's seeds, its band reaches from the lowest to the highest seed. The table also
-    compares the time until the score `threshold`, by default the untrained score plus 90 % of the gap to the best.
+    Each line is the mean over a config's seeds; its band reaches from the lowest to the highest seed. The table also
+    shows the time until the score reaches `threshold` (default: the score at the start, plus 90 % of the gap to the
+    best config).
     """
     tasks, texts, parts, pngs = by_task(runs), [], [], []
     table = _table(tasks, threshold, usd_per_hour)
@@ -279,7 +284,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
 
 
 def verdict(rows: pd.DataFrame, percent: bool) -> str:
-    """Return a text: which config is best, which are not measurably worse, and which was fastest.
+    """Describe which config is best, which are not measurably worse, and which reached the threshold first.
 
     `rows`: one task's rows of `standings`.
     """
@@ -312,7 +317,7 @@ def cells_of(rows: pd.DataFrame, percent: bool, priced: bool) -> pd.DataFrame:
     lines = {}
     for label, row in rows.iterrows():
         interval = f" ({_score(row.low, percent)} to {_score(row.high, percent)})" if np.isfinite(row.low) else ""
-        time_to_threshold = _time(row) if np.isfinite(row.after_s) else "not reached by half the seeds"
+        time_to_threshold = _time(row) if np.isfinite(row.after_s) else "not reached by most seeds"
         lines[label] = {
             "seeds": f"{row.seeds:.0f}", "final score": _score(row.score, percent) + interval,
             "worst seed": _score(row.worst, percent), f"time to {threshold}": time_to_threshold,
@@ -336,7 +341,7 @@ def _and(names: Sequence[Any]) -> str:
 
 
 def figure(groups: Sequence[Group]) -> Any:
-    """Plot one task's groups: the mean of each group's seeds, in a band from lowest to highest; a matplotlib figure."""
+    """Plot the mean over each group's seeds, with a band from lowest to highest seed; return a matplotlib figure."""
     curves = groups[0].seeds[0].curves
     drawn, axes = draw(curves)
     for group, colour in zip(groups, itertools.cycle(PALETTE), strict=False):

@@ -1,6 +1,6 @@
 """The dashboard: a live view of one run, with buttons.
 
-It only reads the run directory, so a new dashboard can be created for the same run at any time.
+All state is in the run directory. Therefore a new dashboard for the same run can be created at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.ui.learning import COLUMNS, Curve
 
 REFRESH_S = 0.5
 REDRAW_FACTOR = 20
-"""Curves are redrawn after 20 times the duration of the last drawing; for a very long run, every few seconds."""
+"""Pause between two drawings of the curves, as a multiple of the duration of a drawing: a few seconds for long runs."""
 
 
 class Dashboard:
@@ -34,18 +34,18 @@ class Dashboard:
 
     >>> kit.ui.Dashboard(kit.runs()[0]).show()
 
-    Every button works in its own thread, so no click waits for another. Errors are shown in the panel.
+    Each click is handled in its own thread. Errors are shown in the dashboard.
     """
 
     def __init__(self, run: Run | None = None) -> None:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
-        """Functions called with the run when watching starts, when the run ends, and when its last video is ready."""
+        """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
         self._watching: threading.Thread | None = None
         self._shown_videos: list[Path] = []
 
     def show(self) -> Self:
-        """Display the dashboard under the running cell. In a notebook executed without a user, wait for the run."""
+        """Display the dashboard below the cell. In a notebook executed without a user, wait until the run has ended."""
         if shell_of_notebook() is not None and nobody_there() and self.run is not None:
             follow(self.run)
             return self
@@ -59,8 +59,8 @@ class Dashboard:
 
     def _build(self, w: Any) -> None:
         self._w = w
-        pause = "Pause training; everything stays in memory, and Resume continues at once"
-        stop = "Save a checkpoint and end the process; the run is then interrupted, and Resume continues it"
+        pause = "Pause training; the process stays in memory, and Resume continues at once"
+        stop = "Save a checkpoint and end the training process; Resume continues the run"
         save = "Save a checkpoint at the end of this iteration and continue training"
         self.pause_button = self._button("Pause", "pause", pause, self._pause)
         self.stop_button = self._button("Stop", "stop", stop, self._stop)
@@ -78,7 +78,7 @@ class Dashboard:
             self.attach(self.run)
 
     def attach(self, run: Run) -> None:
-        """Watch `run` from now on. May be called from any thread."""
+        """Start to watch `run`, instead of the current run. May be called from any thread."""
         self.run = run
         self.say("")
         watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
@@ -94,7 +94,7 @@ class Dashboard:
         self._message.value = style.wrap(style.note(message, bad)) if message else ""
 
     def do(self, work: Callable[[], object], message: str = "") -> None:
-        """Run `work` in its own thread; show `message`, and then the error if it fails."""
+        """Run `work` in its own thread. Show `message`; if `work` fails, show the error."""
 
         def guarded() -> None:
             try:
@@ -112,7 +112,7 @@ class Dashboard:
         """Called after the run has started, failed to start, or ended. For subclasses."""
 
     def _end(self, run: Run) -> None:
-        """Called after the run's process has ended and everything is shown. For subclasses."""
+        """Called after the run's process has ended and its last video is shown. For subclasses."""
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         """Called after the status `now` was drawn. For subclasses."""
@@ -216,7 +216,7 @@ class Dashboard:
 
         def pressed(_: Any) -> None:
             if self.run is not None:
-                button.disabled = True  # immediate feedback; the next redraw enables the buttons that apply
+                button.disabled = True  # immediate feedback; the next redraw enables the buttons valid in the new state
                 self.do(partial(action, self.run))
 
         button.on_click(pressed)

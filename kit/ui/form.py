@@ -18,11 +18,11 @@ GROUPS = {
     "Machine": ("device", "n_envs", "threads", "seed"),
     "Saving": ("run_name", "store", "checkpoint_every", "session_limit"),
 }
-"""The fields that are always visible, by group; every other field is under "More"."""
+"""Title of a group -> its fields, which are always visible. All other fields are under "More"."""
 CHOICES = {"algo": ALGOS, "encoder": ENCODERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
 PLACEHOLDERS = {"env": "Reach, Ant-v5, module:Class", "run_name": "env, algo, seed and time"}
 PLACEHOLDERS |= {"store": "none: this machine only", "session_limit": "none", "tracker": "none"}
-"""Grey text in an empty entry: the value that is used then, or examples."""
+"""Grey text in an empty entry: the meaning of the empty entry, or examples."""
 
 
 class Form:
@@ -70,7 +70,7 @@ class Form:
         return float(text) if text else None
 
     def mark(self, message: str) -> None:
-        """Mark in red the entry whose name begins the error `message` ("name=..."); "" removes the mark."""
+        """Mark in red the entry that the error `message` names at its start ("name=..."); "" removes the mark."""
         match = re.match(r"(?:overrides (?:policy_kwargs )?)?(\w+)=", message)
         wrong = match and match[1]
         for name, entry in [*self.hyper.entries.items(), *self.entries.items(), ("dollars_per_hour", self.price)]:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 CHECKPOINTS, CAMERAS = 4, 3
 """Default number of checkpoints and of cameras side by side."""
 SIZE, SMALL = {1: 480, 2: 400, 3: 288}, 216
-"""Width and height of each view in pixels, by the number of views side by side; `SMALL` for four or more."""
+"""Number of views side by side -> width and height of each view in pixels; `SMALL` for four or more views."""
 
 
 def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run:
-    """Return a run by name or path; by default the latest run that has a policy. Raises `UserError` without one."""
+    """Return a run by name or path; default: the latest run that has a policy. Raises `UserError` if there is none."""
     if isinstance(run, Run):
         return run
     if run is not None:
@@ -64,9 +64,9 @@ def from_cameras(
 
 
 def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
-    """Video of failed episodes among the first 50 of the policy of `step` (default: the best).
+    """Video of failed episodes of the policy of `step` (default: the best), out of 50 episodes.
 
-    If fewer than `episodes` fail, the ones with the lowest returns are added.
+    If fewer than `episodes` fail, episodes with the lowest returns are added.
     """
     number = run.find(step).step
     return _video([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))

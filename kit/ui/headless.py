@@ -1,4 +1,4 @@
-"""Detect scripts and notebooks executed without a user (papermill, nbconvert): panels start and wait by themselves."""
+"""Scripts and notebooks executed without a user (papermill, nbconvert): detect them, and wait for a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kit.ui import style
 
 
 class RunFailed(RuntimeError):
-    """A run that a notebook waited for has failed. The text is the run's message and the end of its log."""
+    """Raised when a run fails while a notebook waits for it. The text: the run's message and the end of its log."""
 
 
 def nobody_there() -> bool:
-    """Whether no user can press buttons: outside a notebook, or in one executed by papermill or nbconvert.
+    """Return whether no user can press buttons: outside notebooks, and under papermill or nbconvert.
 
-    Detected from whether cells may ask for input (stdin), which papermill and nbconvert forbid. KIT_HEADLESS=1 (no
-    user) or 0 (a user) overrides the detection.
+    Papermill and nbconvert are detected by the kernel's setting that forbids input (stdin). The environment variable
+    KIT_HEADLESS overrides the detection: 1 for no user, 0 for a user.
     """
     forced = os.environ.get("KIT_HEADLESS", "")
     if forced:
@@ -36,10 +36,10 @@ def shell_of_notebook() -> Any:
 
 
 def follow(run: Run) -> None:
-    """Wait until `run` has ended; show a progress bar, and print a line at each tenth of its steps.
+    """Wait until `run` has ended; show its progress, and print a line at each tenth of its steps.
 
-    Raises `RunFailed` if the run failed. If the wait is interrupted (KeyboardInterrupt, by the notebook's stop button
-    or a time limit), the run is stopped with a checkpoint, so that it can be resumed.
+    Raises `RunFailed` if the run fails. On KeyboardInterrupt (the notebook's stop button, or a time limit), the run is
+    stopped with a checkpoint and can be resumed.
     """
     printed_tenth, shown = -1, None
     handle: Any = None

@@ -1,4 +1,4 @@
-"""The algorithm's hyperparameters as form fields: grey values come from the preset; typed values are overrides."""
+"""Form entries for the algorithm's hyperparameters: grey values come from the preset, typed values are overrides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.trainers import algorithm
 from kit.trainers.arguments import hyperparameter_docs, nested
 
 STOCK_NET_ARCH = {"SAC": [256, 256], "TD3": [400, 300]}
-"""Stable-Baselines3's default layers, if not [64, 64]; its policies compute them from the default None."""
+"""Algorithm -> default layers in Stable-Baselines3, where net_arch=None means these layers; [64, 64] if not listed."""
 
 
 class Hyperparameters:
@@ -27,13 +27,13 @@ class Hyperparameters:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
-        self._showing: int | None = None  # thread in which `show` fills entries; edits come from other threads
+        self._showing: int | None = None  # id of the thread in which `show` fills entries: its changes are not edits
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:
-        """Fill the entries: with `config`'s overrides or, in grey, with the values in the `resolved` config.
+        """Fill the entries with `config`'s overrides; show other values of the `resolved` config in grey.
 
-        An override that differs from the preset is marked. Takes about a second.
+        An entry whose override differs from the preset is marked. Takes about a second.
         """
         record = algorithm.find(resolved.algo)
         known = hyperparameter_docs(record)
@@ -73,7 +73,7 @@ class Hyperparameters:
 
 
 def stock_value(record: algorithm.Algorithm, name: str) -> Any:
-    """Return the value that Stable-Baselines3 uses for a hyperparameter whose default is None; None if it is off."""
+    """Return the value that Stable-Baselines3 uses for a hyperparameter with default None; None if there is none."""
     if name == "net_arch":
         return STOCK_NET_ARCH.get(record.name, [64, 64])
     if name == "activation_fn":
@@ -85,7 +85,7 @@ def stock_value(record: algorithm.Algorithm, name: str) -> Any:
 def text_entry(
     w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
 ) -> Any:
-    """Return an entry whose label has `explanation` as a tooltip. `w`: ipywidgets; `kind`: widget class (`w.Text`)."""
+    """Return an entry whose label has the tooltip `explanation`. `w`: ipywidgets; `kind`: widget class (Text)."""
     return (kind or w.Text)(
         description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
         description_allow_html=True, style={"description_width": f"{label_px}px"},
@@ -102,14 +102,14 @@ def value_of(text: str) -> Any:
 
 
 def layers_of(text: str) -> Any:
-    """Parse the widths of a network's layers; `64, 64` means [64, 64]. Parse anything else with `value_of`."""
+    """Parse the layer widths of a network, typed as 64, 64 or as [64, 64]."""
     if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
         return [int(width) for width in text.split(",")]
     return value_of(text)
 
 
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides with `POLICY_KEYS` moved out of `policy_kwargs`, whose other entries stay nested."""
+    """Return the overrides with `POLICY_KEYS` moved from policy_kwargs to the top level."""
     policy = dict(overrides.get("policy_kwargs", {}))
     own = {name: policy.pop(name) for name in POLICY_KEYS if name in policy}
     flat = {name: value for name, value in overrides.items() if name != "policy_kwargs"} | own

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 SMOOTH = 5
-"""Width, in updates, of the running mean over the noisy training curve; the evaluation curve is not smoothed."""
+"""Number of values in the running mean of the training curve; the evaluation curve is not smoothed."""
 
 
 MEASURES = (
@@ -36,7 +36,7 @@ class Curve:
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
-        """Return the curves of the rows of metrics.jsonl: success rate (if the task has one) and mean return."""
+        """Return curves from `rows` of metrics.jsonl: success rate (if the task has one) and mean return."""
         success, mean_return = (
             cls(title, _smooth(series(rows, training)), series(rows, evaluation), percent, _last(rows, teacher))
             for title, training, evaluation, teacher, percent in MEASURES
@@ -46,7 +46,7 @@ class Curve:
 
 
 def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    """Return (k, 2) pairs (step, value) of a metric, without values that are not finite."""
+    """Return (k, 2) pairs (step, value) of a metric; values that are not finite are left out."""
     points = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
     points = points.reshape(-1, 2)
     return points[np.isfinite(points[:, 1])]

@@ -30,10 +30,10 @@ SETTLE_S = 0.4
 
 
 class Panel(Dashboard):
-    """A dashboard that also starts the run, in `_start_run` of a subclass.
+    """Base class of panels: a dashboard that can start a run. Subclasses define `_start_run`.
 
-    `end_session=True` ends the machine's session (Colab's, or a rented machine) once the run is finished and its last
-    checkpoint is in the store.
+    `end_session=True` ends the Colab session, or the rented machine, once the run is finished and its last checkpoint
+    is in the store.
     """
 
     def __init__(self, end_session: bool = False) -> None:
@@ -41,8 +41,8 @@ class Panel(Dashboard):
         self._end_session = host.session_ender() if end_session else None
 
     def show(self) -> Self:
-        """Display the panel. In a notebook executed without a user (papermill), start the run and wait for its end
-        instead; raises `RunFailed` if it fails."""
+        """Display the panel. In a notebook executed without a user (papermill), instead start the run and wait for its
+        end. Raises `RunFailed` if the run fails."""
         if not nobody_there():
             return super().show()
         self.run = self._start_run()
@@ -79,8 +79,8 @@ class TrainPanel(Panel):
 
     >>> panel = kit.ui.TrainPanel(config).show()
 
-    Training runs in a separate process: closing the tab or restarting the kernel does not end it. If a run in
-    `runs_dir` is training when the panel is shown, the panel shows that run.
+    Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run in
+    `runs_dir` is already training, the panel shows that run.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TrainPanel(Panel):
         end_session: bool = False,
         **fields: Any,
     ) -> None:
-        """`dollars_per_hour` is the price of this machine for the estimate; default: the last known price."""
+        """`dollars_per_hour`: price of this machine, for the estimate; default: the last known price."""
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
@@ -137,7 +137,7 @@ class TrainPanel(Panel):
         self._edited()
 
     def _edited(self) -> None:
-        """After each edit, show the error at once or, without an error, an estimate as soon as it is known."""
+        """Called after each edit: show an error at once; without an error, show an estimate once it is computed."""
         self.estimator.cancel()
         try:
             self.config, price = self.form.read(), self.form.read_price()
@@ -156,7 +156,7 @@ class TrainPanel(Panel):
             self.estimator.start(self.config, price)
 
     def _paste(self, text: str) -> None:
-        """Fill the form from a config in YAML, except for run_name, so that Train starts a new run."""
+        """Fill the form from a config in YAML. Leave run_name empty, so that Train starts a new run."""
         if not text.strip():
             return
         try:
@@ -167,7 +167,7 @@ class TrainPanel(Panel):
             self._show_label(str(error), False)
 
     def _show_label(self, message: str, valid: bool) -> None:
-        """Show a message above the buttons. If not `valid`, it is an error: mark the wrong entry and disable Train."""
+        """Show a message above the buttons. Unless `valid`, mark the entry that the message names and disable Train."""
         self.form.mark("" if valid else message)
         self.label.value = style.wrap(style.note(message, bad=not valid))
         self.train_button.disabled = not valid or self.is_working
@@ -181,7 +181,7 @@ class TrainPanel(Panel):
         else:
             name = self.form.entries["run_name"]
             if self.run is not None and name.value == self.run.name:
-                name.value = ""  # this name is taken now; without one, the next run's name contains the time
+                name.value = ""  # the name is taken now; an empty name is replaced by one with the time
             self._edited()
 
     def _update_title(self) -> None:
@@ -195,9 +195,9 @@ class TrainPanel(Panel):
 
 
 class Fold:
-    """A page that can be folded; `draw(*arguments)` makes it, in a thread, when it is unfolded.
+    """A page that can be folded. When it is unfolded, `draw(*arguments)` makes the page in a thread.
 
-    `name`: CSS class; `below`: widgets below the page.
+    `name`: CSS class; `below`: widgets below the page; `arguments`: those of the last call of `choose`.
     """
 
     def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:
@@ -212,7 +212,7 @@ class Fold:
         self._drawn: tuple[Any, ...] | None = None
 
     def choose(self, *arguments: Any) -> None:
-        """Set the arguments of `draw` and, if the page is unfolded, draw it again."""
+        """Set the arguments of `draw`. If the page is unfolded, draw it again."""
         self._chosen = arguments
         self._draw()
 
@@ -235,9 +235,10 @@ class Fold:
 
 
 class Estimator:
-    """Checks a config and estimates its time and price in a thread; a newer request cancels the older one.
+    """Checks a config and estimates time and price of its run in a thread. A new request cancels the previous one.
 
-    Calls `show_resolved(config, resolved)`, and `show_label(message, valid)` with the estimate, or the error and False.
+    Calls `show_resolved(config, resolved)`, then `show_label(message, valid)` with the estimate or an error. `valid` is
+    False for an error, but True if only the speed could not be measured.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class Estimator:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, config: RunConfig, dollars_per_hour: float | None) -> None:
-        """Check `config` and estimate its time and price, after `SETTLE_S`."""
+        """After `SETTLE_S`, check `config` and estimate time and price of its run."""
         self.cancel()
         timer = threading.Timer(SETTLE_S, self._estimate, (self._request, config, dollars_per_hour))
         timer.daemon = True
@@ -273,7 +274,7 @@ class Estimator:
             if measured is None:
                 show(MEASURING, True)
                 self._process = process = speed.probe_apart(resolved)
-                if request is not self._request:  # cancelled just now
+                if request is not self._request:  # cancelled before the process was stored
                     process.kill()
                 measured = speed.answer(process, resolved)
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)

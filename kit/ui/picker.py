@@ -21,9 +21,9 @@ class RunPicker:
     >>> picker = kit.ui.RunPicker().show()
     >>> picker.run
 
-    The initial choice, and the only one in a notebook executed without a user, is `run` (a name or path), by default
-    the latest run that has a policy. A run that is only in `store` is downloaded into `runs_dir` when `picker.run` is
-    read. `trust` as in `kit.resume`.
+    The initial choice is `run` (a name or path), by default the latest run in `runs_dir` that has a policy, or, if
+    `runs_dir` is empty, the latest run in `store`. A notebook executed without a user keeps this choice. Reading
+    `picker.run` downloads a run that is only in `store`. `trust` as in `kit.resume`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RunPicker:
 
     @property
     def run(self) -> Run:
-        """The chosen run. Raises `UserError` without runs, if a download fails, or if the run's code is not trusted."""
+        """The chosen run. Raises `UserError` if there is no run, a download fails, or the run's code is not trusted."""
         if self._choice is None:
             raise UserError(
                 f"runs_dir={self.runs_dir!r} and store={self.store!r} hold no run; train one with 01_train."
@@ -72,7 +72,7 @@ class RunPicker:
             self._say("Run the cells below again to see this run.")
 
     def _add(self, entries: list[Entry]) -> None:
-        """Append runs to the dropdown, except those already in it; the choice does not change."""
+        """Append `entries` to the dropdown, except for runs that it already lists. Keep the choice."""
         options = list(self.choices.options)
         names = {Path(choice).name for _, choice in options}
         options += [(title(entry), entry["choice"]) for entry in entries if entry["name"] not in names]

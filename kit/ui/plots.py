@@ -1,4 +1,4 @@
-"""Matplotlib figures that stay in a saved notebook as PNG: learning curves, training metrics, images side by side."""
+"""Matplotlib figures, saved in the notebook as PNG: learning curves, training metrics, images side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSIDE = ("train/", "eval/")
 ON_THE_CURVE = (
     "eval/mean_return", "eval/success_rate", "eval/std_return", "eval/episodes", "train/n_updates", "train/clip_range",
 )  # fmt: skip
-"""Metrics that `inside` leaves out, because they are on the learning curve or tell little."""
+"""Metrics that `inside` leaves out, because the learning curve shows them or they are of little interest."""
 PALETTE = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e")
 
 
@@ -41,7 +41,7 @@ def learning_curve(run: Run) -> Any:
 
 
 def inside(run: Run) -> Any:
-    """Plot a run's other metrics, a small chart for each that is not constant; return a matplotlib figure.
+    """Plot a run's other metrics in small charts, unless they are constant; return a matplotlib figure.
 
     Training: losses, KL divergence, entropy, explained variance. Evaluation: reward terms and the task's own metrics.
     """
@@ -58,7 +58,7 @@ def inside(run: Run) -> Any:
 def draw(curves: Sequence[Curve], columns: int = 3, size: tuple[float, float] = (4.6, 3.1)) -> tuple[Any, list[Any]]:
     """Return a figure and its axes: one empty, styled axis per curve, each of `size` in inches.
 
-    The figure displays itself in a notebook, readable on light and dark pages; pyplot keeps no reference to it.
+    The figure displays itself in a notebook and is readable on light and dark pages. It is not registered with pyplot.
     """
     need("matplotlib", "notebook")
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The report of a finished run: success rate, learning curve and video as plain outputs, readable without a kernel."""
+"""The report of a run that has ended: success rate, learning curve and video, readable without a kernel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WAITING = "The result appears here as soon as the run is finished; you can also 
 def report(source: Panel | Run) -> None:
     """Show the success rate, the learning curve and a video of a run.
 
-    `source`: a run that has ended, or a panel; its run, and every later one, is shown as soon as it has ended. The
-    video is added as soon as it is recorded.
+    `source`: a run that has ended, or a panel. For a panel, each of its runs is shown when the run has ended. The video
+    is added when it has been recorded.
     """
     from IPython.display import display
 
@@ -39,7 +39,7 @@ def report(source: Panel | Run) -> None:
 
 
 def page(run: Run | None) -> style.Page:
-    """Return `result(run)`, or the text `WAITING` while the run is training."""
+    """Return `result(run)`, or the text `WAITING` if there is no run yet or the run is training."""
     return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
 
 
@@ -65,7 +65,7 @@ def result(run: Run, warning: str = "") -> style.Page:
 
 
 def tested(run: Run) -> str:
-    """Return a sentence about the final test, with the policy and the number of episodes; "" without a test."""
+    """Describe the final test (tested policy, number of episodes) in a sentence; "" without a test."""
     row = next((row for row in reversed(run.rows()) if "test/step" in row), None)
     if row is None:
         return ""
@@ -74,10 +74,11 @@ def tested(run: Run) -> str:
 
 
 def learnt(run: Run) -> tuple[str, bool] | None:
-    """Compare the last evaluation with that of the initial policy; return a sentence and whether the policy improved.
+    """Compare the last policy with the initial policy; return a sentence and whether the policy improved.
 
-    It improved if the success rate is significantly higher or, without a significant difference, the mean return is
-    higher by more than two standard errors. Returns None if the initial policy was not evaluated.
+    The policy improved if its success rate is significantly higher. If success rates do not differ significantly, it
+    improved if its mean return is higher by more than two standard errors. Returns None if the initial policy was not
+    evaluated.
     """
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:

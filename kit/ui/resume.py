@@ -18,8 +18,8 @@ from kit.ui.panel import Panel
 SHOWN = 12
 """Number of runs in the list, the latest first."""
 Entry = dict[str, Any]
-"""A run in the list: its row from `kit.runs()`, with "choice" (the argument for `kit.resume`) and "at_work" (whether it
-is training on this machine)."""
+"""A run in the list: its row of `kit.runs().to_dicts()`, with "choice" (the argument for `kit.resume`) and "at_work"
+(whether the run is training on this machine)."""
 
 
 class ResumePanel(Panel):
@@ -27,9 +27,9 @@ class ResumePanel(Panel):
 
     >>> panel = kit.ui.ResumePanel().show()
 
-    `run` (a name, a path, or a URL in a store) is resumed at once. `changes` are fields that differ from the run's
-    config, and `trust` as in `kit.resume`. In a notebook executed without a user, the panel resumes `run`, by default
-    the latest unfinished run on this machine or, without one, in the store.
+    `run` (a name, a path, or a URL in a store) is resumed at once. `changes`: RunConfig fields to change on resume, and
+    `trust` as in `kit.resume`. In a notebook executed without a user, the panel resumes `run`; default: the latest
+    unfinished run on this machine or, if there is none, in the store.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ResumePanel(Panel):
 
 
 def list_entries(where: str | Path | None) -> list[Entry]:
-    """Return the latest runs in a folder or a store; [] for None. Raises `UserError` if it cannot be read."""
+    """Return the latest runs in the folder or store `where`; [] for None. Raises `UserError` if it cannot be read."""
     runs = list_runs(where) if where is not None else RunList()
     is_local = isinstance(runs, RunList)
     return [
@@ -151,7 +151,7 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
 
 
 def row(now: Entry) -> str:
-    """Format a run as a line of HTML: name, progress bar, progress, success rate, state, age."""
+    """Format a run as a line of HTML: name, progress bar, progress, success rate, state, time since the last update."""
     colour, word = style.state(now)
     success = f"{style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
     when = style.ago(now["updated"]) if now["updated"] else ""

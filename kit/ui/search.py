@@ -1,4 +1,4 @@
-"""The report of a hyperparameter search: parallel coordinates, importances, a table of trials, the best config."""
+"""The report of a hyperparameter search: figures, a table of trials, and the best config."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kit.ui import style
 from kit.ui.plots import TEXT, side_by_side
 
 SIZES = (7.2, 3.4), (4.2, 3.4)
-"""Width and height in inches of the parallel coordinates and of the importances."""
+"""Width and height in inches: of the plot of parallel coordinates, and of the plot of importances."""
 
 
 def sweep(search: Sweep | str | Path) -> style.Page:
-    """Report the current state of a search, which is here or in its store. `search`: a Sweep or the search's YAML file.
+    """Report the current state of a hyperparameter search. `search`: a Sweep, or the path of the search's YAML file.
 
-    Shows parallel coordinates (a line per trial), the importance of each hyperparameter, a table of trials, and the
-    best config.
+    The trials are read from this machine or from the store. The report shows parallel coordinates (a line per trial),
+    the importance of each hyperparameter, a table of trials, and the best config.
     """
     if not isinstance(search, Sweep):
         search = Sweep(plan(search)[0])

@@ -1,4 +1,4 @@
-"""Saliency maps: a policy's camera images, and the regions in them that influence its actions."""
+"""Saliency maps: the regions of camera images that influence a policy's actions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GLOW = np.array([255.0, 220.0, 0.0])
 def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after: int = AFTER) -> list[np.ndarray]:
     """Show each camera's image and its saliency map, in `n_envs` envs, after playing `after` steps.
 
-    The saliency map is the darkened image, yellow where blurring a spot changes the action of the policy of `step`
-    (default: the best; 0: the initial policy). Returns the images, uint8 (H, W, 3), in the order shown. Raises
-    `UserError` for a recurrent policy.
+    A saliency map is the darkened image, yellow where blurring the image changes the policy's action. `step` chooses
+    the policy (default: the best; 0: the initial policy). Returns the images, uint8 (H, W, 3), in the order shown.
+    Raises `UserError` for a recurrent policy.
     """
     need("mediapy", "notebook,video")
     import mediapy

@@ -96,18 +96,18 @@ def heading(text: str) -> str:
 
 
 def image(png: bytes, text: str, attributes: str = "") -> str:
-    """Return an HTML image that contains the PNG; `text` is shown where there are no images."""
+    """Return an HTML image that contains the PNG; `text` is shown if the image cannot be."""
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f"<img alt='{html.escape(text)}' {attributes} src='{url}'>"
 
 
 def table(frame: pd.DataFrame, **options: Any) -> str:
-    """Return `frame` as HTML that scrolls sideways; `options` are those of `DataFrame.to_html`."""
+    """Return `frame` as an HTML table that scrolls sideways; `options`: arguments of `DataFrame.to_html`."""
     return f"<div style='overflow-x:auto'>{frame.to_html(border=0, classes='kit-table', **options)}</div>"
 
 
 def head(name: str, now: dict[str, Any]) -> str:
-    """Return HTML with a run's state, name, progress bar, main values and notes; `now`: its status."""
+    """Return HTML with a run's state, name, progress bar, main values and notes. `now`: the run's status."""
     colour, word = state(now)
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
@@ -143,7 +143,7 @@ MEANINGS = {
     "mean return": "sum of the rewards of an episode, averaged over recent episodes",
     "steps per second": "environment steps per second, over all envs",
 }
-"""Tooltips of the values in large digits."""
+"""Name of a value in `tiles` -> its tooltip."""
 
 
 def tiles(now: dict[str, Any]) -> str:
@@ -166,7 +166,7 @@ def tiles(now: dict[str, Any]) -> str:
 
 
 def notes(now: dict[str, Any]) -> str:
-    """Return HTML with notes below a run's values: GPU load, parent run, checkpoint, store, and the run's message."""
+    """Return HTML with notes about a run: GPU load, parent run, branches, checkpoint, store, and the run's message."""
     saved, store, gpu = now["checkpoint"], now["store"], _gpu_summary(now)
     ended = now["state"] in ("finished", "failed", "interrupted")
     lines = []
@@ -174,7 +174,7 @@ def notes(now: dict[str, Any]) -> str:
         lines.append(f"<span class='kit-bad'>{html.escape(gpu.verdict)}</span>")
     elif gpu is not None:
         loads = " and ".join(f"{load['busy_percent']:.0f} % of {phase}s" for phase, load in now["gpu"].items())
-        lines.append(f"The GPU was busy {loads}; {gpu.memory_bytes / 1e9:.1f} GB of its memory are in use.")
+        lines.append(f"The GPU was busy {loads}; up to {gpu.memory_bytes / 1e9:.1f} GB of its memory were in use.")
     if now.get("parent"):
         name, step = now["parent"]
         at_step = "" if step is None else f" of step {step:,}"
@@ -184,12 +184,12 @@ def notes(now: dict[str, Any]) -> str:
     if now.get("plan"):
         lines.append(f"{html.escape(now['plan'])}.")
     if saved:
-        age = "" if ended else f", {ago(saved['time'])}"  # an ended run is not redrawn, so its age would be wrong
+        age = "" if ended else f", {ago(saved['time'])}"  # an ended run is not redrawn, so the age would become wrong
         lines.append(f"Saved on this machine: step {saved['step']:,}{age}.")
     if saved and now["state"] in ("interrupted", "failed"):
         lines.append(
-            f"Resume continues from step {saved['step']:,}. The step count may go back to it: checkpoints are written "
-            "between iterations, and the steps of an unfinished iteration are repeated."
+            f"Resume continues from step {saved['step']:,}. The step count may be lower than before, because "
+            "checkpoints are written between iterations; the steps of an unfinished iteration are repeated."
         )
     if store:
         lines.append(_store_line(store))
@@ -202,7 +202,7 @@ def notes(now: dict[str, Any]) -> str:
 
 
 def _gpu_summary(now: dict[str, Any]) -> Summary | None:
-    """Return the GPU's load over rollouts and updates together, or None without measurements."""
+    """Return the GPU's load, over rollouts and updates together; None without measurements."""
     return total([Summary(**load) for load in (now["gpu"] or {}).values()])
 
 

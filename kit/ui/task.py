@@ -20,11 +20,11 @@ from kit.ui import style
 SIZE = 300
 """Width and height of the image in pixels."""
 AFTER = 10
-"""Number of random steps before the image is taken, so that something moves."""
+"""Number of random steps before the image is taken; they move the robot out of its start pose."""
 
 
 def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
-    """Return a page that describes `env`, from its task info or the spaces of a Gymnasium env. Takes a few seconds."""
+    """Return a page that describes `env`, from its task info or its Gymnasium spaces. Takes a few seconds."""
     vec_env = envs.make_vec(env, 1, seed=0, threads=1, env_options=envs.without_opponents(env, env_options or {}))
     try:
         info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
@@ -57,8 +57,7 @@ def sensible_steps(env: str) -> int | None:
 
 
 def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
-    """Return the fields of an observation: from the task info or, for entries that it does not declare, from the
-    entry's space."""
+    """Return the fields of an observation. Entries without fields in the task info are described by their space."""
     fields: list[Field] = []
     for path, entry in leaves("obs", space):
         name = path[4:]
@@ -70,7 +69,7 @@ def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
 
 
 def _field_of_space(name: str, space: Any) -> Field:
-    """Describe an undeclared entry by its space: images, choices, or numbers with their bounds."""
+    """Describe an observation entry or action by its space: images, choices, or numbers with their bounds."""
     shape, prefix = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
     if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
         _, height, width = sorted(shape[-3:])
@@ -115,7 +114,7 @@ def _about(env: str) -> str:
 
 
 def _render(env: Any) -> bytes | None:
-    """Return an image of the env after a few random steps as PNG; None for an env that renders nothing."""
+    """Return an image of the env after `AFTER` random steps, as PNG; None if the env cannot be rendered."""
     mediapy = need("mediapy", "notebook,video")
     if not env.cameras:
         return None

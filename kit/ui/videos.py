@@ -35,18 +35,21 @@ EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class PolicyVideo:
-    """A video of one or several policies of one task, side by side, in a few episodes."""
+    """A video of a few episodes, in one or several views side by side."""
 
     views: tuple[View, ...]
     size: int = 320
     """Width and height of each view in pixels."""
     episodes: int | tuple[int, ...] = EPISODES
-    """How many episodes, or a tuple of episode numbers."""
+    """Number of episodes, or a tuple of episode numbers."""
 
     @property
     def path(self) -> Path:
-        """The video file: `videos/step_<step>.mp4`, as for `kit video`, if it shows one policy by the first camera;
-        else a file in `videos/views` whose name is a hash of what it shows."""
+        """Path of the video file.
+
+        A single view from the default camera, of the first episodes, has the same path as in `kit video`:
+        `videos/step_<step>.mp4`. The name of any other video, in `videos/views`, is a hash of views, size and episodes.
+        """
         run, step, camera, _ = self.views[0]
         folder = run.path / "videos"
         if len(self.views) == 1 and not camera and isinstance(self.episodes, int):
@@ -55,7 +58,7 @@ class PolicyVideo:
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
     def file(self) -> Path:
-        """Return `path`; if the file does not exist, record it first, with a progress bar."""
+        """Return `path`. If the file does not exist, record the video first, with a progress bar."""
         if self.path.exists():
             return self.path
         with progress_bar(desc="recording", unit="frame", leave=False) as bar:
@@ -69,7 +72,10 @@ class PolicyVideo:
             return path
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
-        """Record a single view in a separate process. Raises `UserError` if another process cannot create the env."""
+        """Start recording a single view in a separate process.
+
+        Raises `UserError` if that process could not create the env, for example an env defined in the notebook.
+        """
         run = self.views[0].run
         arguments = [str(run.path), "--step", str(self.views[0].step), "--episodes", str(self.episodes)]
         return subprocess.Popen(
@@ -80,9 +86,9 @@ class PolicyVideo:
 
 
 def missing_video(run: Run) -> PolicyVideo | None:
-    """Return the video, still to be recorded, of the best policy or, without evaluations, of the latest.
+    """Return the video of the best policy (without evaluations: the latest policy) if it is still to be recorded.
 
-    None if there is no policy, if the video exists, or if the packages for videos are missing.
+    Return None if there is no policy, if the video exists, or if the packages for videos are missing.
     """
     policies = [best] if (best := run.best()) else run.checkpoints()
     if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
@@ -92,7 +98,7 @@ def missing_video(run: Run) -> PolicyVideo | None:
 
 
 def record_last(run: Run) -> str:
-    """Record `missing_video(run)` and wait until it is finished. Return an error message, or "" on success."""
+    """Record `missing_video(run)` and wait for the result. Return an error message, or "" on success."""
     if (missing := missing_video(run)) is None:
         return ""
     try:
@@ -105,7 +111,7 @@ def record_last(run: Run) -> str:
 
 
 class Recorder:
-    """Records a run's best policy from time to time while it trains. Call `poll` often; it never blocks."""
+    """Records `missing_video(run)` from time to time while the run trains. Call `poll` often; it never blocks."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -113,7 +119,7 @@ class Recorder:
         self._next = time.monotonic() + EVERY_S / 2
 
     def poll(self, now: dict[str, Any]) -> None:
-        """Start recording if it is due. A failure, as when a policy is replaced meanwhile, is retried later."""
+        """Start a recording if it is due. `now`: the run's status. Failed recordings are retried after `EVERY_S`."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
@@ -137,7 +143,7 @@ def video(path: Path, width: int = 480) -> style.Page:
 def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
     """Return a page with video players side by side, from (caption, path) pairs.
 
-    The page contains the files, so the videos also play where only the saved notebook is opened.
+    The page contains the video files. Therefore a saved notebook plays them on any machine.
     """
     videos = list(videos)
     body = style.flex(tag(path, text, width) for text, path in videos)
@@ -146,7 +152,7 @@ def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
 
 
 def tag(path: Path, caption: str, width: int) -> str:
-    """Return HTML that plays the mp4 at `path` in a loop, muted, `width` pixels wide, with a link to save the file."""
+    """Return HTML that plays the mp4 at `path` muted, in a loop, `width` pixels wide, with a link to save the file."""
     mp4, png = (base64.b64encode(data or b"").decode() for data in (path.read_bytes(), poster(path)))
     sources = f'poster="data:image/png;base64,{png}" src="data:video/mp4;base64,{mp4}"'
     save = f"<a download='{path.name}' onclick='this.href=this.closest(&quot;figure&quot;).firstChild.src'>save</a>"

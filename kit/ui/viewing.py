@@ -1,4 +1,4 @@
-"""Live 3-D viewer in the browser: a policy plays in its MuJoCo scene; controls choose the checkpoint and steer."""
+"""Live 3-D viewer in the browser: shows a policy in its MuJoCo scene, with controls for checkpoint and joystick."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 HEIGHT = 640
 """Height of the viewer in a notebook, in pixels."""
 WALKER = 2.2
-"""Distance of the camera from a walking robot, as a multiple of (the robot's height + 0.3 m)."""
+"""Distance of the camera from a walking robot, divided by (height of the robot's base + 0.3 m)."""
 IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
 
@@ -33,7 +33,7 @@ IDLE_S = 0.2
 class Viewer:
     """Plays the policy of `step` (default: the best; 0: the initial policy) in real time while a browser is connected.
 
-    A new episode follows each one until `close`. Open `url` in a browser; in a notebook the viewer displays itself.
+    It plays episode after episode until `close`. Open `url` in a browser; in a notebook the viewer displays itself.
     Raises `UserError` for a task without MuJoCo.
     """
 
@@ -56,7 +56,7 @@ class Viewer:
         self.port = self._server.get_port()
         self.url = f"http://{HOST}:{self.port}"
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
-        # without a material, a geom is shown in its rgba colour; only materials with a texture are kept
+        # remove materials without a texture, so that their geoms are shown in their rgba colour
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
         self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
@@ -162,6 +162,7 @@ class Viewer:
 def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080, trust: bool = False) -> Viewer:
     """Show the policy of `step` (default: the best) of `run` live in this notebook.
 
-    On a remote machine it works in Colab, or through `ssh -L`. Needs the extra `view`. `trust` as in `kit.resume`.
+    On a remote machine the viewer works in Colab, or through `ssh -L`. Needs the pip extra `view`. `trust` as in
+    `kit.resume`.
     """
     return Viewer(opened(run, trust), step, port)

@@ -97,14 +97,14 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
         if "no slot" in told[-1][3]:
             rows = {row["name"]: row for row in json.loads(batch("status", "jobs.yaml", "--json").communicate()[0])}
             assert [rows[name]["state"] for name in ("held", "lost", "b")] == ["waiting"] * 3
-            assert rows["held"]["message"].startswith("another machine has it (until")
+            assert rows["held"]["message"].startswith("another machine holds its lease (until")
             assert rows["lost"]["message"].startswith("its store does not answer (store=")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_batch(jobs, [job.config for job in jobs], engine, look)
     when = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    assert re.fullmatch(rf"another machine has it \(until {when[6:]} unless it renews\), {when}", told[0][0])
+    assert re.fullmatch(rf"another machine holds its lease \(until {when[6:]} unless renewed\), {when}", told[0][0])
     assert re.fullmatch(rf"its store does not answer \(store='.*lost' cannot be reach.*\), {when}", told[0][1])
     assert re.fullmatch(rf"no slot is free \(1 at work\), {when}", told[-1][3])
     with work._bar("step") as tell:

@@ -183,7 +183,7 @@ def test_a_trial_that_waits_says_for_what_and_since_when_to_everybody(tmp_path: 
         (row,) = json.loads(json.dumps(Sweep(plan(path)[0]).rows()))
         assert row == now.rows()[0] and row["state"] == "running"
         when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-        said = rf"another machine has it \(until {when} unless it renews\), since {when}"
+        said = rf"another machine holds its lease \(until {when} unless renewed\), since {when}"
         assert re.fullmatch(said, row["message"]), row["message"]
         raise KeyboardInterrupt
 

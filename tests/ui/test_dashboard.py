@@ -97,7 +97,7 @@ def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     page = style.head(run.name, now | {"gpu": busy})
     assert "idles" not in page
     assert "90 %</b><span>GPU busy" in page
-    assert "busy 98 % of rollouts and 82 % of updates; 10.0 GB of its memory" in page
+    assert "busy 98 % of rollouts and 82 % of updates; up to 10.0 GB of its memory were" in page
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import torch
 PATCHES = 4
 """Number of dirt spots on a plate."""
 NUMBERS = 4 * PATCHES
-"""Number of random numbers used per plate."""
+"""Number of random numbers from which the dirt of a plate is made."""
 PATCH_M = (0.015, 0.035)
-"""Range of a spot's radius, at which the dirt is 61 % as thick as in the spot's centre."""
+"""Range of a spot's radius, m: the standard deviation of its Gaussian profile."""
 THICK = (0.6, 1.0)
 """Range of the thickness in a spot's centre; 1 is the greatest thickness."""
 TRACE = 0.15
-"""Initial dirt thinner than this is removed, so that most of a plate is clean."""
+"""Initial dirt thinner than this is set to 0, so that most of a plate is clean."""
 
 
 def serve(chance: torch.Tensor, cells: torch.Tensor, radius_m: float) -> torch.Tensor:
@@ -40,13 +40,13 @@ def rubbed(
 ) -> torch.Tensor:  # fmt: skip
     """Return the thickness (n, cells) that the sponge removes in `seconds`.
 
-    The sponge, of radius `radius_m`, is at `sponge` (n, 2), m, relative to the plate's centre, as are the centres of
-    the `cells` (cells, 2). It presses with `force_n` (n,) and slides at `speed_mps` (n,).
+    The sponge has the radius `radius_m`, presses with `force_n` (n,) and slides at `speed_mps` (n,). Its position
+    `sponge` (n, 2) and the centres of the `cells` (cells, 2) are relative to the plate's centre, m.
 
     The model is Preston's law of polishing, dh/dt = k p v, which is Archard's law of wear per area (F. W. Preston,
-    J. Soc. Glass Technology 11, 1927; J. F. Archard, J. Applied Physics 24, 1953): without pressure or without sliding,
-    nothing is removed. `wear` is k, in thicknesses per pascal and metre. The pressure under the sponge is
-    p(r) = 2 F / (π a²) (1 - r²/a²) up to its radius a, highest in the centre; its integral is F.
+    J. Soc. Glass Technology 11, 1927; J. F. Archard, J. Applied Physics 24, 1953). Without pressure or without sliding,
+    nothing is removed. `wear` is k, in units of the greatest thickness per pascal and metre. The pressure at distance r
+    from the sponge's centre is p(r) = 2 F / (π a²) (1 - r²/a²), up to the sponge's radius a; its integral is F.
     """
     away = (cells - sponge.unsqueeze(1)).square().sum(2)  # (n, cells), r²
     shape = (1 - away / radius_m**2).clamp_(min=0.0)

@@ -1,4 +1,4 @@
-"""Income and costs of dishwashing: prices as options, and functions that compute rewards and business metrics.
+"""Income and costs of dishwashing: prices, which are options, and functions for rewards and business metrics.
 
 Amounts are in US dollars.
 """
@@ -15,11 +15,11 @@ from kit.envs.options import Options, number
 HOUR_S = 3600.0
 JOULES_PER_KWH = 3.6e6
 REWARD_PER_USD = 10.0
-"""Reward per US dollar. A reward of 1 is 0.10 USD; a clean plate earns about 1, a good scale for networks."""
+"""Reward per US dollar. A reward of 1 is 0.10 USD. A clean plate earns about 1, which is a good scale for networks."""
 TERMS = ("cleaning", "delivery", "breakage", "energy", "time")
 """Reward terms."""
 LEDGER = ("clean", "broken", "rejected", "energy_j", "elapsed_s")
-"""Totals of a shift: plates that left the sink clean, broken, or taken away dirty; energy, J; time, s."""
+"""Totals of a shift: number of clean plates, of broken plates, and of plates taken away dirty; energy, J; time, s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,33 +27,33 @@ class Economy(Options):
     """Prices and costs, in USD."""
 
     price_usd: float = number(0.12, 0.0, 1000.0)
-    """Price of a clean plate; an assumption: about what a person earns per piece, at 16 dollars an hour and the 12
-    place settings (140 pieces) that people wash by hand in an hour (Berkholz et al., Int. J. Consumer Studies 34, 2010:
-    a full dishwasher load of EN 50242 took 60 minutes on average)."""
+    """Price of a clean plate; an assumption: about a person's wage per piece, 0.11 dollars at 16 dollars and 140 pieces
+    an hour. People take an hour on average to wash 12 place settings by hand (140 pieces, a full dishwasher load of
+    EN 50242; Berkholz et al., Int. J. Consumer Studies 34, 2010)."""
     advance: float = number(0.5, 0.0, 1.0)
     """Fraction of the price paid in advance, in proportion to the dirt removed.
 
-    It is taken back if the plate does not leave the sink clean. The rest is paid when the clean plate leaves.
-    An assumption; it changes when money is paid, not how much."""
+    The advance is taken back if the plate does not leave the sink clean. The rest of the price is paid when the clean
+    plate leaves. An assumption: this fraction changes when money is paid, but not how much."""
     breakage_usd: float = number(1.0, 0.0, 1000.0)
-    """Cost of a broken plate; an assumption: a plain white one, bought by the dozen."""
+    """Cost of a broken plate; an assumption: the price of a plain white plate, bought by the dozen."""
     energy_usd_kwh: float = number(0.13, 0.0, 100.0)
-    """Price of a kWh; about what US commercial customers paid in 2023 (EIA, Electric Power Monthly, table 5.6)."""
+    """Price of a kWh: about that of US commercial customers in 2023 (EIA, Electric Power Monthly, table 5.6)."""
     standby_w: float = number(50.0, 0.0, 10_000.0)
-    """Power of the machine besides the mechanical work of its motors; an assumption."""
+    """Power of the machine in addition to the mechanical power of its motors; an assumption."""
     machine_usd_h: float = number(3.0, 0.0, 1000.0)
-    """Cost of the machine per hour, working or waiting; an assumption: 18,000 dollars over three years of 2,000
-    hours."""
+    """Cost of the machine per hour, also while it waits; an assumption: 18,000 dollars over three years of 2,000 hours
+    each."""
     wage_usd_h: float = number(16.0, 0.01, 1000.0)
-    """Hourly wage of a human dishwasher, for the metric "value_to_wage": the median of US dishwashers was 33,670
-    dollars a year (Bureau of Labor Statistics, occupation 35-9021)."""
+    """Hourly wage of a human dishwasher, for the metric "value_to_wage". The median in the US was 33,670 dollars a year
+    (Bureau of Labor Statistics, occupation 35-9021)."""
 
 
 class StepOutcome(NamedTuple):
     """Outcome of one step, (n,) each."""
 
     progress: torch.Tensor
-    """Dirt removed in this step, divided by the dirt between the plate's start and clean, in [0, 1]."""
+    """Dirt removed in this step, divided by all the dirt to be removed until the plate counts as clean, in [0, 1]."""
     paid_usd: torch.Tensor
     """Advance paid for the plate so far, including this step."""
     clean: torch.Tensor
@@ -69,7 +69,7 @@ class StepOutcome(NamedTuple):
 def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
     """Return the reward terms of a step, (n, 5), USD, in the order of `TERMS`.
 
-    Summed over one plate, "cleaning" and "delivery" give the price if the plate left clean, and 0 if it did not.
+    Summed over all steps of a plate, "cleaning" and "delivery" are the price if the plate left clean, else 0.
     """
     clean = step.clean.to(step.progress.dtype)
     lost = (step.broken | step.rejected).to(step.progress.dtype)
@@ -86,9 +86,9 @@ def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
 
 
 def profit_usd(economy: Economy, ledger: torch.Tensor) -> torch.Tensor:
-    """Return the profit of a shift so far, (n,), USD, from its totals `ledger` (n, 5), in the order of `LEDGER`.
+    """Return the profit of a shift so far, (n,), USD, from its totals `ledger` (n, 5); see `LEDGER`.
 
-    A plate that is still in the sink counts as 0.
+    A plate that is still in the sink does not count.
     """
     clean, broken, _, energy_j, elapsed_s = ledger.unbind(1)
     running = economy.energy_usd_kwh / JOULES_PER_KWH * energy_j + economy.machine_usd_h / HOUR_S * elapsed_s
@@ -99,9 +99,9 @@ def metrics(economy: Economy, ledger: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return business metrics of a shift, each (n,), from its totals `ledger` (n, 5), in the order of `LEDGER`.
 
      - "plates_per_hour": clean plates per hour.
-     - "breakage_rate", "error_rate": fraction of the plates that left the sink broken, and broken or dirty.
+     - "breakage_rate": fraction of the plates that broke; "error_rate": fraction that broke or stayed dirty.
      - "profit_per_hour": USD.
-     - "value_to_wage": price of the clean plates, divided by a person's wage for the same time.
+     - "value_to_wage": price of all clean plates, divided by a person's wage for the same time.
     """
     clean, broken, rejected, _, elapsed_s = ledger.unbind(1)
     hours = elapsed_s.clamp(min=1e-9) / HOUR_S

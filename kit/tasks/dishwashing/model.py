@@ -1,8 +1,8 @@
-"""MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints, built from simple shapes.
+"""MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints.
 
 World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
-with `base`, an invisible flat disc whose top is at z = 0, so it never hits the plate's edge. Dirt is a grid of thin
-boxes on the plate, without contacts, which the task colours.
+with `base`, an invisible flat disc whose top is at z = 0. Therefore it never hits the plate's edge. Dirt is a grid of
+thin boxes on the plate, without contacts; the task sets their colours.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ DIRT = "dirt{}"
 SLIDES = ("tool_x", "tool_y", "tool_z")
 
 PLATE_M, WELL_M = 0.135, 0.12
-"""Radius of a dinner plate, and of its well, the part that can be dirty."""
+"""Radius of a dinner plate, and of its well: the flat part in the middle, which can be dirty."""
 GRID = 8
-"""Dirt cells along each axis of the square around the well; only cells whose centre is in the well exist."""
+"""Number of dirt cells along each axis of the square around the well. Cells with their centre outside the well are left
+out."""
 CELL_M = 2 * WELL_M / GRID
 REACH_M = 0.12
 """Greatest distance of the sponge from the centre of the sink, along x and along y."""
 HOVER_M = 0.06
 """Greatest height of the sponge above the plate."""
 MAT_M = 0.3
-"""Radius of the hidden disc `base`, beyond the sponge's reach. The drawn mat is smaller: `PLATE_M` + 0.03."""
+"""Radius of the invisible disc `base`, greater than the sponge's reach. The drawn mat has radius `PLATE_M` + 0.03."""
 MOST_SPEED_MPS = 0.4
 """Greatest commanded speed of the sponge along x and along y."""
 LIFT_N, MOST_PRESS_N = 10.0, 50.0
-"""Greatest force of the tool upward, and downward."""
+"""Greatest force of the tool: upward, and downward."""
 SLIDE_N = 60.0
 """Greatest force of the slides along x and y."""
 FRICTION = 0.4
@@ -65,12 +66,12 @@ def build_model() -> mujoco.MjModel:
     spec = mujoco.MjSpec()
     spec.option.timestep = 0.005
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # useless with one contact; took a third of the time
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # useless with one contact; a third of the time
     studio(spec, floor=False)
     _add_sink(spec)
     _add_plate(spec)
     _add_tool(spec)
-    # The contact has no friction, because with friction MuJoCo's contacts lift off and bounce as they slide. The task
+    # The contact has no friction, because a sliding MuJoCo contact with friction lifts off and bounces. The task
     # applies friction as an external force.
     spec.add_pair(name=PLATE, geomname1=SPONGE, geomname2=BASE, condim=1, solref=[0.03, 1.0])
     spec.add_sensor(name=FORCE, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=SPONGE, reftype=_GEOM,
@@ -82,7 +83,7 @@ def build_model() -> mujoco.MjModel:
 
 def _box(body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[float, ...], rgba: tuple[float, ...],
          kind: mujoco.mjtGeom = mujoco.mjtGeom.mjGEOM_BOX) -> mujoco.MjsGeom:  # fmt: skip
-    """Add a visual shape without contacts and mass."""
+    """Add a shape without contacts and without mass."""
     return body.add_geom(name=name, type=kind, pos=pos, size=[*size, *[0.0] * (3 - len(size))], rgba=rgba,
                          contype=0, conaffinity=0, mass=0)  # fmt: skip
 
@@ -107,7 +108,7 @@ def _add_plate(spec: mujoco.MjSpec) -> None:
     plate = spec.worldbody.add_body(name=PLATE, mocap=True)
     disc = mujoco.mjtGeom.mjGEOM_CYLINDER
     base = plate.add_geom(name=BASE, type=disc, pos=(0, 0, -0.01), size=(MAT_M, 0.01, 0))
-    base.contype = base.conaffinity = 0  # contacts by the explicit pair only
+    base.contype = base.conaffinity = 0  # contacts only by the explicit pair
     base.group = 3  # not drawn
     _box(plate, "mat", (0, 0, -0.012), (PLATE_M + 0.03, 0.009), _RUBBER, disc)
     _box(plate, PLATE, (0, 0, -0.01), (PLATE_M, 0.01), (*RIM_RGB, 1), disc)
@@ -117,7 +118,7 @@ def _add_plate(spec: mujoco.MjSpec) -> None:
 
 
 def _add_tool(spec: mujoco.MjSpec) -> None:
-    """Add the tool: a gravity-compensated carriage of 1 kg with the sponge, on an arm leaning away from the cameras."""
+    """Add the tool of 1 kg, gravity-compensated: the sponge, and a rod that leans away from the cameras."""
     tool = spec.worldbody.add_body(name="tool", gravcomp=1)
     for name, axis in zip(SLIDES, np.eye(3), strict=True):
         across = name != "tool_z"

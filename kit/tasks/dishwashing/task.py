@@ -19,24 +19,24 @@ from kit.tasks.dishwashing import model as scene
 from kit.tasks.dishwashing.rules import Rules
 
 LOOKS = 5
-"""How many times per step, every 20 ms, force and removed dirt are computed."""
+"""Number of times per step that force and removed dirt are computed: every 20 ms."""
 SLOW_MPS = 0.1
-"""Below this speed friction falls towards 0 with the speed, so that a sponge at rest stays at rest."""
+"""Friction has the factor v / (v + `SLOW_MPS`), which is 0 at speed v = 0, so that a sponge at rest stays at rest."""
 TINY = 1e-9
-"""Lower bound of denominators that can be 0, for example for a plate that arrives clean (one in a million)."""
+"""Lower bound of denominators, which can be 0: for example, one plate in a million arrives clean."""
 START_M = 0.08
 """Greatest distance of the sponge from the centre of the sink at the start of a shift, along x and along y."""
 LIFT_M = 0.1
-"""Distance by which a lift in the sink's floor moves plates down and up."""
+"""Distance by which a lift in the sink's floor moves the old plate down and the next plate up."""
 SEEN = 0.01
 """Dirt thinner than this is invisible in images."""
 SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
-"""Spiral of the scripted policy: distance between turns, and radius of the turn along the plate's rim."""
+"""Spiral of the wiper: distance between its turns, and radius of its last turn, along the plate's rim."""
 SEEKER_GAIN = 30.0
-"""Speed of the second scripted policy: full speed when the nearby dirt is a 30th of the plate's well away."""
+"""The seeker moves at full speed when the mean of the nearby dirt is farther away than a 30th of `scene.WELL_M`."""
 WIPER = (44.0, 0.4)
-"""Force, N, and speed, m/s, of the scripted policy: hard and fast, yet no plate breaks (tests/bench/dishes.py)."""
+"""Force, N, and speed, m/s, of the wiper. They are high, but no plate breaks (tests/bench/dishes.py)."""
 
 SEES = (
     Field("position of the sponge", 2, f"{scene.REACH_M} m"),
@@ -63,7 +63,7 @@ PRIVILEGED = (
     Field("force of the sponge's motors", 3, f"{scene.MOST_PRESS_N} N"),
     Field("drag of the plate on the sponge along x and y", 2, f"{scene.MOST_PRESS_N} N"),
 )
-"""Fields of "privileged", which the policy does not see, in order."""
+"""Fields of "privileged", in order. The policy does not see them."""
 
 
 class Dishwashing(MujocoTask):
@@ -71,14 +71,14 @@ class Dishwashing(MujocoTask):
 
     The action (3,) in [-1, 1] is the sponge's velocity along x and y, in units of 0.4 m/s, and its force, from 10 N
     upward (-1) to 50 N downward (1). Dirt is removed where the sponge presses and slides (module `dirt`). A plate is
-    clean when 3 % of its dirt is left. It breaks when the contact force exceeds its limit, 50 to 100 N, which is not
-    observed; the sponge can press with 51 N as it comes down. When a plate is clean, broken or has taken too long, the
-    tool is lifted automatically, and a lift brings the next plate. An episode is a shift and does not terminate early.
-    The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
+    clean when at most 3 % of its dirt is left. A plate breaks when the contact force exceeds its limit, which is 50 to
+    100 N and not observed; a sponge that comes down can press with 51 N. When a plate is clean, broken or has taken too
+    long, the tool is lifted automatically, and a lift brings the next plate. An episode is one shift; it never
+    terminates early. The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
 
-    The policy observes `SEES`, with positions along x and y; the groups "critic" and "teacher" also see `PRIVILEGED`.
-    The vector to nearby dirt is a mean over the cells, weighted by their dirt and by 1 / (r² + a²)², with r the
-    distance from the sponge and a the sponge's radius.
+    The policy observes `SEES`, with positions along x and y. The groups "critic" and "teacher" also see `PRIVILEGED`.
+    The vector to nearby dirt is a mean over the cells, weighted by the dirt and by 1 / (r² + a²)², where r is the
+    distance of a cell from the sponge and a is the sponge's radius.
     """
 
     name = "Dishwashing"
@@ -110,8 +110,8 @@ class Dishwashing(MujocoTask):
                 Field(f"downward force on the sponge, from {-scene.LIFT_N:g} to {scene.MOST_PRESS_N:g} N", 1),
             ),
             pays=(
-                (per_usd * price * self.rules.advance, "per plate, paid bit by bit as its dirt is removed"),
-                (per_usd * price * (1 - self.rules.advance), "per clean plate; otherwise the sum above is taken back"),
+                (per_usd * price * self.rules.advance, "per plate, paid in proportion to the dirt removed"),
+                (per_usd * price * (1 - self.rules.advance), "per clean plate; other plates lose the term above"),
                 (-per_usd * self.rules.breakage_usd, "per broken plate"),
                 (-per_usd * self.rules.energy_usd_kwh, "per kWh of energy"),
                 (-per_usd * self.rules.machine_usd_h, "per hour of machine time (a reward of 1 is 0.10 USD)"),
@@ -122,7 +122,7 @@ class Dishwashing(MujocoTask):
         super().bind(sim)
         model, n = self.model, sim.n
         self._cells = torch.as_tensor(scene.cells(), dtype=sim.dtype, device=sim.device)
-        # views of the simulator's tensors, so they are always up to date
+        # views of the simulator's tensors, always current
         self._sponge, self._velocity = sim.qpos[:, :3], sim.qvel[:, :3]
         self._middle_w = sim.mocap_pos[:, model.body(scene.PLATE).mocapid[0]]
         self._motors = sim.actuator_force
@@ -202,7 +202,8 @@ class Dishwashing(MujocoTask):
     def _account(self, present: torch.Tensor, before: torch.Tensor, energy_j: torch.Tensor) -> None:
         """Compute which plates became clean, broke or were rejected in this step, and the reward terms.
 
-        `present` (n,) bool: a plate was in place; `before` (n,): dirt before the step.
+        `present` (n,) bool: whether a plate was in place; `before` (n,): dirt before the step; `energy_j` (n,): energy
+        used in the step.
         """
         rules, dt_s = self.rules, self.control_dt_s
         left = self.dirt.sum(1)
@@ -224,7 +225,7 @@ class Dishwashing(MujocoTask):
         self._is_broken.copy_(self._is_broken.bool() | broken)
 
     def _move_plates(self) -> None:
-        """Move finished plates down on the lift and the next ones up."""
+        """Move finished plates down on the lift, and the next plates up."""
         dt_s, half_s = self.control_dt_s, self.rules.change_s / 2
         old = self._waiting_s > half_s
         self._waiting_s.sub_(dt_s).clamp_(min=0.0)
@@ -246,7 +247,7 @@ class Dishwashing(MujocoTask):
         return self._vectors()
 
     def _vectors(self) -> dict[str, Obs]:
-        """Return the entries "state" and "privileged", each only if the env delivers it."""
+        """Return the entries "state" and "privileged", as far as the env delivers them."""
         entries = {"state": self._state, "privileged": self._privileged}
         return {name: entries[name]() for name in self.delivered if name in entries}
 
@@ -310,7 +311,7 @@ class Dishwashing(MujocoTask):
         return {**rewards, **{f"shift/{name}": value for name, value in shift.items()}}
 
     def colours(self) -> dict[str, torch.Tensor]:
-        """Return "geom_rgba" (n, ngeom, 4): thicker dirt is browner, removed dirt invisible, a broken plate red."""
+        """Return "geom_rgba" (n, ngeom, 4): thick dirt is brown, removed dirt is invisible, a broken plate is red."""
         china, sauce, broken = self._palette
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
@@ -332,11 +333,12 @@ class Dishwashing(MujocoTask):
     def wipe(self, press_n: float, speed_mps: float) -> torch.Tensor:
         """Return the actions (n, 3) of a scripted policy that wipes with constant force and speed.
 
-        It follows a spiral from the plate's centre to the rim, goes once around, and returns. It ignores the dirt.
+        The sponge follows a spiral from the plate's centre to the rim, goes once around the rim, and returns. The
+        policy ignores the dirt.
         """
         per_rad = TURN_M / (2 * math.pi)
-        spiral_m = EDGE_M**2 / (2 * per_rad)  # length of r = b φ, nearly b φ² / 2
-        whole_m = spiral_m + 2 * math.pi * EDGE_M  # with one turn around the rim
+        spiral_m = EDGE_M**2 / (2 * per_rad)  # length of the spiral r = b φ: nearly b φ² / 2
+        whole_m = spiral_m + 2 * math.pi * EDGE_M  # the spiral and one turn around the rim
         travelled_m = torch.remainder(self._time_s * speed_mps, 2 * whole_m)
         along_m = torch.minimum(travelled_m, 2 * whole_m - travelled_m)
         radius = (2 * per_rad * along_m.clamp(max=spiral_m)).sqrt()

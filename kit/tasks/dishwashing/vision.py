@@ -15,15 +15,16 @@ from kit.tasks.dishwashing.task import Dishwashing
 
 EYE = "eye"
 FRAMES = 8
-"""Frames per clip, one per step: 0.8 seconds."""
+"""Frames per clip: one per step, 0.8 s in total."""
 LEAST_PIXELS = 16
 
 
 class DishwashingVideo(Dishwashing):
     """`Dishwashing` from video: the policy sees only clips (8, 3, 64, 64) of the plate, not the contact force.
 
-    A clip has one frame per step, newest last. The group "teacher" sees "state", which the policy of `Dishwashing`
-    sees; the group "critic" sees "state" and "privileged". `size` is the width and height of the images, pixels.
+    A clip has one frame per step; the newest frame is the last. The group "teacher" sees "state", the observation of
+    the policy of `Dishwashing`. The group "critic" sees "state" and "privileged". `size`: width and height of the
+    images, pixels.
     """
 
     name = "DishwashingVideo"
@@ -48,6 +49,6 @@ class DishwashingVideo(Dishwashing):
         return {**first, "clip": self._frame(env_ids)}
 
     def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
-        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None: all."""
+        """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None means all envs."""
         images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
         return images[:, 0].permute(0, 3, 1, 2).contiguous()

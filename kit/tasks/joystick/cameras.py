@@ -1,6 +1,7 @@
-"""Rendering of legged robots for people: cameras that follow the robot, and an arrow along the commanded path.
+"""Videos of legged robots: cameras that follow the robot, and an arrow along the commanded path.
 
-Both are moved only in the poses passed to the renderer. In the model the arrow lies below the ground, without contacts.
+Cameras and arrow move only in the poses passed to the renderer. In the model, the arrow is below the ground and has no
+contacts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import torch
 from kit.sim import Simulator
 
 CAMERAS = ("view", "side", "front")
-"""Cameras that follow the robot: from a fixed compass direction; from its right; from its front."""
+"""Cameras that follow the robot: "view" from a fixed direction in the world, "side" from its right, "front" from its
+front."""
 ARROW_RGB = (0.96, 0.45, 0.10)
 LINKS, LINK_M, TIP_M, RADIUS_M = 8, 0.08, 0.12, 0.014
-"""The arrow is a chain of capsules: their number, their length (the greatest spacing), the tip's length, the radius."""
+"""The arrow is a chain of capsules with a tip: number of capsules, length of a capsule (at least their spacing), length
+of the tip, radius."""
 UNDERGROUND_M = -5.0
 
 
@@ -38,7 +41,7 @@ class Scene(NamedTuple):
 GO1 = Scene(distance=1.9, middle=0.25, arrow=0.48, begins=0.2, ahead_s=0.3)
 G1 = Scene(distance=3.0, middle=0.75, arrow=1.45, begins=0.0, ahead_s=0.6)
 LOOKS_FROM = {"view": (0.66, -0.66, 0.36), "side": (0.0, -0.98, 0.2), "front": (0.98, 0.0, 0.2)}
-"""Direction from the point that the camera looks at to the camera: ahead, left, up."""
+"""Camera -> direction (ahead, left, up) from the target of the camera to the camera."""
 
 
 def add_arrow(spec: mujoco.MjSpec) -> None:
@@ -57,7 +60,7 @@ def add_arrow(spec: mujoco.MjSpec) -> None:
 def poses(
     sim: Simulator, scene: Scene, heading_w: torch.Tensor, command: torch.Tensor, moving: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return the poses of geoms and cameras for the renderer, by the names of MjData's fields.
+    """Return poses of geoms and cameras for the renderer: name of MjData's field -> values of all envs.
 
     `heading_w` (n, 2): direction that the robot faces. The arrow shows `command` (n, 3) where `moving` (n,) is True.
     """
@@ -94,9 +97,9 @@ def poses(
 
 
 def path(command: torch.Tensor, begins: float, time: torch.Tensor) -> torch.Tensor:
-    """Return the path (times, n, 2), m, of a point `begins` m ahead of a robot that follows `command` (n, 3) exactly.
+    """Return the path (times, n, 2), m, of a point `begins` m ahead of a robot that follows `command` (n, 3).
 
-    `time` (times, 1) is in s. In the robot's frame the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
+    `time` (times, 1) is in s. In the robot's frame at time 0, the path is R(ωt) (begins, 0) + ∫ R(ωs) v ds.
     """
     ahead, left, turning = command.unbind(1)
     angle = turning * time

@@ -1,7 +1,7 @@
 """MuJoCo models of Unitree's G1 and Go1 from the MuJoCo Menagerie, with flat ground, foot contacts and sensors.
 
-The Menagerie's package downloads a robot on first use and caches it. The environment variable `MENAGERIE_ROOT` names a
-folder to read from instead.
+The Menagerie's package downloads a robot on first use and caches it. If the environment variable `MENAGERIE_ROOT` names
+a folder, the robot is read from this folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kit.sim.studio import studio
 from kit.tasks.joystick.cameras import CAMERAS, add_arrow
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
-"""Names of the sites that `_add_sensors` gives to every robot."""
+"""Names of sites, the same for every robot; see `_add_sensors`."""
 
 _GEOM, _SITE = mujoco.mjtObj.mjOBJ_GEOM, mujoco.mjtObj.mjOBJ_SITE
 _FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA_FOUND,
@@ -27,7 +27,7 @@ def g1_model() -> mujoco.MjModel:
     Contacts: feet with floor, feet with each other and with the shins, hands with thighs.
     """
     spec = _fetch("unitree_g1", "scene_mjx")
-    spec.delete(spec.geom("floor"))  # with its contact pairs
+    spec.delete(spec.geom("floor"))  # also deletes its contact pairs
     for pair in list(spec.pairs):
         spec.delete(pair)
     _dress(spec)
@@ -59,7 +59,7 @@ def go1_model() -> mujoco.MjModel:
     spec.option.iterations, spec.option.ls_iterations = 5, 8
     for geom in spec.geoms:
         geom.contype = geom.conaffinity = 0
-    for actuator in spec.actuators:  # gains used by walking controllers of the real Go1
+    for actuator in spec.actuators:  # gains of walking controllers for the real Go1
         actuator.set_to_position(kp=35.0)
         spec.joint(actuator.target).damping = [0.5, 0, 0]
     spec.material("dark").rgba = [0.32, 0.33, 0.35, 1]
@@ -89,9 +89,9 @@ def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
 
 
 def _dress(spec: mujoco.MjSpec) -> None:
-    """Add lights, ground, cameras and the command arrow. `kit.tasks.joystick.cameras` places cameras and arrow."""
+    """Add lights, ground, cameras and the command arrow. `kit.tasks.joystick.cameras` moves cameras and arrow."""
     studio(spec, soft=True)
-    spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts by explicit pairs only
+    spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts only by explicit pairs
     add_arrow(spec)
     for name in CAMERAS:
         spec.worldbody.add_camera(name=name, fovy=45)
@@ -103,9 +103,9 @@ def _stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:
 
 
 def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], soles: list[str]) -> None:
-    """Add sites and sensors, with the same names on every robot.
+    """Add sites and sensors, with the same names for every robot.
 
-    `base`, `torso` and `feet` are names of the robot's sites, `soles` of its geoms.
+    `base`, `torso` and `feet` are names of sites of the robot; `soles` are names of geoms.
     """
     for name, original in {
         SITE_BASE: base,
@@ -130,6 +130,6 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], so
 
 
 def _add_contact_sensor(spec: mujoco.MjSpec, name: str, geom: str, other: str, force: bool = False) -> None:
-    """Add a sensor of the contacts between two geoms: their number and, with `force`, their net force (3,), N."""
+    """Add a sensor of contacts between two geoms: number of contacts and, with `force`, their net force (3,), N."""
     spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=geom, reftype=_GEOM,
                     refname=other, intprm=[_FOUND | (_FORCE if force else 0), _NET_FORCE, 1])  # fmt: skip

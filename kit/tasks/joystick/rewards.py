@@ -1,6 +1,6 @@
 """Reward terms of the joystick tasks, each (n,), as documented by MuJoCo Playground.
 
-The weights are in robots.py, together with terms that only one robot uses. The first line of each docstring is shown in
+robots.py has the weights, and the terms that only one robot uses. The first line of each docstring is shown in
 the task info. Suffixes: _w world frame, _b frame of the robot's base. SI units.
 """
 
@@ -14,8 +14,8 @@ from kit.tasks.joystick.task import Joystick
 TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward falls to 1/e, (m/s)² or (rad/s)²."""
 LEAN = 0.073
-"""Angle, rad, by which the humanoid's torso leans forward in the home pose, because its waist is bent. It is used as
-the forward component of the torso's axis, for an up component of 1."""
+"""Angle, rad, by which the humanoid's torso leans forward in the home pose, because its waist is bent. The target of
+the torso's axis is (LEAN, 0, 1): forward, left, up."""
 PHASE_SIGMA = 0.01
 """Squared foot height error at which `feet_phase` falls to 1/e, m²."""
 
@@ -59,7 +59,7 @@ def termination(task: Joystick) -> torch.Tensor:
 
 
 def stand_still(task: Joystick) -> torch.Tensor:
-    """Deviation of the joints from the home pose while the command is to stand, rad."""
+    """Deviation of the joints from the home pose, rad, while the command is to stand."""
     return task.joint_offset.abs().sum(1) * ~task.moving
 
 
@@ -79,13 +79,13 @@ def action_rate(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time(task: Joystick) -> torch.Tensor:
-    """Air time of each step beyond a minimum, up to a maximum, paid when the foot touches down, s."""
+    """Air time of each foot minus a minimum, s, capped, at the touchdown of the foot."""
     low, high = task.air_time_s
     return ((task.air_time - low) * task.first_contact).clamp(max=high - low).sum(1)
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """Air time of each step beyond a minimum, paid when the foot touches down, while the command is to move, s."""
+    """Air time of each foot minus a minimum, s, at its touchdown, while the command is to move."""
     return feet_air_time(task) * task.moving
 
 
@@ -100,26 +100,26 @@ def feet_slip_base(task: Joystick) -> torch.Tensor:
 
 
 def feet_clearance(task: Joystick) -> torch.Tensor:
-    """Deviation of each foot from the swing height, times the square root of its horizontal speed."""
+    """Deviation of each foot from the swing height, times the square root of the foot's horizontal speed."""
     root_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
     return ((task.feet_z_w - task.swing_height_m).abs() * root_speed).sum(1)
 
 
 def feet_height(task: Joystick) -> torch.Tensor:
-    """Squared relative error of a step's peak height, when the foot touches down, while the command is to move."""
+    """Squared relative error of a foot's peak height, when the foot touches down, while the command is to move."""
     error = task.swing_peak / task.swing_height_m - 1.0
     return squared(error * task.first_contact) * task.moving
 
 
 def feet_phase(task: Joystick) -> torch.Tensor:
-    """Tracking of the foot heights of the gait clock, exp(-squared error / 0.01), while the robot moves or should."""
+    """Tracking of the gait clock's foot heights, exp(-squared error / 0.01), while the robot moves or should move."""
     error = squared(task.feet_z_w - swing(task.phase, task.swing_height_m))
     drifting = (task.sensor("linvel_w")[:, :2].norm(dim=1) > 0.1) | (task.sensor("angvel_w")[:, 2].abs() > 0.1)
     return torch.exp(error / -PHASE_SIGMA) * (drifting | task.moving)
 
 
 def contact_force(task: Joystick) -> torch.Tensor:
-    """Vertical force on each foot beyond its limit, N."""
+    """Vertical force on each foot above a limit, N."""
     return (task.feet_force_w[..., 2].abs() - task.most_foot_force_n).clamp(min=0.0).sum(1)
 
 
@@ -129,8 +129,10 @@ def squared(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def swing(phase: torch.Tensor, height_m: float) -> torch.Tensor:
-    """Return the target height of a foot at gait `phase` (...,) in [-π, π): it rises smoothly in the first half of the
-    cycle and comes down in the second."""
+    """Return the target height of a foot at gait `phase` (...,) in [-π, π).
+
+    The height rises smoothly in the first half of the cycle and falls in the second half.
+    """
     x = phase / torch.pi + 1.0  # 0 ... 2
     x = torch.where(x <= 1.0, x, 2.0 - x)
     return height_m * (x**3 + 3 * x**2 * (1 - x))

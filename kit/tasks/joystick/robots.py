@@ -16,7 +16,7 @@ from kit.tasks.joystick.task import Joystick, Rewards, between
 
 
 def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
-    """Deviation of the hips from the home pose, rad; hip roll is free while the command is to move left."""
+    """Deviation of the hips from the home pose, rad; while the command is to move left, without hip roll."""
     deviation = task.joint_offset.abs()
     sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
     return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
@@ -147,9 +147,9 @@ class Go1Joystick(Joystick):
 
     most_speed = (1.5, 0.8, 1.2)
     move_probability = (0.9, 0.25, 0.5)
-    """Probability that each component of a new command is not zero."""
+    """Probability, for each component of a new command, that it is not zero."""
     change_probability = 0.5
-    """Probability that each component changes when the command changes."""
+    """Probability, for each component, that it changes when a new command is due."""
     command_chances = 9
     mean_command_s = 5.0
 
@@ -159,8 +159,8 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        # registered before the first step: the value at registration belongs to the current state, while the values
-        # after a step belong to the substep before
+        # The first use registers the field with the values of the current state; a step updates them one substep late.
+        # Register it before the first step, so that the values do not depend on when they are used.
         self.actuator_force = sim.actuator_force  # (n, joints), N m
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees
 

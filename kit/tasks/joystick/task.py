@@ -31,40 +31,43 @@ ACTION_SCALE_RAD = 0.5
 SOFT_LIMITS = 0.95
 """Soft joint limits, as a fraction of the joint's range; only angles beyond them are penalised."""
 PUSH_EVERY_S = (5.0, 10.0)
-"""Range of the time between two pushes."""
+"""Range of the time between two pushes of the robot."""
 STEPS_PER_S = (1.25, 1.5)
-"""Range of the gait clock's frequency, steps of each foot per second."""
+"""Range of the gait clock's frequency: steps of each foot per second."""
 START_M, START_SPEED = 0.5, 0.5
-"""x and y, m, and the base's six velocities, m/s and rad/s, are uniform in ± these values at an episode's start."""
+"""Start of an episode: x and y are uniform in ±START_M; the base's six velocities, in m/s and rad/s, are uniform in
+±START_SPEED."""
 BRISK = (1 / 3, 2 / 3)
 """Range of the commanded speed with `always_moving`, as a fraction of `most_speed`."""
 SUCCESS_MPS = 0.25
-"""Mean velocity error of an episode, m/s, below which it is a success."""
+"""An episode is a success if its mean velocity error, m/s, is smaller."""
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
 """Observation noise is uniform in ± these values, in the units of the observation."""
 
 Rewards = Mapping[str, tuple[float, Callable[[Any], torch.Tensor]]]
-"""Reward name -> (weight, term); a term is a function of the task."""
+"""Reward name -> (weight, term). A term is a function: task -> values (n,)."""
 
 
 class Joystick(MujocoTask):
-    """Track a command (n, 3): velocity forward and to the left, m/s, and turning to the left, rad/s, in the robot's
-    frame. The command changes during an episode. 50 Hz; 20 s per episode, less if the robot falls.
+    """Track a velocity command (n, 3) with a legged robot: forward and left, m/s, and turning to the left, rad/s.
+
+    The command is in the robot's frame and changes during an episode. Control runs at 50 Hz. An episode lasts 20 s, or
+    ends when the robot falls.
 
     The action (n, joints) in [-1, 1] sets joint targets around the home pose. Names and weights of the rewards, noise
-    and randomisation ranges are those documented by MuJoCo Playground for its flat-terrain joystick tasks.
+    and ranges of randomisation are those that MuJoCo Playground documents for its flat-terrain joystick tasks.
 
-    The groups "critic" and "teacher" also see "privileged": the observation without noise, and simulator state
+    The groups "critic" and "teacher" also see "privileged": the measurements without noise, and simulator state
     (contacts, forces, pushes, friction, mass).
 
-    Start states, commands, noise and pushes always vary; friction, masses, joints and action delay vary with
-    env_options `randomize`.
+    Start states, commands, noise and pushes are always random. Friction, masses, joint properties and action delay are
+    random only with env_options `randomize`.
 
-    `always_moving=True` is the first stage of a curriculum: every command asks for a medium speed in some direction.
-    Without it, many commands ask for no motion or for a high speed, and an untrained policy learns to stand still.
+    `always_moving=True` is the first stage of a curriculum: every command is a medium speed in a random direction.
+    With `always_moving=False`, many commands are zero or a high speed, and an untrained policy learns to stand still.
 
-    An episode is a success if the robot does not fall and its velocity along the ground is off by less than 0.25 m/s
-    on average. A Go1 that stands still earns a return of 15 and succeeds in one episode of twenty.
+    An episode is a success if the robot does not fall and the mean error of its velocity along the ground is less than
+    0.25 m/s. A Go1 that stands still earns a return of 15 and succeeds in one episode of twenty.
     """
 
     episode_steps = 1000
@@ -83,23 +86,23 @@ class Joystick(MujocoTask):
     swing_height_m: float
     """Target height of a foot in the middle of its swing."""
     air_time_s: tuple[float, float]
-    """Air time of a foot from which a step earns a reward, and up to which that reward grows."""
+    """(low, high) of `feet_air_time`: a foot that touches down earns its air time - low, at most high - low."""
     most_foot_force_n = math.inf
-    """Vertical force on a foot above which `contact_force` counts."""
+    """Vertical force on a foot, N; `contact_force` penalises only the part above it."""
     push_speed: tuple[float, float]
-    """Range of the velocity change of a push, m/s."""
+    """Range of the velocity that a push adds, m/s."""
     start_joint_scale = (1.0, 1.0)
-    """At the start of an episode, the home pose's joint angles are multiplied by random factors in this range."""
+    """Range of random factors on the home pose's joint angles at the start of an episode."""
     joint_friction_scale: tuple[float, float]
     """Range of the randomisation term "joint_friction"."""
     most_speed: tuple[float, float, float]
-    """Greatest commanded velocity: ahead and to the left, m/s; turning, rad/s."""
+    """Greatest commanded velocity: forward and left, m/s; turning, rad/s."""
     command_chances = 3
-    """Number of random numbers needed to draw a command."""
+    """Number of random numbers from which a command is drawn."""
     lessons = ""
-    """Curriculum: `TaskInfo.lessons`."""
+    """Description of the curriculum, for `TaskInfo.lessons`."""
     clocked = False
-    """Whether a gait clock tells each foot when to step; it is observed as a cosine and a sine per foot."""
+    """Whether a gait clock tells each foot when to step. The clock is observed as a cosine and a sine per foot."""
 
     def __init__(self, model: mujoco.MjModel, always_moving: bool) -> None:
         if not isinstance(always_moving, bool):
@@ -194,11 +197,11 @@ class Joystick(MujocoTask):
         self.command, self.action, self.previous_action = memory["command"], memory["action"], memory["previous_action"]
         self.air_time = memory["air_time"]  # seconds since the foot was last on the ground
         self.phase = memory["phase"]  # rad in [-π, π)
-        self._errors = memory["errors"]  # sums over an episode's steps: velocity, m/s; turning, rad/s; 1
+        self._errors = memory["errors"]  # sums over an episode: velocity error, turning error, number of steps
         self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
 
     def _parameter(self, field: str) -> torch.Tensor:
-        """Return a field of the model: (n, ...) if it is randomised, else (1, ...)."""
+        """Return a field of the model: (n, ...) if the field is randomised, else (1, ...)."""
         varies = any(isinstance(term, ModelTerm) and field in term.fields for term in self.randomized.values())
         return self.sim.parameter(field) if varies else self.constant(getattr(self.model, field)).unsqueeze(0)
 
@@ -225,8 +228,8 @@ class Joystick(MujocoTask):
         fresh["push_left"][:] = between(push_left, *PUSH_EVERY_S)
         torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
         fresh["phase_rate"][:] = 2 * math.pi * between(phase_rate, *STEPS_PER_S)
-        fresh["phase"][:, 1::2] = -math.pi  # half a step apart
-        fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # `act` adds a step first
+        fresh["phase"][:, 1::2] = -math.pi  # left and right feet are half a cycle apart
+        fresh["phase"].copy_(wrapped(fresh["phase"] - fresh["phase_rate"] * CONTROL_DT_S))  # `act` adds one step
         self._all_memory.copy_(torch.where(mask.unsqueeze(1), all_fresh, self._all_memory))
         self.sim.reset(mask, qpos=qpos, qvel=qvel, ctrl=qpos[:, 7:])
 
@@ -255,7 +258,7 @@ class Joystick(MujocoTask):
         self._errors.add_(torch.stack([velocity, turning, torch.ones_like(turning)], 1))
 
     def steer(self, command: torch.Tensor) -> None:
-        """Set `command` (3,) in every env until the end of its episode."""
+        """Set `command` (3,) in every env, until the env's episode ends."""
         self.command.copy_(command)
         self._memory["command_left"].fill_(math.inf)
 
@@ -275,12 +278,15 @@ class Joystick(MujocoTask):
         timer.copy_(torch.where(due, between(chance[:, 2:], *PUSH_EVERY_S), timer))
 
     def chances(self, *widths: int) -> tuple[torch.Tensor, ...]:
-        """Return random numbers in [0, 1), (n, width) for each of `widths`, drawn in one call, which is faster."""
+        """Return random numbers in [0, 1), (n, width) for each of `widths`, from a single draw, which is faster."""
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
-        """Return commands (n, 3) for `always_moving`: 1/3 to 2/3 of `most_speed` in any direction."""
+        """Return commands (n, 3) for `always_moving`.
+
+        The speed is 1/3 to 2/3 of `most_speed`, in any direction; the turning speed is up to half of the greatest.
+        """
         angle, share = between(chance[:, 0], -math.pi, math.pi), between(chance[:, 1], *BRISK)
         return torch.stack([share * angle.cos(), share * angle.sin(), chance[:, 2] - 0.5], 1) * self._most_speed
 
@@ -294,20 +300,20 @@ class Joystick(MujocoTask):
 
     @abstractmethod
     def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
-        """Return the time until the next command, s, from random numbers `chance`, in their shape."""
+        """Return the time until the next command, s, from random numbers `chance`, in the shape of `chance`."""
 
     def measure(self) -> None:
         self.joint_offset = self.joints - self.home  # (n, joints), rad
         self.contact = self._feet_contact[..., 0] > 0
         """Whether each foot is on the ground, (n, feet) bool."""
         self.first_contact = (self.air_time > 1.5 * CONTROL_DT_S) & (self.contact | (self._memory["last_contact"] > 0))
-        """Whether each foot touched down in this step, after more than one env step in the air, (n, feet) bool."""
+        """Whether each foot touched down in this step after more than one env step in the air, (n, feet) bool."""
         self.feet_z_w = self.sim.site_xpos[..., 2].index_select(1, self._foot_sites)
         """Height of the feet (n, feet), m."""
         self.swing_peak = torch.maximum(self._memory["peak"], self.feet_z_w)
         """Greatest height of each foot since it left the ground, (n, feet), m."""
         self.moving = self.command.norm(dim=1) > 0.01
-        """Whether the command is to move, (n,) bool."""
+        """Whether the command is not zero, (n,) bool."""
         self._fallen = self.has_fallen()
         self._mean_errors = self._errors[:, :2] / self._errors[:, 2:].clamp(min=1.0)
 
@@ -333,7 +339,7 @@ class Joystick(MujocoTask):
         return {"state": state}
 
     def _privileged(self, measured: torch.Tensor) -> torch.Tensor:
-        """Return the privileged observation: `measured` (n, 9 + 2 joints), without noise, and simulator state."""
+        """Return the privileged observation: `measured` (n, 9 + 2 joints) without noise, then simulator state."""
         mass_kg = self._mass.sum(1, keepdim=True)  # (n or 1, 1)
         pushed_mps = self.sim.xfrc_applied[:, self._torso, :2] * CONTROL_DT_S / self._mass[:, self._torso, None]
         return torch.cat([
@@ -361,7 +367,7 @@ class Joystick(MujocoTask):
         return ~self._fallen & (self._mean_errors[:, 0] < SUCCESS_MPS)
 
     def info(self) -> dict[str, torch.Tensor]:
-        """Return the episode's mean velocity errors so far (m/s along the ground, rad/s), falls, and reward terms."""
+        """Return the episode's mean errors so far (velocity, m/s; turning, rad/s), falls, and reward terms."""
         velocity, turning = self._mean_errors.unbind(1)
         paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
         return {"velocity_error": velocity, "turning_error": turning, "falls_per_minute": self._fallen, **paid}
@@ -371,14 +377,14 @@ class Joystick(MujocoTask):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in self._memory.items():
-            # Snapshots of version 0.1 have no "errors".
+            # Snapshots of kit 0.1 have no "errors".
             value.copy_(state[name].view_as(value) if name in state else torch.zeros_like(value))
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         poses = views.poses(self.sim, self.scene, self.heading_w, self.command, self.moving)
         return self.sim.render(cameras, height, width, shadows=self.shadows, poses=poses)
 
-    # Inputs of the rewards, all of leading size n.
+    # Inputs of the reward terms; the first dimension is n.
 
     def sensor(self, name: str) -> torch.Tensor:
         return self._readings[name]
@@ -404,7 +410,7 @@ class Joystick(MujocoTask):
         return ahead / ahead.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
     def indices(self, values: list[int]) -> torch.Tensor:
-        """Return an index tensor on the device. Indexing with a list would synchronise at every use."""
+        """Return an index tensor on the device. Indexing with a list would synchronise with the GPU at every use."""
         return torch.tensor(values, device=self.sim.device)
 
     def constant(self, values: object) -> torch.Tensor:
@@ -432,6 +438,6 @@ def between(chance: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def _first_line(term: Callable[..., Any]) -> str:
-    """Return the first paragraph of a function's docstring, without capital letter and full stop."""
+    """Return the first paragraph of a function's docstring, with a small first letter and without the full stop."""
     text = (term.__doc__ or term.__name__.replace("_", " ")).split("\n\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

@@ -110,7 +110,7 @@ def look_out(
 
 @wp.func
 def post(round_: wp.vec2, j: int) -> wp.vec2:
-    """Return the direction from the zone to defender `j` on patrol; the three are 120° apart."""
+    """Return the direction from the zone to the patrol position of defender `j`; the three positions are 120° apart."""
     found = round_
     if j == 1:
         found = turned(round_, -0.5, 0.8660254037844386)
@@ -121,9 +121,9 @@ def post(round_: wp.vec2, j: int) -> wp.vec2:
 
 @wp.kernel
 def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
-    """Step all games: one command per unit, then five ticks of motion.
+    """Step all games: one command per unit, held for five ticks of motion.
 
-    `attack` (n, 4) and `defend` (n, 3) are the commands; `defend` is -1 for stock defenders.
+    `attack` (n, 4) and `defend` (n, 3) are the commands of attackers and defenders; -1 marks a stock defender.
     """
     w = wp.tid()
     attackers = Four()
@@ -148,7 +148,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
     for i in range(4):
         far[i] = wp.length(place(attackers[i]) - zone)
 
-    for j in range(3):  # stock defenders choose whom to chase
+    for j in range(3):  # stock defenders choose an attacker to chase, or patrol
         d = defenders[j]
         if defend[w, j] < wp.int64(0):
             least = float(1.0e9)
@@ -237,7 +237,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
 
     nearer = float(0.0)
     for i in range(4):
-        if attackers[i, 2] == 0.0:  # being sent back to base must not cost the progress reward of earlier steps
+        if attackers[i, 2] == 0.0:  # no progress term for attackers that are out
             nearer += wp.max(far[i] - c.zone, 0.0)
             nearer -= wp.max(wp.length(place(attackers[i]) - zone) - c.zone, 0.0)
         s.attackers[w, i] = attackers[i]
@@ -256,7 +256,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
 
 @wp.func
 def mixed(x: wp.uint32) -> wp.uint32:
-    """Hash 32 bits by the permutation PCG-RXS-M-XS (O'Neill, 2014)."""
+    """Return a hash of the 32 bits `x`, by the permutation PCG-RXS-M-XS (O'Neill, 2014)."""
     state = x * PCG_FACTOR + PCG_STEP
     word = ((state >> ((state >> wp.uint32(28)) + wp.uint32(4))) ^ state) * PCG_MIX
     return (word >> wp.uint32(22)) ^ word
@@ -273,7 +273,7 @@ def reset(c: Constants, s: Games, mask: wp.array(dtype=bool), seeds: wp.array(dt
     """Start a new game, with a new map, in each env of `mask` (n,).
 
     The arena has 4 × 4 cells of 50 m. Attackers start in the southern row. The zone lies in one of the two northern
-    rows, obstacles in other cells of the three northern rows, at least 3 m from the cell's border.
+    rows. Obstacles lie in other cells of the three northern rows, at least 3 m from the border of their cell.
     """
     w = wp.tid()
     if not mask[w]:
@@ -282,7 +282,7 @@ def reset(c: Constants, s: Games, mask: wp.array(dtype=bool), seeds: wp.array(dt
     if c.maps > 0:
         number = number % c.maps
     seed = mixed(wp.uint32(number))
-    home = wp.min(int(uniform(seed, 0) * 8.0), 7) + 4  # of 12 northern cells, counted from the south-west
+    home = wp.min(int(uniform(seed, 0) * 8.0), 7) + 4  # the zone's cell: 4 to 11 of the 12 northern cells
     f = wp.vec4(
         (float(home % 4) - 1.5) * CELL_M + 20.0 * uniform(seed, 1) - 10.0,
         (float(home // 4) - 0.5) * CELL_M + 20.0 * uniform(seed, 2) - 10.0,

@@ -1,4 +1,4 @@
-"""Rendering of the mission game for people: a map with trails, a legend and a clock, drawn by Pillow on the CPU."""
+"""Videos of the mission game: a map with trails, a legend and a clock, drawn by Pillow on the CPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ PAPER, GRID, INK, GREY = (241, 241, 235), (222, 224, 219), (64, 71, 79), (153, 1
 ROCK, RIM, GOLD, GREEN = (168, 176, 168), (122, 133, 128), (237, 179, 33), (46, 158, 71)
 BLUE, TEAL, RED = (26, 92, 191), (0, 153, 168), (209, 51, 41)
 SUPERSAMPLING = 2
-"""Pixels drawn per pixel of the image along each axis, for smooth edges."""
+"""Factor by which the image is drawn larger along each axis, and then reduced, for smooth edges."""
 BAR = 0.085
 """Height of the legend below the map, as a fraction of the image height."""
 FADE = 0.975
-"""Factor on a trail's opacity per command; a third is left after 11 s."""
+"""Factor by which a trail's opacity falls per command: to a third in 11 s."""
 JUMP_M = 18.0
-"""Distance beyond which a trail is interrupted: no unit moves further in four commands, so it was tagged."""
+"""Distance, m, beyond which a trail is interrupted. No unit moves that far in four commands, but a unit that is sent
+back to its base does."""
 KINDS = (("GROUND", BLUE), ("AIR", TEAL), ("DEFENDER", RED))
 DIAMOND, ARROW = ((1.3, 0.0), (0.0, 1.3), (-1.3, 0.0), (0.0, -1.3)), ((2.0, 0.0), (-1.2, 1.1), (-1.2, -1.1))
-"""Corners of the symbols of air units and defenders: ahead and aside, in units of the symbol's size."""
+"""Corners (ahead, left) of the symbols of air units and defenders, in units of the symbol's size."""
 
 
 class MapRenderer:
@@ -60,11 +61,11 @@ class MapRenderer:
         return torch.from_numpy(np.stack(images)).to(task.device)
 
     def _no_trails(self) -> list[Image.Image]:
-        """Return an empty trail mask per entry of `KINDS`."""
+        """Return empty trail masks, one per entry of `KINDS`."""
         return [Image.new("L", (self._side, self._side)) for _ in KINDS]
 
     def _extend_trails(self, game: int, positions: np.ndarray, command: float) -> None:
-        """Fade the trails of `game` and extend them to `positions` (7, 2), unless commands were skipped."""
+        """Fade the trails of `game`, and extend them to `positions` (7, 2) if at most four commands have passed."""
         passed = command - self._command[game]
         if passed < 0:  # a new episode
             self._trails[game] = self._no_trails()
@@ -78,7 +79,7 @@ class MapRenderer:
     def _map(
         self, game: int, units: np.ndarray, minds: np.ndarray, field: np.ndarray, discs: np.ndarray
     ) -> Image.Image:
-        """Draw the arena, from the rows of one game."""
+        """Draw the arena from the state of one game (see `kit.tasks.mission.state`)."""
         rules, scale, unit = self._task.rules, self._scale, self._unit
         image = Image.new("RGB", (self._side, self._side), PAPER)
         draw = ImageDraw.Draw(image, "RGBA")  # blends translucent colours
@@ -103,7 +104,7 @@ class MapRenderer:
 
         for (_, colour), trail, opacity in zip(KINDS, self._trails[game], (0.75, 0.75, 0.55), strict=True):
             image.paste(colour, mask=trail.point(lambda x, opacity=opacity: int(x * opacity)))
-        waiting = [*units[:ATTACKERS, 2], *minds[:, 0]]  # attackers that are out, defenders after a tag
+        waiting = [*units[:ATTACKERS, 2], *minds[:, 0]]  # waiting time of attackers, pause of defenders
         for number, (x, y, *rest) in enumerate(units):
             kind, place, faint = kind_of(number), self._at((x, y)), waiting[number] > 0
             look = (0.0, 1.0) if number < ATTACKERS else rest
@@ -114,7 +115,7 @@ class MapRenderer:
         return image
 
     def _legend(self, draw: ImageDraw.ImageDraw, field: np.ndarray) -> None:
-        """Draw the legend, and the seconds that the zone has been held and that are left."""
+        """Draw the legend and the clock: seconds for which the zone has been held, and seconds left."""
         task, unit, y = self._task, self._unit, SUPERSAMPLING * (self._height - self._bar / 2)
         for kind, ((text, colour), x) in enumerate(zip(KINDS, (9, 69, 108), strict=True)):
             symbol(draw, kind, (x * unit, y), 4.4 * unit, colour, (0.0, 1.0))
@@ -130,13 +131,13 @@ class MapRenderer:
         draw.arc((x - radius, y - radius, x + radius, y + radius), -90, 360 * share - 90, colour, round(width))
 
     def _at(self, position: Any) -> tuple[float, float]:
-        """Convert a position in the arena, m, to pixels of the map, numbered by their centres as in Pillow."""
+        """Convert a position in the arena, m, to pixels of the map. As in Pillow, pixel centres are integers."""
         x, y = position
         return (float(x) + ARENA_M / 2) * self._scale - 0.5, (ARENA_M / 2 - float(y)) * self._scale - 0.5
 
 
 def kind_of(unit: int) -> int:
-    """Return the index in `KINDS` of a unit, numbered as in the game: ground, air, defenders."""
+    """Return the index in `KINDS` of unit number `unit`; ground units come first, then air units, then defenders."""
     return 0 if unit < GROUND else 1 if unit < ATTACKERS else 2
 
 
@@ -152,7 +153,7 @@ def symbol(draw: ImageDraw.ImageDraw, kind: int, centre: tuple[float, float], si
 
 
 def visible(place: np.ndarray, look: Any, reach: float, half_angle_deg: float, discs: np.ndarray) -> np.ndarray:
-    """Return the outer edge (points, 2), m, of a cone from `place` along `look`, cut off where `discs` (k, 4) hide."""
+    """Return the outer edge (points, 2), m, of a cone from `place` along `look`, limited by obstacles `discs`."""
     angles = math.atan2(look[1], look[0]) + np.radians(np.linspace(-half_angle_deg, half_angle_deg, 91))
     rays = np.stack([np.cos(angles), np.sin(angles)], 1)
     to_disc = discs[:, :2] - place

@@ -10,7 +10,7 @@ from kit.envs.options import Options, number
 from kit.errors import UserError
 
 ARENA_M = 200.0
-"""Side of the square arena. The origin is its centre, x points east, y north; attackers start in the south."""
+"""Side of the square arena. The origin is its centre; x points east, y points north. Attackers start in the south."""
 GROUND, AIR, DEFENDERS, OBSTACLES = 2, 2, 3, 8
 ATTACKERS = GROUND + AIR
 """Number of attackers; ground units come first."""
@@ -25,51 +25,50 @@ TERMS = ("progress", "holding", "capture", "losses")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(Options):
-    """Rules of the game. The levels "easy" and "hard" change the defaults of some of the stock defenders' abilities."""
+    """Rules of the game. The levels "easy" and "hard" change some defaults; see `LEVELS`."""
 
     task: ClassVar[str] = "Mission"
 
     level: str = "standard"
-    """Difficulty of the stock defenders: easy, standard or hard."""
+    """Difficulty for the attackers: easy, standard or hard."""
     maps: int = number(0, 0, 2**31 - 1)
     """Number of different maps; 0: a new map for every episode."""
     obstacles: int = number(OBSTACLES, 0, OBSTACLES)
-    """Number of obstacles: discs of radius 6 to 14 m, at least 6 m apart. They block ground units and defenders, and
-    hide ground units from defenders and defenders from ground units."""
+    """Number of obstacles: discs of radius 6 to 14 m, at least 6 m apart. They block the way of ground units and
+    defenders, and the view between ground units and defenders."""
 
     zone_m: float = number(15.0, 5.0, 22.0)
     """Radius of the zone."""
     hold_s: float = number(20.0, 1.0, 120.0)
-    """Time for which the attackers must hold the zone. While they do not hold it, the time counts down again at the
-    same rate."""
+    """Time for which the attackers must hold the zone. While they do not hold it, the time held so far counts down."""
     hold_units: int = number(2, 1, ATTACKERS)
     """Number of attackers that must be in the zone to hold it."""
     out_s: float = number(15.0, 1.0, 120.0)
-    """Waiting time of an attacker that was tagged or ran out of endurance, before it restarts at its base."""
+    """Time for which an attacker waits at its base after it was tagged or ran out of endurance."""
 
     ground_mps: float = number(4.0, 1.0, 8.0)
     """Speed of a ground unit."""
     air_mps: float = number(8.0, 1.0, 16.0)
-    """Speed of an air unit; obstacles do not block it."""
+    """Speed of an air unit, which flies over obstacles."""
     ground_sight_m: float = number(40.0, 0.0, 300.0)
-    """Distance at which a ground unit sees defenders, unless an obstacle is in between."""
+    """Distance up to which a ground unit sees defenders, unless an obstacle is in between."""
     air_sight_m: float = number(80.0, 0.0, 300.0)
-    """Distance at which an air unit sees defenders, across obstacles."""
+    """Distance up to which an air unit sees defenders, also across obstacles."""
     endurance_s: float = number(120.0, 10.0, 600.0)
     """Flight time of an air unit."""
     hover_share: float = number(0.5, 0.0, 1.0)
-    """Endurance used per second by an air unit that stands still, s; a moving one uses 1 s."""
+    """Endurance that a standing air unit uses per second, s; a moving air unit uses 1 s per second."""
 
     tag_m: float = number(5.0, 1.0, 20.0)
-    """Distance at which a defender tags attackers."""
+    """Distance up to which a defender tags attackers, that is, sends them back to their base."""
     tag_cone_deg: float = number(40.0, 5.0, 180.0)
-    """Half angle of the cone in which a defender tags, around its viewing direction."""
+    """A defender tags attackers within this angle of its viewing direction."""
     busy_s: float = number(5.0, 0.0, 60.0)
     """Time for which a defender stands still after a tag."""
     defender_sight_m: float = number(30.0, 0.0, 300.0)
-    """Distance at which a defender sees attackers. Obstacles hide ground units."""
+    """Distance up to which a defender sees attackers. Obstacles hide ground units, but not air units."""
     defender_cone_deg: float = number(60.0, 5.0, 180.0)
-    """Half angle of a defender's field of view, around its viewing direction."""
+    """A defender sees attackers within this angle of its viewing direction."""
     turn_dps: float = number(150.0, 10.0, 720.0)
     """Turning speed of a defender, degrees per second."""
     patrol_m: float = number(28.0, 5.0, 90.0)
@@ -79,24 +78,24 @@ class Rules(Options):
     chase_mps: float = number(4.5, 0.5, 8.0)
     """Speed of stock defenders in a chase, and of defenders controlled by a policy."""
     leash_m: float = number(40.0, 5.0, 300.0)
-    """Stock defenders chase attackers that they see within this distance of the zone's centre."""
+    """Stock defenders chase attackers that they see, if these are within this distance of the zone's centre."""
     memory_s: float = number(3.0, 0.0, 60.0)
-    """Time for which stock defenders keep going to the last seen position of an attacker."""
+    """Time for which stock defenders continue to an attacker's last seen position."""
     threat: float = number(0.0, 0.0, 10.0)
     """A stock defender chases the attacker for which (distance to the defender) + `threat` × (distance to the zone) is
     smallest."""
 
     progress: float = number(0.05, 0.0, 100.0)
-    """Reward per 100 m that an attacker moves closer to the zone, taken back when it moves away. An attacker that is
-    tagged keeps what it has earned."""
+    """Reward per 100 m that an attacker moves closer to the zone, negative per 100 m that it moves away. Being sent
+    back to the base costs nothing here."""
     presence: float = number(0.03, 0.0, 100.0)
-    """Reward per second for each attacker in the zone. Together with `holding` it makes up the term "holding"."""
+    """Reward per second for each attacker in the zone. The term "holding" is the sum of this and `holding`."""
     holding: float = number(0.06, 0.0, 100.0)
-    """Additional reward per second for each attacker in the zone, times the number of other attackers in it. In sum
-    twice this value for two attackers in the zone, six times for three."""
+    """Additional reward per second for each attacker in the zone, times the number of other attackers in the zone. In
+    total: twice this value for two attackers in the zone, six times for three, twelve times for four."""
     capture: float = number(30.0, 0.0, 100.0)
-    """Reward for holding the zone for `hold_s`, which ends the episode. It is more than the attackers could earn by
-    staying in the zone."""
+    """Reward for holding the zone for `hold_s`, which ends the episode. For comparison: a single attacker in the zone,
+    which does not hold it, earns at most 9 in an episode by `presence`."""
     losses: float = number(0.03, 0.0, 100.0)
     """Cost of each attacker that is tagged or runs out of endurance."""
 
@@ -107,7 +106,7 @@ class Rules(Options):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Build from the defaults of `options`' level, overridden by `options`."""
+        """Build rules from `options`; fields that are not given have the defaults of the level."""
         level = options.get("level", cls.level)
         known = LEVELS.get(level, {}) if isinstance(level, str) else {}
         return super().of({**known, **options})

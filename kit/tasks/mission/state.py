@@ -1,15 +1,15 @@
 """State of the mission game: tensors, constants, and Warp functions for geometry and visibility.
 
-The state of n games consists of these tensors, all float32, with rows of four numbers. Times are ticks of the motion
-(1/20 s), so that counting is exact.
+The state of n games consists of these tensors, all float32, with rows of four numbers. Times are numbers of motion
+ticks (1/20 s): whole numbers, which float32 counts exactly.
 
-    attackers  (n, 4, 4)  x, y (m), ticks of waiting time left (0: in the game), endurance left (ticks)
+    attackers  (n, 4, 4)  x, y (m), waiting time left (ticks; 0: in the game), endurance left (ticks)
     defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
-    minds      (n, 3, 4)  ticks of pause left after a tag, ticks on alert, goal x, y (m) of the built-in defender policy
-    field      (n, 2, 4)  zone x, y, base x, y (m); ticks held, commands given, patrol direction (unit vector)
+    minds      (n, 3, 4)  pause left after a tag (ticks); stock defenders: alert left (ticks), goal x, y (m)
+    field      (n, 2, 4)  zone x, y, base x, y (m); time held (ticks), commands given, patrol direction (unit vector)
     discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
-    near       (n, 5, 4)  obstacles that a unit could hit within one command: for the 2 ground attackers the nearest
-                          one, for the 3 defenders the one within reach, or `NOWHERE`
+    near       (n, 5, 4)  obstacle that a unit could hit within one command: for the 2 ground attackers the nearest
+                          obstacle, for the 3 defenders the obstacle within reach, or `NOWHERE`
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HALF = wp.constant(0.5 * ARENA_M)
 UNIT = wp.constant(UNIT_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
-"""Scale of observed positions, 1/m: differences of a few metres matter, since a defender tags within 5 m."""
+"""Scale of observed positions, 1/m. It is large because a few metres matter: a defender tags within 5 m."""
 REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
-"""Unit radius plus the farthest that a unit on the ground moves per command, 2 m. At most one obstacle is that near."""
+"""Unit radius plus the greatest motion on the ground per command, 2 m. At most one obstacle is within this distance."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -40,7 +40,7 @@ CELL_M = wp.constant(50.0)
 class Constants:
     """`Rules` in the kernels' units: ticks, metres per tick, cosines of angles."""
 
-    ticks: int  # per command; a variable, so that Warp does not unroll the loop over ticks
+    ticks: int  # ticks per command; not a constant, so that Warp does not unroll the loop over ticks
     maps: int
     obstacles: int
     zone: float
@@ -76,7 +76,7 @@ class Constants:
 
 @wp.struct
 class Games:
-    """Arrays of all games, shared with torch tensors."""
+    """State, observations and reward terms of all games; the arrays share memory with torch tensors."""
 
     attackers: wp.array2d(dtype=wp.vec4)
     defenders: wp.array2d(dtype=wp.vec4)
@@ -113,7 +113,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
 
 @wp.func
 def compass(k: int) -> wp.vec2:
-    """Return the direction of command `k`: 0 stands; 1 to 8 go round from east (1) by north (3) to south-east (8)."""
+    """Return the direction of command `k`: 0 stands; 1 is east, 2 north-east, 3 north, ... 8 south-east."""
     diagonal = 0.7071067811865476
     x = float(0.0)
     y = float(0.0)
@@ -142,7 +142,7 @@ def compass(k: int) -> wp.vec2:
 
 @wp.func
 def place(v: wp.vec4) -> wp.vec2:
-    """Return the position x, y of a row."""
+    """Return the position x, y in a row of the state."""
     return wp.vec2(v[0], v[1])
 
 
@@ -173,7 +173,8 @@ def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
-    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`. Uses no square roots."""
+    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`; without square roots, for
+    speed."""
     found = NOWHERE
     for k in range(OBSTACLES):
         to = place(discs[k]) - p
@@ -184,7 +185,7 @@ def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def stopped(p: wp.vec2, disc: wp.vec4) -> wp.vec2:
-    """Move a position out of `disc`, so that units on the ground slide along obstacles."""
+    """Move the position `p` out of `disc`; units on the ground thus slide along obstacles."""
     d = wp.vec2(p[0] - disc[0], p[1] - disc[1])
     r = disc[2] + UNIT
     square = wp.dot(d, d)

@@ -45,22 +45,22 @@ SEES = {
 UNITS = {"attackers": ATTACKERS, "defenders": DEFENDERS}
 
 Team = Player | Callable[[torch.Tensor], torch.Tensor]
-"""A policy, or a function from a side's observation, (n, 42) or (n, 40), to its commands (n, units)."""
+"""A policy, or a function: observation of a side, (n, 42) or (n, 40) -> commands of its units (n, units)."""
 
 
 class Mission(Task):
     """A team of four attackers must hold a zone for 20 s while three defenders patrol, chase and tag them.
 
-    The attackers are two ground and two air units. The zone has a radius of 15 m, and at least two attackers must be in
-    it. The arena is a square of 200 × 200 m with obstacles. Each unit receives a command four times a second, for at
-    most 300 s: stand (0) or move in one of eight directions (1 east, 2 north-east, ... 8 south-east).
+    The attackers are two ground and two air units. They hold the zone, of radius 15 m, while at least two of them are
+    in it. The arena is a square of 200 × 200 m with obstacles. An episode lasts at most 300 s. Each unit receives four
+    commands a second: stand (0) or move in one of eight directions (1 east, 2 north-east, ... 8 south-east).
 
-    Motion is simulated at 20 Hz, without MuJoCo: the state is in tensors that Warp kernels change in place. `Rules` has
+    Motion is simulated at 20 Hz, without MuJoCo: Warp kernels change the tensors of the state in place. `Rules` has
     every constant. `SEES` lists the observation of each side, with x to the east and y to the north of the zone's
     centre; times are fractions of their limits.
 
-    The opponent's side is played by "stock" or by a policy. Stock defenders follow rules; stock attackers go straight
-    to the zone. With `side="defenders"` the defenders learn; their reward is the negative of the attackers' reward.
+    The other side is played by "stock" or by a policy. Stock defenders follow fixed rules; stock attackers move
+    straight to the zone. With `side="defenders"` the defenders learn. Their reward is the attackers' reward, negated.
     """
 
     name = "Mission"
@@ -78,10 +78,9 @@ class Mission(Task):
     def __init__(
         self, side: str = "attackers", attackers: str | Team = STOCK, defenders: str | Team = STOCK, **options: Any
     ) -> None:
-        """`side` learns; the argument of the other side's name is its policy, and `options` are the fields of `Rules`.
+        """`side` learns. `attackers` or `defenders` sets the policy of the other side. `options`: fields of `Rules`.
 
-        In a config the other side may name a run, RUN or RUN@STEP: training, evaluation and videos replace the name by
-        the run's policy (`kit.runs.opponents`).
+        In a config, the policy may be the name of a run, RUN or RUN@STEP; `kit.runs.opponents` loads the run's policy.
         """
         if side not in UNITS:
             raise UserError(f"env_options side={side!r} is unknown; valid are {' and '.join(UNITS)}.")
@@ -107,12 +106,12 @@ class Mission(Task):
             ),
             ends=f"the zone has been held for {self.rules.hold_s:g} s",
             succeeds=held if side == "attackers" else defended,
-            lessons='first as it is, then a branch with env_options {"presence": 0}, as in notebook 07_mission',
+            lessons='first with defaults, then a branch with env_options {"presence": 0}, as in notebook 07_mission',
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         from kit.sim.kernels import beside_torch, compiling, numbered, wp
-        from kit.tasks.mission import kernels, state  # imported here because loading Warp takes a second
+        from kit.tasks.mission import kernels, state  # imported late because loading Warp takes a second
 
         super().build(n, numbered(device), threads)
         team = self._team
@@ -121,7 +120,7 @@ class Mission(Task):
                 f"env_options {self.other}={team!r} is a run; pass its policy, run.policy().as_actor(), instead."
             )
         opponent = self.straight if team == STOCK and self.side == "defenders" else team
-        self._opponent: Player | None = None  # None: the stock defenders, which are part of the kernel
+        self._opponent: Player | None = None  # None: stock defenders, which the kernel plays
         if not isinstance(opponent, str):
             self._opponent = opponent if isinstance(opponent, Player) else _Stateless(opponent)
         self.hidden_state: HiddenState = self._opponent.initial_state(n) if self._opponent else ()
@@ -187,7 +186,7 @@ class Mission(Task):
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def _captured(self) -> torch.Tensor:
-        """Return (n,) bool: True if the zone has been held for `hold_s`."""
+        """Return whether the zone has been held for `hold_s`, (n,) bool."""
         return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -199,7 +198,7 @@ class Mission(Task):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         if not torch.equal(state["opponent"].cpu(), self.opponent):
-            raise UserError(f"the {self.other} differ from those of this snapshot; name the same run and step again.")
+            raise UserError(f"the {self.other} differ from those of this snapshot; name the same run and step.")
         super().load_state(state)
         for i, now in enumerate(self.hidden_state):
             now.copy_(state[f"hidden_state.{i}"])
@@ -215,14 +214,14 @@ class Mission(Task):
 
     @staticmethod
     def straight(obs: torch.Tensor) -> torch.Tensor:
-        """Stock attackers: return commands (n, 4) that move each unit straight to the zone, from `obs` (n, 42)."""
+        """Return the commands (n, 4) of stock attackers, straight to the zone, from their observation `obs` (n, 42)."""
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         direction = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
         return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, direction)
 
 
 class _Stateless:
-    """Player that calls a function without hidden state."""
+    """A player without hidden state, from a function."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._function = function
@@ -235,7 +234,7 @@ class _Stateless:
 
 
 def identity(team: str | Team) -> torch.Tensor:
-    """Return a SHA-256 that identifies `team`, (32,) uint8: the hash of its network's weights, else of its name."""
+    """Return a SHA-256 of `team`, (32,) uint8: of its network's weights or, without a network, of its name."""
     owner = getattr(team, "__self__", team)
     network = owner if isinstance(owner, nn.Module) else getattr(owner, "policy", None)
     if isinstance(network, nn.Module):

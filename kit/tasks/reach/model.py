@@ -1,4 +1,4 @@
-"""MuJoCo model of a Fetch arm at a table, based on Gymnasium-Robotics' files, and goal positions that it can reach."""
+"""MuJoCo model of a Fetch arm at a table, from Gymnasium-Robotics' files, and goal positions within its reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ HAND = "robot0:grip"
 GOAL = "goal"
 
 REST = np.array([0.0, -0.6, 0.0, 1.4, 0.0, 0.8, 0.0])
-"""Joint angles of the arm at the start of an episode, rad: arm bent, hand above the table and pointing down."""
+"""Joint angles of the arm at the start of an episode, rad. The arm is bent; the hand is above the table, pointing
+down."""
 FINGER_OPEN_M = 0.05
 """Joint position of each finger of the open gripper; closed is 0."""
 TABLE_TOP_M = 0.4
@@ -39,7 +40,7 @@ _CAMERA_POSES = {  # camera position and target, world frame, m
 
 
 def fetch_assets() -> Path:
-    """Find the folder of the Fetch model without importing Gymnasium-Robotics, whose envs need an older MuJoCo."""
+    """Find the folder of the Fetch model. Do not import Gymnasium-Robotics, because its envs need an older MuJoCo."""
     spec = importlib.util.find_spec("gymnasium_robotics")
     folder = Path(spec.origin).parent / "envs" / "assets" / "fetch" if spec and spec.origin else None
     if folder is None or not (folder / "reach.xml").is_file():
@@ -92,7 +93,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
     for name in FINGERS:
         joint = spec.joint(name)
-        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the files' 4 kg need the weld
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the files' 4 kg need the removed weld
         joint.damping, joint.armature = [200, 0, 0], 1
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)
@@ -103,8 +104,8 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
 def goal_bank(size: int = 1024) -> np.ndarray:
     """Return random goal positions (size, 3), world frame, m, that the hand can reach; the same on every machine.
 
-    Each is the hand's position in a random arm pose without contacts: above the table, in front of the robot, and at
-    least 0.3 m from the hand's position at the start of an episode.
+    Each position is that of the hand in a random arm pose without contacts. It is above the table, in front of the
+    robot, and at least 0.3 m from the hand's position in the start pose.
     """
     model = build_model()
     data = mujoco.MjData(model)

@@ -16,11 +16,11 @@ from kit.sim import Simulator
 from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, FINGERS, GOAL, HAND, REST, build_model, goal_bank
 
 SUCCESS_M = 0.15
-"""Distance to the goal that counts as success; the gripper then closes automatically."""
+"""Distance to the goal below which the task succeeds and the gripper closes automatically."""
 PRECISE_M = 0.05
-"""A smaller distance, for the metric "within_5cm"."""
+"""Distance to the goal for the metric "within_5cm"."""
 CLOSED_M = 0.005
-"""Finger position below which the gripper counts as closed, which ends the episode."""
+"""Finger position below which the gripper counts as closed; the episode then ends."""
 START_NOISE_RAD = 0.1
 
 PROGRESS_PER_M = 5.0
@@ -29,7 +29,7 @@ PRECISION_BONUS = 1.0
 EFFORT_COST = 0.002
 
 CENTRE_W = (1.15, 0.75, 0.85)
-"""Centre of the hand's workspace, m; observed positions are relative to it."""
+"""Centre of the hand's workspace, m; observed positions are relative to this point."""
 
 SEES = (
     Field("joint angles of the arm", len(ARM), "rad"),
@@ -43,13 +43,13 @@ SEES = (
 
 
 class Reach(MujocoTask):
-    """A Fetch arm moves its hand to a reachable goal position, with 7 joint velocities of up to 1 rad/s at 20 Hz.
+    """A Fetch arm moves its hand to a goal position, by 7 joint velocities of up to 1 rad/s at 20 Hz.
 
-    The episode is a success once the hand is within 15 cm of the goal. The gripper then closes automatically, which
-    takes about half a second; the hand can still move closer in this time. The episode ends when the gripper is closed.
+    The episode is a success once the hand is within 15 cm of the goal. The gripper then closes automatically, in about
+    half a second; during this time the hand can move closer to the goal. The episode ends when the gripper is closed.
 
-    The task has no state besides the physics. The goal is the mocap marker's position. Once the goal is reached, finger
-    control stays at 0; this serves as the flag. The suffix _w marks positions in the world frame.
+    The task has no state besides the physics. The goal is the position of the mocap marker. Once the goal is reached,
+    the finger command stays at 0; this marks the goal as reached. The suffix _w marks positions in the world frame.
     """
 
     name = "Reach"
@@ -143,7 +143,7 @@ class Reach(MujocoTask):
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         progress = self._distance_before - self._distance
-        entered = self._near & ~self._closing  # the close command is sent one step after entering
+        entered = self._near & ~self._closing  # `act` sends the close command one step after the hand comes near
         precision = (1 - self._distance / SUCCESS_M).clamp(min=0.0) * self._closed
         effort = vecdot(action, action)
         return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort

@@ -17,7 +17,7 @@ from kit.tasks.reach.task import SEES, Reach
 EYES = ("front", "side", "top")
 """Default cameras of the observation."""
 JOINTS = (*SEES[:2], SEES[-1])
-"""Fields of the observation entry "joints"."""
+"""Fields of the observation entry "joints": joint angles, joint velocities, and gripper."""
 
 
 class ReachVision(Reach):
@@ -28,14 +28,14 @@ class ReachVision(Reach):
     and hand are not observed.
 
     The groups "critic" and "teacher" see only "state" (24,), the observation of Reach. A critic that sees the state
-    during training (asymmetric actor-critic, Pinto et al., 2017) needs no convolutions, and a policy trained on Reach
-    can teach a vision policy. `critic_state=True` is the older form of `obs_groups=["critic"]`; with it the entry is
-    named "critic_state".
+    during training (asymmetric actor-critic, Pinto et al., 2017) needs no convolutions. A policy trained on Reach can
+    be the teacher of a vision policy. `critic_state=True` is an older way to write env_options obs_groups=["critic"];
+    it names the entry "critic_state".
     """
 
     name = "ReachVision"
     train_steps = 300_000
-    goal_radius_m = 0.06  # 4 of 64 pixels
+    goal_radius_m = 0.06  # about 4 of 64 pixels in the image
     bare = False
 
     def __init__(
@@ -70,7 +70,7 @@ class ReachVision(Reach):
         return self._observe(env_ids)
 
     def _observe(self, env_ids: torch.Tensor | None) -> Obs:
-        """Return the observations (k, ...) of the envs `env_ids` (k,); None: all."""
+        """Return the observations (k, ...) of the envs `env_ids` (k,); None means all envs."""
         images = self.sim.render(self.eyes, self.size, self.size, worlds=env_ids).movedim(-1, 2)  # (k, eyes, 3, h, w)
         obs: dict[str, Obs] = dict(zip(self.eyes, images.unbind(1), strict=True))
         if self.joints:
