@@ -19,14 +19,14 @@ def test_yaml_round_trip(tmp_path):
     assert RunConfig.load(tmp_path / "config.yaml") == config
 
 
-def test_the_configs_beside_the_notebooks_are_one_switch_apart():
+def test_the_configs_beside_the_notebooks_see_numbers_and_clips():
     state, video = (RunConfig.load(CONFIGS / f"dishwashing_{name}.yaml") for name in ("state", "video"))
     assert (state.env, video.env) == ("Dishwashing", "DishwashingVideo")
     for config, seen in ((state, (69,)), (video, (8, 3, 64, 64))):
-        assert resolve(config).overrides["gamma"] == 0.98, "the task's own row"
         assert envs.describe(config.env, config.env_options).observation_space.shape == seen
-    switched = video.replace(env="Dishwashing")
-    assert resolve(switched).env == "Dishwashing", "nothing else says what is seen"
+    assert resolve(state).overrides["gamma"] == 0.98, "the task's own row"
+    assert resolve(video).encoder == "clip_cnn"
+    assert resolve(video.replace(env="Dishwashing")).encoder == "auto", "nothing else says what is seen"
 
 
 def test_changing_what_was_passed_in_changes_nothing():
