@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_THRESHOLD = 0.9
 """Default threshold: the score at the start of training, plus this fraction of the gap to the best score."""
 NOT_THE_CONFIG = (
-    "seed", "run_name", "runs_dir", "store", "threads", "device", "checkpoint_every", "eval_every", "session_limit",
-    "disk_budget", "processes",
+    "seed", "run_name", "runs_dir", "store", "tracker", "threads", "device", "checkpoint_every", "eval_every",
+    "session_limit", "disk_budget", "processes",
 )  # fmt: skip
 """Fields that are ignored when runs are grouped by config."""
 
@@ -39,9 +39,9 @@ class RunScores:
     curves: list[Curve]
     elapsed: np.ndarray
     """(k, 2) pairs (step, seconds of training up to this step), over all sessions."""
-    episodes: int
-    """Number of episodes of the final test or, without a test, of the last evaluation with a success rate; 0 if
-    unknown."""
+    evaluation_episodes: int
+    """Number of episodes of the last evaluation with a success rate; 0 if unknown."""
+    test_episodes: int = 0
     test: float | None = None
     """The best policy's score in the final test; None without a test. The test's episodes are new, so the score is not
     biased by the choice of the best policy."""
@@ -52,7 +52,12 @@ class RunScores:
         curves = Curve.of(rows)
         test: dict[str, Any] = next((row for row in reversed(rows) if "test/step" in row), {})
         score = test.get("test/success_rate" if curves[0].percent else "test/mean_return")
-        return cls(curves, elapsed_of(rows), test.get("test/episodes") or _episodes(rows), score)
+        return cls(curves, elapsed_of(rows), _episodes(rows), test.get("test/episodes", 0), score)
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes in which the run's score was measured; 0 if unknown."""
+        return self.evaluation_episodes if self.test is None else self.test_episodes
 
     def without_test(self) -> RunScores:
         """Return a copy without the final test's score, for comparison with runs that have no test."""

@@ -43,12 +43,14 @@ def test_a_score_is_that_of_the_test_not_of_the_evaluations_that_chose(tmp_path:
     runs = [evaluated(tmp_path, f"ppo{seed}", [0.0, 1.0], seed=seed) for seed in range(2)]
     for run, rate in zip(runs, (0.6, 0.8), strict=True):
         assert comparing.standings([run]).score.item() == 1.0, "there is no test yet"
-        row = {"step": 200, "test/step": 200, "test/episodes": 20, "test/success_rate": rate, "test/mean_return": 1.0}
+        row = {"step": 200, "test/step": 200, "test/episodes": 500, "test/success_rate": rate, "test/mean_return": 1.0}
         with (run.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
     assert comparing.standings(runs).score.item() == pytest.approx(0.7)
     old = evaluated(tmp_path, "old", [0.0, 0.9], seed=2)
     assert comparing.standings([*runs, old]).score.item() == pytest.approx(2.9 / 3), "all by their evaluations"
+    scores = comparing.RunScores.of(runs[0])
+    assert (scores.episodes, scores.without_test().episodes) == (500, 20), "each score with its own episodes"
 
 
 def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> Run:
