@@ -13,7 +13,7 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
-from kit.runs import control, directory, opponents, provenance, status, teacher, tracking
+from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.finding import locate, locate_unfinished
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
@@ -165,6 +165,7 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
+    from kit.runs import teacher
     from kit.trainers.planning import plan
 
     user_config, warm = config, None

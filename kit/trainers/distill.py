@@ -230,7 +230,7 @@ class Distill(ReplayTrainer, sb3.PPO):
         if isinstance(self.action_space, spaces.Box):
             loss = F.smooth_l1_loss(distribution.mode() * self._scale, labels * self._scale, beta=BETA)
         else:
-            loss = -distribution.log_prob(labels).mean()
+            loss = -distribution.log_prob(labels.float()).mean()
         if self._state_head is None:
             return [loss]
         state = torch.cat([x.flatten(1) for _, x in leaves("", self._teacher_obs(teacher_obs))], dim=1)
@@ -259,7 +259,7 @@ class Distill(ReplayTrainer, sb3.PPO):
 
 ALGORITHM = Algorithm(
     "Distill", Distill, sb3.PPO, ActorCriticPolicy,
-    actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete),
+    actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
     row={"n_envs": 32, "learning_rate": "lin_0.001", "log_std_init": -1.6, "net_arch": [256]},
     stock_row={"n_envs": 1},
     used=("learning_rate", "n_steps", "batch_size", "policy_kwargs"),

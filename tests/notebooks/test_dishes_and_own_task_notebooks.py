@@ -15,7 +15,7 @@ from kit.runs.run import Run
 @pytest.mark.timeout(CELL_LIMIT_S)
 def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
     short = {"total_steps": 256, "n_envs": 2, "eval_every": 256, "checkpoint_every": 256}
-    clips = {"env": "DishwashingVideo", "algo": "Distill", "encoder": "clip_cnn", "total_steps": 128}
+    clips = {"env": "DishwashingVideo", "algo": "Distill", "teacher": "scripted:seeker", "total_steps": 128}
     clips |= {"eval_every": 0, "overrides": {"gradient_steps": 1}}
     shown = execute(
         "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
