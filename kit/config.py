@@ -153,7 +153,7 @@ class RunConfig:
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
         """Load a YAML file. `of_run`: the file is a run's config.yaml, which kit wrote.
 
-        Module names are marked as read from this file; see `kit.trust.mark_source`.
+        It records that module names came from this file; `kit.trust` asks for permission before importing them.
         """
         config = cls._from_yaml(read_yaml(path, exponents=not of_run), path)
         return config.replace(**mark_source(config.to_dict(), path, of_run))
@@ -235,7 +235,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 @cache
 def _yaml_classes() -> tuple[Any, Any]:
-    """Return PyYAML's SafeLoader and SafeDumper, extended to read 1e6 as a number; PyYAML reads it as text."""
+    """Return PyYAML's SafeLoader and SafeDumper, which here read 1e6 as a number and quote the text "1e6"."""
     import yaml
 
     class Loader(yaml.SafeLoader):

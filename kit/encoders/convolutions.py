@@ -17,7 +17,7 @@ NATURE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The network of Mnih et al., 2015."""
 SMALL: Layers = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 PATCHES: Layers = ((16, 4, 4), (32, 3, 2), (32, 3, 2))
-"""Small, because it is applied to every frame separately: a fifth of the work of `NATURE`."""
+"""Small, because it runs on every frame: less than a fifth of the work of `NATURE` per frame."""
 NATURE_PIXELS, PATCHES_PIXELS = 36, 28
 """Smallest image side for `NATURE` and for `PATCHES`."""
 
@@ -95,9 +95,9 @@ class _ThroughTime(nn.Module):
 
 
 def spread(total: int, count: int) -> list[int]:
-    """Return `count` indices of frames in a clip of `total`, oldest first: the newest, and others at growing distances.
+    """Choose the newest of `total` frames and older ones at growing distances; return `count` indices, oldest first.
 
-    Of 8 frames, 3 have the ages 7, 2 and 0.
+    `spread(8, 3)` chooses the frames that are 7, 2 and 0 steps old.
     """
     count = min(count, total)
     ages = [max(i, round((total - 1) * (i / max(1, count - 1)) ** 2)) for i in range(count)]
@@ -125,7 +125,7 @@ class MultiCameraEncoder(ImageExtractor):
 class ClipEncoder(ImageExtractor):
     """`NatureEncoder` over `frames` frames of a clip: the newest, and older ones at growing distances (`spread`).
 
-    It is as cheap as with few frames, and sees slow motion too.
+    A longer clip costs no more, and shows slower motion.
     """
 
     name, least_pixels = "clip_cnn", NATURE_PIXELS
@@ -148,7 +148,7 @@ class ClipEncoder(ImageExtractor):
 
 
 class Simple2DEncoder(ImageExtractor):
-    """2D convolutions per frame, pooled over time."""
+    """2D convolutions per frame: features of the newest frame, and their difference from the mean over the clip."""
 
     name, least_pixels = "simple2dcnn", PATCHES_PIXELS
 

@@ -20,7 +20,7 @@ BLUR = 15
 
 @torch.no_grad()
 def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
-    """Return a saliency map (n, H, W) from 0 to 1 for each image entry of the policy's inputs `obs` (n, ...).
+    """Return saliency maps (n, H, W) from 0 to 1, one per image entry of the policy's inputs `obs` (n, ...).
 
     A spot, a Gaussian as wide as the spacing of the spots, is blurred in all frames of a stack. A pixel's value is
     |Δ action| averaged over the spots, weighted by their Gaussians. The largest value in an observation is scaled to 1.

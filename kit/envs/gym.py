@@ -64,8 +64,11 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
 
 class TaskVectorEnv(VectorEnv[Any, Any, np.ndarray]):
-    """Gymnasium `VectorEnv` of the task named `task`. Finished envs are reset in the same step; their last observation
-    and info are in `infos["final_obs"]` and `infos["final_info"]`, as in Gymnasium's own vector envs."""
+    """Gymnasium `VectorEnv` of the task named `task`.
+
+    Finished envs are reset in the same step; their last observation and info are in `infos["final_obs"]` and
+    `infos["final_info"]`, as in Gymnasium's own vector envs.
+    """
 
     metadata: dict[str, Any] = {  # noqa: RUF012
         "render_modes": ["rgb_array"],

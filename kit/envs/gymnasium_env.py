@@ -132,8 +132,8 @@ class GymnasiumEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
 
-        If `snapshots` is False, start new episodes with a seed computed from `snapshot`. Then call `reset()` without a
-        seed, which returns the first observation.
+        If `snapshots` is False, this starts new episodes with a seed computed from `snapshot`; the caller gets their
+        first observation from `reset()` without a seed.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)

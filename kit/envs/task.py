@@ -187,7 +187,7 @@ class Task(ABC):
 
 
 class MujocoTask(Task):
-    """A task on a MuJoCo model. The same class runs on both simulators (MuJoCo on the CPU, MuJoCo Warp on CUDA).
+    """A task on a MuJoCo model; runs on both simulators, MuJoCo on the CPU and MuJoCo Warp on CUDA.
 
     The constructor builds `model` and the spaces. `bind` receives the simulator once and turns names into ids.
     `advance` calls `act` and then steps the physics.

@@ -48,7 +48,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return a store's checkpoint in `folder` (path in the run), from its manifest `raw`. Raises `Refused`."""
+        """Return a store's checkpoint at `folder`, relative to the run; `raw` is its manifest. Raises `Refused`."""
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
@@ -88,7 +88,7 @@ class Checkpoint:
             return {}
 
     def missing_from(self, held: Mapping[str, int]) -> list[str]:
-        """Return the paths of `files()` that `held` (path -> size) lacks or has with another size; -1 fits any size."""
+        """Return the paths of `files()` that `held` (path -> size, -1: unknown) lacks or has with another size."""
         return [path for path, entry in self.files().items() if held.get(path) not in (entry["size"], -1)]
 
     def verify(self, replay: bool = True) -> None:
@@ -151,7 +151,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        # a checkpoint of this step may exist: the run was resumed from an earlier one, or an evaluation is added
+        # this step may exist: the run resumed from an earlier one, or was evaluated after this step was saved
         old = leftovers.old(final)
         if final.exists():
             leftovers.remove(old)

@@ -1,8 +1,8 @@
-"""Layout of a run in a store. A run directory (`kit.runs.directory`) uses the same paths, without the last two files.
+"""Layout of a run in a store. A run directory (`kit.runs.directory`) has neither latest.json nor lease.json.
 
 <run_name>/
   config.yaml  provenance.json  status.json  metrics.jsonl     text files, replaced atomically
-  checkpoints/step_000100352/…  manifest.json                  the last two, verified by reading back
+  checkpoints/step_000100352/…  manifest.json                  the two newest, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
   latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. On

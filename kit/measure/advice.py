@@ -41,7 +41,7 @@ class Advice:
 
 
 def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> Advice:
-    """Recommend a preset for `config` on this machine, from its measured `speed`."""
+    """Recommend a preset for this machine; say how long `config` takes at its measured `speed`, and the price."""
     machine = machine or describe()
     takes = estimate(config, speed, machine)
     sentences = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {takes}."]
@@ -89,7 +89,7 @@ def dollars(per_hour: float, seconds: float) -> str:
 
 
 def rented(seconds: float) -> pd.DataFrame:
-    """Return a table of the prices of a run on rented machines, assuming that it takes `seconds` on each of them."""
+    """Return a table of prices of a run on rented machines, if it takes `seconds` on each of them."""
     import pandas as pd
 
     rows = {
@@ -127,7 +127,7 @@ def within_reach(config: RunConfig) -> RunConfig:
         return config
     steps = min(config.total_steps, PROOF_STEPS)
     print(
-        f"{config.env} needs a GPU, and this machine has none. The run takes {steps:,} steps instead of "
+        f"{config.env} needs a GPU, and this run has none. The run takes {steps:,} steps instead of "
         f"{config.total_steps:,}: it shows that everything works, but learns little. "
         f"To get a GPU: {places.where().get_gpu}."
     )

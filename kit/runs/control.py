@@ -32,7 +32,7 @@ def take(run_path: Path) -> list[Command]:
 
 
 class Requests:
-    """Requests to the training thread. Other threads set them on commands, signals and time limits."""
+    """Requests to the training thread. Other threads set them when a command, a signal or a time limit arrives."""
 
     def __init__(self) -> None:
         self.paused = self.checkpoint = False

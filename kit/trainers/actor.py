@@ -15,7 +15,7 @@ from kit.trainers.normalize import Normalizer
 
 
 class Actor(nn.Module):
-    """Maps an env's observations to its actions: layout (`PolicyView`), normaliser, policy, action scaling."""
+    """Maps env observations to actions: select entries (`PolicyView`), normalise, run the policy, scale actions."""
 
     def __init__(
         self,
