@@ -64,7 +64,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"weights={str(path)!r} cannot be read as weights ({reason}); give a complete .safetensors or .pth file.") from None
+        remedy = "give a complete .safetensors or .pth file"
+        raise UserError(f"weights={str(path)!r} cannot be read as weights ({reason}); {remedy}.") from None
     if not isinstance(values, Mapping) or not all(isinstance(value, torch.Tensor) for value in values.values()):
         raise UserError(f"weights={str(path)!r} holds no state_dict; save one with torch.save(net.state_dict(), path).")
     return dict(values)
