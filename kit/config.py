@@ -66,7 +66,7 @@ class RunConfig:
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of the task"})
     algo: str = _setting("PPO", f"the algorithm: {', '.join(ALGOS)}, or module:NAME")
     encoder: str = _setting(
-        "auto", "network that computes features from observations: auto, a name from `kit encoders`, or module:Class"
+        "auto", "network from observations to features: auto, a name from `kit encoders`, or module:Class"
     )
     teacher: str | None = _setting(
         None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
