@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
 """Frames per second (approximate), maximum seconds of video per episode, and seconds that the last frame stays.
 
-The maximum keeps videos quick to render and small enough for a notebook; the variable KIT_FILM_S changes it."""
+Longer videos render slowly and make notebooks large. The environment variable KIT_FILM_S sets another maximum."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4

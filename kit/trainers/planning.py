@@ -15,7 +15,7 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit import encoders, envs
 from kit.config import SCRIPTED, RunConfig, default_name
@@ -110,6 +110,13 @@ def plan(config: RunConfig) -> Plan:
     return planned
 
 
+def options_of(config: RunConfig) -> dict[str, Any]:
+    """Return the encoder's options in the overrides of `config`."""
+    policy_kwargs = config.overrides.get("policy_kwargs")
+    options = policy_kwargs.get(encoders.OPTIONS) if isinstance(policy_kwargs, dict) else None
+    return options if isinstance(options, dict) else {}
+
+
 def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
     """Check `config.teacher`; return `config` with the observation group "teacher" added to what its env delivers.
 
@@ -125,6 +132,11 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
     if config.teacher.partition(":")[0] == SCRIPTED and config.teacher not in env.scripts:
         valid = f"valid are {', '.join(env.scripts)}" if env.scripts else "name a run instead"
         raise UserError(f"teacher={config.teacher!r} is no scripted policy of env={config.env!r}; {valid}.")
+    if config.overrides.get("state_coef") and options_of(config).get("frozen"):
+        raise UserError(
+            f"overrides state_coef={config.overrides['state_coef']!r} predicts the teacher's observation, which a "
+            "frozen encoder does not store; leave out state_coef or frozen."
+        )
     groups = config.env_options.get(OBS_GROUPS, [])
     if TEACHER in groups or TEACHER not in env.groups:
         return config

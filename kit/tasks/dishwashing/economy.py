@@ -15,7 +15,7 @@ from kit.envs.options import Options, number
 HOUR_S = 3600.0
 JOULES_PER_KWH = 3.6e6
 REWARD_PER_USD = 10.0
-"""Reward per US dollar. A reward of 1 is 0.10 USD. A clean plate earns about 1, which is a good scale for networks."""
+"""Reward per US dollar: a reward of 1 is 0.10 USD, about the pay for a clean plate."""
 TERMS = ("cleaning", "delivery", "breakage", "energy", "time")
 """Reward terms."""
 LEDGER = ("clean", "broken", "rejected", "energy_j", "elapsed_s")

@@ -21,7 +21,7 @@ from kit.tasks.dishwashing.rules import Rules
 LOOKS = 5
 """Number of times per step that force and removed dirt are computed: every 20 ms."""
 SLOW_MPS = 0.1
-"""Friction has the factor v / (v + `SLOW_MPS`), which is 0 at speed v = 0, so that a sponge at rest stays at rest."""
+"""Friction is multiplied by v / (v + `SLOW_MPS`): it vanishes at speed v = 0, so a sponge at rest stays at rest."""
 TINY = 1e-9
 """Lower bound of denominators, which can be 0: for example, one plate in a million arrives clean."""
 START_M = 0.08

@@ -34,8 +34,10 @@ class Rules(Options):
     maps: int = number(0, 0, 2**31 - 1)
     """Number of different maps; 0: a new map for every episode."""
     obstacles: int = number(OBSTACLES, 0, OBSTACLES)
-    """Number of obstacles: discs of radius 6 to 14 m, at least 6 m apart. They block the way of ground units and
-    defenders, and the view between ground units and defenders."""
+    """Number of obstacles, discs of radius 6 to 14 m at least 6 m apart.
+
+    They stop ground units and defenders, and hide these from each other.
+    """
 
     zone_m: float = number(15.0, 5.0, 22.0)
     """Radius of the zone."""

@@ -24,8 +24,7 @@ HAND = "robot0:grip"
 GOAL = "goal"
 
 REST = np.array([0.0, -0.6, 0.0, 1.4, 0.0, 0.8, 0.0])
-"""Joint angles of the arm at the start of an episode, rad. The arm is bent; the hand is above the table, pointing
-down."""
+"""Joint angles at the start of an episode, rad: arm bent, hand above the table, pointing down."""
 FINGER_OPEN_M = 0.05
 """Joint position of each finger of the open gripper; closed is 0."""
 TABLE_TOP_M = 0.4
