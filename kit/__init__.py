@@ -19,6 +19,7 @@ _WHERE = {
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.evaluation",
+    "record": "kit.runs.demonstrations",
     "export": "kit.runs.export",
     "push": "kit.runs.publish",
     "make_vec": "kit.envs",

@@ -143,6 +143,24 @@ def _video(options: argparse.Namespace) -> int:
     return 0
 
 
+def _record(options: argparse.Namespace) -> int:
+    from kit.machine.progress import progress_bar
+
+    env_options = RunConfig.from_text("env_options", options.env_options)
+    with progress_bar(unit="episode", desc="recording") as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        path = kit.record(
+            options.source, options.output, env=options.env, env_options=env_options, episodes=options.episodes,
+            seed=options.seed, step=options.step, trust=options.trust, on_progress=on_progress,
+        )  # fmt: skip
+    print(path)
+    return 0
+
+
 def _view(options: argparse.Namespace) -> int:
     viewer = kit.ui.view(options.run, options.step, options.port, options.trust)
     print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
@@ -377,14 +395,20 @@ def _parser() -> argparse.ArgumentParser:
     view = add("view", "show a policy live in the browser, in 3-D; walking robots take a joystick", _view)
     export = add("export", "write a policy for use without kit, with a description of its inputs and outputs", _export)
     push = add("push", "publish a policy on the Hugging Face Hub, with model card, scores, video, zip and ONNX", _push)
+    record = add("record", "record episodes of a policy as a dataset in Minari's format", _record)
+    record.add_argument("source", metavar="RUN|scripted[:NAME]", help="a run, or a scripted policy of the task --env")
+    record.add_argument("output", metavar="FOLDER", help="the folder to write, which must not exist")
+    record.add_argument("--env", default="Reach", help="the task of a scripted policy; default: Reach")
+    record.add_argument("--env-options", default="", metavar="JSON", help="options of that task; default: none")
+    record.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes; default: 0")
     for sub in (evaluate, video, fingerprint, view, export, push):
         sub.add_argument("run", metavar="RUN", help=RUN)
-    for sub in (evaluate, video, view, export, push):
+    for sub in (evaluate, video, view, export, push, record):
         sub.add_argument("--step", type=_step, help=STEP)
     fingerprint.add_argument("--step", type=int, help="the checkpoint to use: a step; default: the latest")
-    for sub, count in ((evaluate, 100), (video, 3), (push, 100)):
+    for sub, count in ((evaluate, 100), (video, 3), (push, 100), (record, 100)):
         sub.add_argument("--episodes", type=int, default=count, metavar="N", help=f"episodes to play; default: {count}")
-    for sub in (train, resume, batch, evaluate, video, view, export, push):
+    for sub in (train, resume, batch, evaluate, video, view, export, push, record):
         sub.add_argument("--trust", action="store_true", help=TRUST)
     push.add_argument("url", metavar="hf://YOU/MODEL", help="the model repository; a new one is private")
     view.add_argument("--port", type=int, default=8080, metavar="N", help="port; default: 8080, or the next free one")

@@ -32,6 +32,7 @@ ALGOS = {
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
     "Distill": "kit.trainers.distill",
+    "BC": "kit.trainers.bc",
 }
 """Algorithm name -> module. The module's constant `ALGORITHM` defines the algorithm."""
 ENCODERS = (
@@ -70,6 +71,9 @@ class RunConfig:
     )
     teacher: str | None = _setting(
         None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
+    )
+    dataset: str | None = _setting(
+        None, "recorded episodes, for BC, SAC and TD3: a folder that `kit record` wrote, or its URL in a store"
     )
     preset: str = _setting(
         "auto", "auto: tuned for task and machine; sb3: SB3's defaults; fast, heavy, beast: larger networks, for GPUs"

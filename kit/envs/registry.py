@@ -109,6 +109,8 @@ class Spaces(NamedTuple):
     """Observation groups that the task declares; env_options `obs_groups` selects some."""
     scripts: tuple[str, ...] = ()
     """Values of RunConfig's `teacher` that name the task's scripted policies: "scripted", "scripted:NAME"."""
+    frames: Mapping[str, int] = MappingProxyType({})
+    """See `BatchEnv.frames`."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -143,7 +145,7 @@ def _describe(env: str, options: str) -> Spaces:
         obs = delivered_obs(task)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
-            tuple(task.obs_groups), _scripts(task),
+            tuple(task.obs_groups), _scripts(task), obs.frames,
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 

@@ -6,6 +6,7 @@
       manifest.json      size and SHA-256 of each file here and of each shared file; written last
     replay/000000000000.safetensors    off-policy data, named by the number of its first row
     frozen/0123456789abcdef.safetensors   component "frozen": weights that never change, named by SHA-256
+    frozen/dataset-….safetensors          component "dataset": demonstrations, which never change either
 
 Order of writing: shared files; the checkpoint's files, in a folder with a temporary name; the manifest; rename of the
 folder to its final name. Files and folders are fsynced before and after the rename, so that a folder with a final name
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 KINDS = ("checkpoints", "best", "policies")
 """Folders of a run that hold checkpoints."""
+UNCHANGING = (FROZEN, "dataset")
+"""Components that are the same in all checkpoints of a run, which share one file per component."""
 State = Mapping[str, Mapping[str, Any]]
 """Component -> its values: tensors and JSON values."""
 
@@ -117,7 +120,8 @@ class Checkpoint:
         for path in [*sorted(self.path.glob("*.safetensors")), *self._shared(FROZEN)]:
             try:
                 check_tensors(path)
-                state.setdefault(path.stem if path.parent == self.path else FROZEN, {}).update(load_file(path))
+                component = path.stem if path.parent == self.path else path.stem.rpartition("-")[0] or FROZEN
+                state.setdefault(component, {}).update(load_file(path))
             except (SafetensorError, Refused) as error:
                 raise Damaged(f"{path.name} of {self.path.name} is not a safetensors file ({error})") from None
         return state
@@ -145,8 +149,9 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
     folder.mkdir(parents=True, exist_ok=True)
     with leftovers.temporary(folder) as building:
         contents, shared = _encode(state), dict(shared or {})
-        if frozen := contents.pop(f"{FROZEN}.safetensors", None):
-            shared |= _write_frozen(folder.parent, frozen)
+        for component in UNCHANGING:
+            if data := contents.pop(f"{component}.safetensors", None):
+                shared |= _write_frozen(folder.parent, component, data)
         files = {name: write_file(building / name, data) for name, data in contents.items()}
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
@@ -194,7 +199,7 @@ def sweep(run_path: Path) -> None:
 
 def prune(run_path: Path) -> None:
     """Delete shared files that no checkpoint of the run needs. Checkpoints with a damaged manifest are ignored."""
-    shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-f]*.safetensors")]
+    shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-z]*.safetensors")]
     needed: set[str] = set()
     for checkpoint in [each for kind in KINDS if shared for each in committed(run_path / kind)]:
         with contextlib.suppress(Damaged):
@@ -212,10 +217,10 @@ def write_shared(run_path: Path, name: str, data: bytes) -> dict[str, Any]:
 
 
 def size_of(state: State) -> int:
-    """Return the approximate bytes of `state` on disk, without frozen weights, which all checkpoints share."""
+    """Return the approximate bytes of `state` on disk, without the components that all checkpoints share."""
     import torch
 
-    components = [values for name, values in state.items() if name != FROZEN]
+    components = [values for name, values in state.items() if name not in UNCHANGING]
     return sum(value.nbytes for values in components for value in values.values() if isinstance(value, torch.Tensor))
 
 
@@ -240,10 +245,11 @@ def _encode(state: State) -> dict[str, bytes]:
     return files
 
 
-def _write_frozen(run_path: Path, data: bytes) -> dict[str, dict[str, Any]]:
-    """Write frozen weights unless the run has an intact copy; return path -> entry for the manifest's "shared"."""
+def _write_frozen(run_path: Path, component: str, data: bytes) -> dict[str, dict[str, Any]]:
+    """Write a component of `UNCHANGING` unless the run has an intact copy; return path -> entry for "shared"."""
     entry = entry_of(data)
-    name = f"{FROZEN}/{entry['sha256'][:16]}.safetensors"
+    prefix = "" if component == FROZEN else f"{component}-"
+    name = f"{FROZEN}/{prefix}{entry['sha256'][:16]}.safetensors"
     path = run_path / name
     if not path.is_file() or sha256(path) != entry["sha256"]:
         write_shared(run_path, name, data)

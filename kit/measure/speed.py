@@ -151,6 +151,8 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
         trainer: Any = make_trainer(config, env)
         if config.teacher is not None:
             trainer.set_teacher(RandomTeacher(env))
+        if config.dataset is not None:
+            trainer.set_dataset([random_episode(env)], {})
         actions = itertools.cycle(random_actions(env, 32))
         env.step(next(actions))  # the first step may compile and allocate
         physics, whole = [], []
@@ -189,6 +191,21 @@ class RandomTeacher:
 
     def load_state(self, state: dict[str, Any]) -> None:
         pass
+
+
+def random_episode(env: Any) -> Any:
+    """Return an episode of random actions, in place of a dataset."""
+    import torch
+
+    from kit.envs.obs import tree_map
+    from kit.trainers.demonstrations import Episode, recorded
+
+    actions, steps = random_actions(env, 32), [recorded(env.reset(seed=0), env)]
+    for action in actions:
+        steps.append(recorded(env.step(action)[0], env))
+    obs = tree_map(lambda *x: torch.stack([each[0] for each in x]).cpu(), *steps)
+    zeros = torch.zeros(len(actions))
+    return Episode(obs, torch.stack([each[0] for each in actions]).cpu(), zeros, zeros.bool())
 
 
 def _make_env(config: RunConfig, n_envs: int) -> Any:

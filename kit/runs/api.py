@@ -165,7 +165,7 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
-    from kit.runs import teacher
+    from kit.runs import demonstrations, teacher
     from kit.trainers.planning import plan
 
     user_config, warm = config, None
@@ -180,7 +180,9 @@ def create(
     tracking.check(config.tracker)
     planned = plan(config)
     config = planned.config
-    teacher.check(config, envs.describe(config.env, config.env_options), trust)
+    env = envs.describe(config.env, config.env_options)
+    teacher.check(config, env, trust)
+    demonstrations.check(config, env)
     if config.store:
         from kit.stores import open_store
 

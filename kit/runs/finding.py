@@ -46,7 +46,7 @@ class RunList(list[Run]):
 
 def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
     """List the runs in a folder (empty if the folder does not exist) or in a store."""
-    if _is_url(where):
+    if is_url(where):
         from kit import stores
 
         return StoredRuns(stores.list_runs(stores.open_store(where)))
@@ -88,7 +88,7 @@ def family(runs: RunList) -> RunList:
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
     """Find a run; if it is in a store, fetch it. Return it and the config fields to change (runs_dir, store)."""
-    if _is_url(path_or_url):
+    if is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
     inside = Path(runs_dir).expanduser() / path_or_url
@@ -116,7 +116,7 @@ def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
 
 
-def _is_url(where: str | Path) -> bool:
+def is_url(where: str | Path) -> bool:
     """Whether `where` is a store or a run in one: a URL, or a folder with latest.json files, found only in stores."""
     if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
         return True

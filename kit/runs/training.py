@@ -128,24 +128,31 @@ class Training:
                     newer.path.rename(newer.path.with_name(f".damaged-{newer.path.name}-{time.time_ns()}"))
                     reason = damages[newer.step]
                     self._notify(f"checkpoint {newer.step} is damaged ({reason}); an older one is used")
-                self._set_teacher(state)
+                self._prepare(state)
                 return candidate, self._load_state(candidate, state, replay)
         if saved:
             raise UserError(
                 f"{self.run.path} has {len(saved)} checkpoints and all are damaged (step {saved[0].step:,}: "
                 f"{damages[saved[0].step]}); fetch the run from its store into another runs_dir, or train a new one."
             )
-        self._set_teacher({})
+        self._prepare({})
         return None, {}
 
-    def _set_teacher(self, state: dict[str, Any]) -> None:
-        """Give the trainer its teacher, from the checkpoint's `state` if it is there."""
+    def _prepare(self, state: dict[str, Any]) -> None:
+        """Give the trainer its teacher and its dataset, from the checkpoint's `state` if they are there."""
+        trainer: Any = self.trainer  # of an algorithm that takes them
         if self.config.teacher is not None:
             from kit.runs.teacher import make_teacher
 
             self.status.set(phase="loading the teacher")
-            trainer: Any = self.trainer  # of an algorithm that is taught
             trainer.set_teacher(make_teacher(self.config, self._env, state.get("teacher")))
+        if self.config.dataset is not None:
+            from kit.runs import demonstrations
+            from kit.trainers.demonstrations import DATASET
+
+            self.status.set(phase="loading the dataset")
+            saved = int(state["trainer"]["replay_written"]) > 0 or DATASET in state if state else False
+            trainer.set_dataset(None if saved else demonstrations.read(self.config, self._env), state)
 
     def _load_state(self, loaded: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:
         session: dict[str, Any] = state.pop("session")

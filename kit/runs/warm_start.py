@@ -89,9 +89,9 @@ def _from_run(run: Run, step: int | str | None) -> WarmStart:
 def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """Return the parent's config with `changes`, for a new run.
 
-    `overrides` and `env_options` in `changes` are merged into the parent's. If the env changes, the parent's
-    env_options are dropped. If the algorithm changes, the parent's overrides are dropped, except policy_kwargs and
-    normalize. Fields that depend on the machine or on the run's length are resolved again.
+    `overrides` (and policy_kwargs in them) and `env_options` in `changes` are merged into the parent's. If the env
+    changes, the parent's env_options are dropped. If the algorithm changes, the parent's overrides are dropped, except
+    policy_kwargs and normalize. Fields that depend on the machine or on the run's length are resolved again.
     """
     from kit.trainers.algorithm import with_n_envs
 
@@ -108,9 +108,11 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     options = parent.env_options if config.env == parent.env else {}
     if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs and config.algo == parent.algo:
         kept = with_n_envs(parent, config.n_envs).overrides
-    return config.replace(
-        overrides={**kept, **mappings["overrides"]}, env_options={**options, **mappings["env_options"]}
-    )
+    overrides = {**kept, **mappings["overrides"]}
+    theirs, mine = (each.get("policy_kwargs") for each in (kept, mappings["overrides"]))
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        overrides["policy_kwargs"] = theirs | mine
+    return config.replace(overrides=overrides, env_options={**options, **mappings["env_options"]})
 
 
 # -- a zip ---------------------------------------------------------------------------------------------------------

@@ -73,3 +73,8 @@ class Actor(nn.Module):
     def unscale(self, actions: torch.Tensor) -> torch.Tensor:
         """Rescale actions from [-1, 1] to the bounds of the action space."""
         return self.low + 0.5 * (actions + 1.0) * (self.high - self.low)
+
+    def scale(self, actions: torch.Tensor) -> torch.Tensor:
+        """Undo `unscale`, with actions outside the bounds clipped to them."""
+        low, high = self.low.to(actions.device), self.high.to(actions.device)
+        return ((actions.to(low.dtype) - low) / (high - low) * 2.0 - 1.0).clamp(-1.0, 1.0)

@@ -77,6 +77,8 @@ class Algorithm:
     """What encoder="auto" means for frame stacks of images."""
     taught: bool = False
     """Whether it learns from a teacher (`RunConfig.teacher`), which needs the observation group "teacher"."""
+    dataset: str = ""
+    """Whether it learns from recorded episodes (`RunConfig.dataset`): needed, optional, or empty: it does not."""
     memory_remedy: str = "network, n_steps or batch_size"
     """Settings that the out-of-memory message advises to reduce."""
 

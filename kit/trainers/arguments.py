@@ -24,7 +24,7 @@ NOT_OVERRIDES = {
 """Parameters of SB3's constructors that are not valid in `overrides`: RunConfig or kit sets them, or a file cannot
 hold their values."""
 
-NORMALIZE = {"norm_obs": bool, "norm_reward": bool,
+NORMALIZE = {"norm_obs": bool, "norm_reward": bool, "update_obs": bool,
              "clip_obs": float, "clip_reward": float, "gamma": float, "epsilon": float}  # fmt: skip
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "full_std", "use_expln", "squash_output",
@@ -41,7 +41,7 @@ RANGES = {
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
-    **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0},
+    **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0, "critic_warmup": 0},
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""
 

@@ -21,7 +21,7 @@ from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
-from kit.trainers.normalize import Normalizer
+from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
@@ -283,7 +283,7 @@ class TensorTrainer(BaseAlgorithm):
         components["policy"].load_state(state["policy"])
         if "frozen" in state:
             components["frozen"].load_state(state["frozen"])
-        if self.normalizer is not None:
+        if self.normalizer is not None and state.get("normalizer"):
             self.normalizer.load_state(state["normalizer"], statistics_only=True)
 
     def warm_start(self, state: State) -> None:
@@ -291,8 +291,11 @@ class TensorTrainer(BaseAlgorithm):
 
         Raises `UserError` if the policy does not fit.
         """
-        if bool(state.get("normalizer")) != (self.normalizer is not None):
+        theirs, mine = state.get("normalizer", {}), {} if self.normalizer is None else self.normalizer.state()
+        if scaled(theirs) != (set() if self.normalizer is None else self.normalizer.scaled):
             raise UserError("only one of the two runs normalises observations; give both the same overrides normalize")
+        if not mine.keys() <= theirs.keys():
+            state = {**state, "normalizer": {}}  # statistics of returns only, of other entries
         self.load_policy(state)
         if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
             self.components()["optimizer"].load_state(state["optimizer"])

@@ -43,10 +43,10 @@ class ImageRing:
 
     def next_stacks(self, stack: torch.Tensor, row: torch.Tensor, env: torch.Tensor, written: int) -> torch.Tensor:
         """Return the frame stacks (N, T, H, W, C) that follow `stack`; `written`: rows added so far."""
-        assert self.latest is not None
         next_image = self._at(row + 1, env)
-        last = (row == written - 1).nonzero().flatten()
-        next_image[last] = self.latest[env[last]]
+        if self.latest is not None:  # a dataset ends with the end of an episode
+            last = (row == written - 1).nonzero().flatten()
+            next_image[last] = self.latest[env[last]]
         pool_index = self._pool_index[row % self.capacity, env]
         ended = (pool_index >= 0).nonzero().flatten()
         if self._pool is not None:

@@ -38,6 +38,8 @@ class Normalizer:
 
     A policy trained with it reads `observe(obs)`; the trainer's `predict` and `act` apply it. For a model loaded in
     plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize` with the same statistics.
+
+    Without `update_obs` the statistics of observations stay those of the pretrained policy.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Normalizer:
         clip_obs: float = 10.0,
         clip_reward: float = 10.0,
         epsilon: float = 1e-8,
+        update_obs: bool = True,
     ) -> None:
         scaled = {name: space for name, space in leaves("obs", observation_space) if _is_scaled(space)}
         if norm_obs and not scaled:
@@ -58,7 +61,7 @@ class Normalizer:
             raise UserError(
                 f'overrides normalize=true cannot scale {kind} observations; write normalize={{"norm_obs": false}}.'
             )
-        self.norm_obs, self.norm_reward = norm_obs, norm_reward
+        self.norm_obs, self.norm_reward, self.update_obs = norm_obs, norm_reward, update_obs
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
         self.obs_moments = {name: RunningMoments(space.shape or (), device) for name, space in scaled.items()}
@@ -73,7 +76,7 @@ class Normalizer:
 
     def update(self, obs: Obs) -> None:
         """Update the statistics with `obs` (n, ...)."""
-        if self.norm_obs:
+        if self.norm_obs and self.update_obs:
             for name, entry in leaves("obs", obs):
                 if name in self.obs_moments:
                     self.obs_moments[name].update(entry)
@@ -127,6 +130,11 @@ class Normalizer:
         for moments in self.moments().values():
             moments.mean, moments.var = moments.mean.to(device), moments.var.to(device)
 
+    @property
+    def scaled(self) -> set[str]:
+        """Names of the observation entries that are scaled."""
+        return set(self.obs_moments) if self.norm_obs else set()
+
     def moments(self) -> dict[str, RunningMoments]:
         """Return name -> statistics of every observation entry and of the returns."""
         return {**self.obs_moments, "return": self.return_moments}
@@ -146,6 +154,12 @@ class Normalizer:
             rms.mean, rms.var = moments.mean.cpu().numpy().copy(), moments.var.cpu().numpy().copy()
             rms.count = moments.count
         return wrapped
+
+
+def scaled(state: dict[str, Any]) -> set[str]:
+    """Return the names of the observation entries that the normaliser with this `state()` has scaled."""
+    names = {name.removesuffix(".count") for name in state if name.endswith(".count")} - {"return"}
+    return {name for name in names if state[f"{name}.count"] >= 1}
 
 
 def _is_scaled(space: spaces.Space) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -19,7 +19,8 @@ from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError, check_whole
 from kit.presets import Row
 from kit.trainers.base import READ_EVERY
-from kit.trainers.replay import Replay, Transitions
+from kit.trainers.demonstrations import DATASET, Demonstrations, Episode, rows_of
+from kit.trainers.replay import Replay, Transitions, both
 from kit.trainers.replay_trainer import ReplayTrainer
 from kit.trainers.shifting import random_shift
 
@@ -33,6 +34,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     """
 
     replay_buffer: Replay  # type: ignore[assignment]
+    demonstrations: Demonstrations | None = None
+    """Recorded transitions, which make up half of each batch (RLPD; Ball et al., 2023)."""
     actor: Any
     critic: Any
 
@@ -46,6 +49,13 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             raise UserError(f"n_steps={self.n_steps} and action_noise are not supported; leave them out.")
         super()._setup_model()
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
+
+    def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
+        """Take half of each batch from `episodes`; None: from the data in the resumed run's `state`, loaded later."""
+        frames = self.replay_buffer.frames
+        rows = None if episodes is None else rows_of(episodes, frames, self.as_actor().scale)
+        self.demonstrations = Demonstrations(rows, frames, self.device)
+        self.attach(DATASET, self.demonstrations)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -165,12 +175,18 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     def _sample_batch(self, batch_size: int) -> Transitions:
         """Sample transitions as inputs of the networks: preprocessed, and normalised by the current statistics."""
-        batch, preprocess = self.replay_buffer.sample(batch_size), self.as_actor().preprocess
+        batch, preprocess = self._sample_transitions(batch_size), self.as_actor().preprocess
         rewards = batch.rewards if self.normalizer is None else self.normalizer.scale_reward(batch.rewards)
         obs, next_obs = preprocess(batch.obs), preprocess(batch.next_obs)
         if self.random_shift:
             obs, next_obs = (random_shift(images, self.random_shift) for images in (obs, next_obs))
         return Transitions(obs, batch.actions, rewards, next_obs, batch.terminated)
+
+    def _sample_transitions(self, batch_size: int) -> Transitions:
+        if self.demonstrations is None:
+            return self.replay_buffer.sample(batch_size)
+        recorded = self.demonstrations.replay.sample(batch_size // 2)
+        return both(self.replay_buffer.sample(batch_size - batch_size // 2), recorded)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +199,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         }
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_scheduled"]
+        return [*super()._excluded_save_params(), "_scheduled", "demonstrations"]
 
 
 def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) -> Row:
@@ -206,6 +222,7 @@ RECORD: dict[str, Any] = {
     "rule": keep_ratio,
     "imported": ("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
     "fewer_envs": False,
+    "dataset": "optional",
     "memory_remedy": "buffer_size, n_envs or network",
 }
 """Fields that the `Algorithm` records of SAC and TD3 share."""

@@ -86,6 +86,7 @@ def plan(config: RunConfig) -> Plan:
     """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
     record = algorithm.find(config.algo)
     config = with_teacher(record, config)
+    check_dataset(record, config)
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
@@ -141,6 +142,19 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
     if TEACHER in groups or TEACHER not in env.groups:
         return config
     return config.replace(env_options={**config.env_options, OBS_GROUPS: [*groups, TEACHER]})
+
+
+def check_dataset(record: Algorithm, config: RunConfig) -> None:
+    """Raise `UserError` if the algorithm needs a dataset and `config` names none, or the reverse."""
+    if not record.dataset and config.dataset is not None:
+        raise UserError(f"dataset={config.dataset!r} has no effect with algo={config.algo!r}; use BC, SAC or TD3.")
+    if record.dataset == "needed" and config.dataset is None:
+        raise UserError(f"algo={config.algo!r} needs a dataset; set dataset to a folder that `kit record` wrote.")
+    if config.dataset is not None and options_of(config).get("frozen"):
+        raise UserError(
+            f"dataset={config.dataset!r} holds images, and a frozen encoder stores features in their place; leave out "
+            "the option frozen."
+        )
 
 
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.encoders.asymmetric import CRITICS, AsymmetricActorCritic
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
-from kit.encoders.asymmetric import AsymmetricActorCritic
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm, largest_batch
@@ -21,6 +22,7 @@ from kit.trainers.fast.derivatives import closed_form
 from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
+from kit.trainers.saving import State, Values
 
 
 class ProximalTrainer(OnPolicyTrainer):
@@ -32,6 +34,7 @@ class ProximalTrainer(OnPolicyTrainer):
     target_kl: float | None
     clip_range: Any
     clip_range_vf: Any
+    critic_warmup = 0
 
     def train(self) -> None:
         """Run `n_epochs` epochs of minibatch updates over the rollout."""
@@ -43,6 +46,7 @@ class ProximalTrainer(OnPolicyTrainer):
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
         rollout, metrics, kl = self.rollout_buffer.batch(), [], None
+        held = self._held_weights()
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
@@ -56,6 +60,8 @@ class ProximalTrainer(OnPolicyTrainer):
                     if kl > 1.5 * self.target_kl:
                         break
                 self.networks.step(self.max_grad_norm)
+                for weights, value in held:
+                    weights.data.copy_(value)
             self._n_updates += 1
             if self._log_now:
                 metrics.append(self._metrics(shuffled, evaluated, *clip))
@@ -63,6 +69,17 @@ class ProximalTrainer(OnPolicyTrainer):
                 break
         if self._log_now:
             self._log_update(metrics, *clip)
+
+    def _held_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return (parameter, its value) of all weights but the critic's while only the critic learns; else nothing.
+
+        They are put back after every step, instead of having no gradient, because then Adam knows the size of their
+        gradients when they begin to learn. Without that, its first steps would be several times too long.
+        """
+        if self.num_timesteps > self.critic_warmup:
+            return []
+        named = self.policy.named_parameters()
+        return [(p, p.detach().clone()) for name, p in named if not name.startswith(CRITICS)]
 
     @closed_form(derivatives.ppo)
     def loss(self, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None) -> torch.Tensor:
@@ -128,9 +145,40 @@ class ProximalTrainer(OnPolicyTrainer):
 
 
 class PPO(ProximalTrainer, sb3.PPO):
-    """SB3's PPO with tensor rollouts."""
+    """SB3's PPO with tensor rollouts.
+
+    :param critic_warmup: env steps at the start during which only the critic learns; for policies from `start_from`.
+        The policy then starts with a new critic if the pretrained one does not fit, and with the action noise of
+        log_std_init
+    """
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
+
+    def __init__(self, *args: Any, critic_warmup: int = 0, **kwargs: Any) -> None:
+        self.critic_warmup = critic_warmup
+        super().__init__(*args, **kwargs)
+
+    def warm_start(self, state: State) -> None:
+        if not self.critic_warmup:
+            return super().warm_start(state)
+        weights = with_own_critic(state["policy"], self.policy)
+        super().warm_start({**state, "policy": weights, "optimizer": {}})
+        if hasattr(self.policy, "log_std"):
+            self.policy.log_std.data.fill_(self.policy.log_std_init)
+
+
+def with_own_critic(weights: Values, policy: ActorCriticPolicy) -> Values:
+    """Return pretrained `weights` (name -> tensor) for `policy`, with its own critic where the pretrained one differs.
+
+    A policy that sees one image has its network under another name if the env delivers it in a Dict.
+    """
+    mine = policy.state_dict()
+    cameras = {m[1] for name in mine if (m := re.match(r"features_extractor\.eyes\.(eye_\w*)\.", name))}
+    if len(cameras) == 1:
+        weights = {re.sub(r"\.eyes\.eye_\w*\.", f".eyes.{min(cameras)}.", name): x for name, x in weights.items()}
+    critic = {name: x for name, x in mine.items() if name.startswith(CRITICS)}
+    fits = all(name in weights and weights[name].shape == x.shape for name, x in critic.items())
+    return weights if fits else {name: x for name, x in weights.items() if not name.startswith(CRITICS)} | critic
 
 
 METRICS = POLICY, VALUE, KL, CLIPPED, ENTROPY = range(5)
@@ -185,4 +233,5 @@ ALGORITHM = Algorithm(
     more_envs=True,
     distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
+    own={"critic_warmup": int},
 )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kit.envs.obs import Obs, from_leaves, leaves
+from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.format.segments import DONE, RAGGED, Segment
 from kit.trainers.clips import split_newest, with_stacks
 from kit.trainers.image_ring import FRAMES, ImageRing
@@ -22,6 +22,12 @@ class Transitions:
     rewards: torch.Tensor
     next_obs: Obs
     terminated: torch.Tensor
+
+
+def both(a: Transitions, b: Transitions) -> Transitions:
+    """Return the transitions of `a`, then those of `b`."""
+    pairs = zip(vars(a).values(), vars(b).values(), strict=True)
+    return Transitions(*(tree_map(lambda *x: torch.cat(x), *pair) for pair in pairs))
 
 
 class Replay:

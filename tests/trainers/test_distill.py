@@ -29,7 +29,7 @@ def test_loss_is_smooth_l1_in_half_ranges_of_the_action():
     with torch.no_grad():
         mean = trainer.policy.get_distribution(obs).mode()
     labels = mean + torch.tensor([1.0, 4.0] * 4).unsqueeze(1)
-    (loss,) = trainer.losses(obs, labels, trainer._last_obs)
+    loss = trainer.loss(trainer.features(obs), labels)
     assert loss.item() == pytest.approx(((0.5 - 0.05) + (2 - 0.05)) / 2)  # |x| - β/2 above β = 0.1
 
 

@@ -1,0 +1,256 @@
+"""Datasets of recorded episodes, in Minari's format: record a policy, and read a dataset for training.
+
+Minari (https://minari.farama.org) opens the folder with `minari.MinariDataset(folder)`. Of a stack of images, only the
+newest image is stored; kit stacks them again. Images are stored without loss.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from kit.config import SCRIPTED, RunConfig, folder_name
+from kit.envs.obs import POLICY, leaves, pick_space, tree_map
+from kit.envs.play import Player, play
+from kit.errors import UserError
+from kit.format import leftovers
+from kit.runs.evaluation import TEST_SEED, Script, one_thread
+from kit.runs.finding import is_url, locate
+from kit.runs.opponents import make_env
+from kit.runs.run import opened
+from kit.trainers.clips import image_stacks
+from kit.trainers.demonstrations import Episode, newest, recorded
+
+if TYPE_CHECKING:
+    from kit.envs.contract import BatchEnv
+    from kit.envs.registry import Spaces
+
+FILES = ("metadata.json", "main_data.hdf5")
+MAX_ENVS = 32
+RECORD_SEED = TEST_SEED + 1_000_000
+"""Added to the seed for recorded episodes, which are neither training's nor those of evaluations."""
+MAX_BYTES = 64 * 2**30
+"""Largest file that is fetched from a store."""
+Progress = Callable[[int, int], None]
+"""(episodes recorded, episodes in total)"""
+
+
+def record(
+    source: str | Path,
+    output: str | Path,
+    *,
+    env: str = "Reach",
+    env_options: dict[str, Any] | None = None,
+    episodes: int = 100,
+    seed: int = 0,
+    step: int | str | None = None,
+    runs_dir: str = "runs",
+    trust: bool = False,
+    on_progress: Progress = lambda done, total: None,
+) -> Path:
+    """Record whole episodes of a policy in the new folder `output`; return the folder.
+
+    `source`: a run (its best policy, or that of `step`), or "scripted" or "scripted:NAME", the scripted policy of
+    `env`. A run is recorded in its own env. Actions are deterministic. Raises `UserError`, and then leaves no folder.
+    """
+    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
+        raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
+    output = Path(output).expanduser().absolute()  # Minari joins a relative path with itself
+    if output.exists():
+        raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
+    storage = _minari().MinariStorage
+    scripted, _, script = str(source).partition(":")
+    run = None if scripted == SCRIPTED else opened(locate(source, runs_dir)[0], trust)
+    asked = RunConfig(env=env, env_options=env_options or {})
+    config = (asked if run is None else run.config).replace(device="cpu")
+    n_envs = min(MAX_ENVS, episodes)
+    batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
+    try:
+        player: Player = Script(batch, script or None) if run is None else run.policy(step).as_actor()
+        spaces_ = _recorded_space(batch), batch.action_space
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with leftovers.temporary(output.parent) as building, one_thread():
+            data = storage.new(building, *spaces_, data_format="hdf5", jpeg_encoding=False)
+            for done, episode in enumerate(_episodes(batch, player, episodes, seed + RECORD_SEED), 1):
+                data.update_episodes([episode])
+                on_progress(done, episodes)
+            data.update_metadata(_metadata(output, config, str(source)))
+            building.rename(output)
+    finally:
+        batch.close()
+    return output
+
+
+def _episodes(env: BatchEnv, player: Player, episodes: int, seed: int) -> Iterator[Any]:
+    """Play `episodes` episodes, and yield each as Minari's `EpisodeBuffer`."""
+    from minari.data_collector import EpisodeBuffer
+
+    n = env.num_envs
+    steps: list[list[tuple[Any, ...]]] = [[] for _ in range(n)]
+    left = episodes
+
+    def row(x: torch.Tensor, i: int) -> Any:
+        return x[i].numpy().copy()
+
+    for now in play(env, player, env.reset(seed=seed), -(-episodes // n)):
+        done, obs, final = now.terminated | now.truncated, recorded(now.obs, env), recorded(now.info["final_obs"], env)
+        for i in range(n):
+            values = (obs, now.action, now.reward, now.terminated, now.truncated)
+            steps[i].append(tuple(tree_map(partial(row, i=i), x) for x in values))
+            if not done[i]:
+                continue
+            before, actions, rewards, terminated, truncated = zip(*steps[i], strict=True)
+            steps[i] = []
+            if now.ended[i] and left:
+                left -= 1
+                whole = tree_map(lambda *x: np.stack(x), *before, tree_map(partial(row, i=i), final))
+                yield EpisodeBuffer(
+                    observations=whole, actions=np.stack(actions), rewards=np.stack(rewards).tolist(),
+                    terminations=np.stack(terminated).tolist(), truncations=np.stack(truncated).tolist(),
+                )  # fmt: skip
+
+
+def _recorded_space(env: BatchEnv | Spaces, frames: dict[str, int] | None = None) -> Space:
+    """Return the space of recorded observations: the policy's, with single images."""
+    space = pick_space(env.observation_space, env.obs_groups.get(POLICY))
+    stacks = image_stacks(env.observation_space, env.frames if frames is None else frames)
+
+    def single(box: Any) -> Space:
+        return spaces.Box(box.low[-1], box.high[-1], dtype=box.dtype)
+
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: single(inner) if name in stacks else inner for name, inner in space.items()})
+    return single(space) if stacks else space
+
+
+def _metadata(output: Path, config: RunConfig, source: str) -> dict[str, Any]:
+    import minari
+
+    name = folder_name(output.name) or "dataset"
+    return {
+        "dataset_id": f"{folder_name(config.env)}/{name}-v0",
+        "minari_version": minari.__version__,
+        "algorithm_name": source,
+        "description": f"{source} in {config.env} {config.env_options or ''}".strip(),
+        "kit_env": config.env,
+    }
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def check(config: RunConfig, env: Spaces) -> None:
+    """Raise `UserError` if the dataset of `config` cannot be read or does not fit `env`. Reads no episodes."""
+    if config.dataset is not None:
+        with _opened(config.dataset) as data:
+            _check_spaces(config, data, env)
+
+
+def read(config: RunConfig, env: BatchEnv) -> list[Episode]:
+    """Return the episodes of the dataset of `config` for `env`. Raises `UserError` for unusable data."""
+    name, stacks = str(config.dataset), image_stacks(env.observation_space, env.frames)
+    with _opened(name) as data:
+        _check_spaces(config, data, env)
+        try:
+            whole = data.get_episodes(range(data.total_episodes))
+            return [_episode(name, i, each, stacks) for i, each in enumerate(whole)]
+        except (OSError, KeyError, RuntimeError, AssertionError) as error:
+            raise _unreadable(name, error) from None
+
+
+def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int]) -> Episode:
+    steps = len(data["rewards"])
+    ends = np.asarray(data["terminations"], bool) | np.asarray(data["truncations"], bool)
+    lengths = {len(x) - 1 for _, x in leaves("", data["observations"])} | {len(data["actions"]), len(ends)}
+    if not steps or lengths != {steps}:
+        raise UserError(
+            f"dataset={name!r} has an episode {number} of {steps} rewards with {sorted(lengths)} steps of other data; "
+            "record it again."
+        )
+    if not ends[-1] or ends[:-1].any():
+        raise UserError(
+            f"dataset={name!r} has an episode {number} that does not end with its last step; record whole episodes, "
+            "with terminated or truncated set in the last step only."
+        )
+
+    def tensor(array: Any) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(array))
+
+    obs = tree_map(tensor, data["observations"])
+    depth = {len(x.shape) for x in obs.values()} if isinstance(obs, dict) else {obs.ndim}
+    if stacks and 5 in depth:  # whole stacks (T + 1, frames, C, H, W), as other programs record them
+        obs = newest(obs, stacks)
+    rewards, terminated = (tensor(data[key]) for key in ("rewards", "terminations"))
+    return Episode(obs, tensor(data["actions"]), rewards.float(), terminated.bool())
+
+
+def _check_spaces(config: RunConfig, data: Any, env: Spaces | BatchEnv) -> None:
+    seen = [_recorded_space(env), _recorded_space(env, {})]  # also whole stacks, as other programs record them
+    if data.observation_space not in seen:
+        verb, its, ours = "observes", data.observation_space, _recorded_space(env)
+    elif data.action_space != env.action_space:
+        verb, its, ours = "acts in", data.action_space, env.action_space
+    else:
+        return
+    raise UserError(
+        f"dataset={config.dataset!r} {verb} {its}, but env={config.env!r} has {ours}; record it in this env, or set "
+        "the env and env_options it was recorded in."
+    )
+
+
+@contextmanager
+def _opened(dataset: str) -> Iterator[Any]:
+    """Open the dataset: a folder, or its URL in a store, from which it is fetched. Raises `UserError`."""
+    storage = _minari().MinariStorage
+    with tempfile.TemporaryDirectory(prefix="kit-dataset-") as fetched:
+        if is_url(dataset):
+            folder = _fetch(dataset, Path(fetched))
+        else:
+            folder = Path(dataset).expanduser().absolute()
+            folder = folder / "data" if (folder / "data").is_dir() else folder
+        if not (folder / FILES[0]).is_file():
+            raise UserError(f"dataset={dataset!r} has no {FILES[0]}; name a folder that `kit record` or Minari wrote.")
+        try:
+            data = storage.read(folder)
+            if not data.total_episodes:
+                raise UserError(f"dataset={dataset!r} holds no episode; record some.")
+        except UserError:
+            raise
+        except Exception as error:  # what a damaged file raises depends on where it is damaged
+            raise _unreadable(dataset, error) from None
+        yield data
+
+
+def _fetch(url: str, folder: Path) -> Path:
+    from kit.stores import open_store
+
+    store = open_store(url)
+    files = store.list()
+    prefix = "data/" if f"data/{FILES[0]}" in files else ""
+    for name in FILES:
+        if f"{prefix}{name}" not in files:
+            raise UserError(f"dataset={url!r} has no {name}; name a folder that `kit record` or Minari wrote.")
+        store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
+    return folder
+
+
+def _unreadable(dataset: str, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())[:150]
+    return UserError(f"dataset={dataset!r} cannot be read ({type(error).__name__}: {reason}); copy or record it again.")
+
+
+def _minari() -> Any:
+    try:
+        import h5py  # noqa: F401
+        from minari.dataset import minari_storage
+    except ImportError:
+        raise UserError("datasets need Minari; install it with pip install 'kit[demos]'.") from None
+    return minari_storage

@@ -1,0 +1,146 @@
+"""Base class of trainers that learn actions from labelled observations, by supervised learning."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import stable_baselines3 as sb3
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
+from torch.nn import functional as F
+
+from kit.envs.obs import Obs
+from kit.trainers.off_policy import descend
+from kit.trainers.replay import Transitions
+from kit.trainers.replay_trainer import ReplayTrainer
+from kit.trainers.shifting import random_shift
+
+BETA = 0.1
+"""Errors beyond this count linearly. Near the point where a teacher changes direction its labels contradict each other:
+squared errors average them to standing still, linear ones take the more frequent one. On DishwashingVideo, after 30,000
+frames: 22 dollars an hour with 0.1, 9 with 1."""
+
+
+class ImitationTrainer(ReplayTrainer, sb3.PPO):
+    """Trains the policy of PPO on the labelled observations in `replay_buffer`, so that PPO can train it further
+    (`start_from`). A subclass implements `_collect`.
+
+    Observations are stored as in off-policy replay, each image once.
+
+    :param n_steps: steps of every env per iteration
+    :param gradient_steps: gradient steps per iteration
+    :param batch_size: labelled observations per gradient step
+    :param buffer_size: most labelled observations that are kept; older ones are overwritten
+    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
+    """
+
+    metric_names: tuple[str, ...] = ("imitation_loss",)
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        learning_rate: Any = 1e-3,
+        n_steps: int = 8,
+        batch_size: int = 128,
+        gradient_steps: int = 24,
+        buffer_size: int = 200_000,
+        random_shift: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.gradient_steps, self.buffer_size, self.random_shift = gradient_steps, buffer_size, random_shift
+        super().__init__(policy, env, learning_rate, n_steps, batch_size, **kwargs)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        space = self.action_space
+        self._scale = torch.ones((), device=self.device)
+        if isinstance(space, spaces.Box) and space.is_bounded():
+            self._scale = torch.as_tensor(2.0 / (space.high - space.low), device=self.device)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1000,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train until `total_timesteps` steps are done. Metrics are logged every `log_interval` steps."""
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            before = self.num_timesteps
+            if not self._collect(callback):
+                break
+            self.train()
+            self.iteration += 1
+            if self.num_timesteps // log_interval > before // log_interval or self.num_timesteps >= total_timesteps:
+                self._log_update()
+                self._read_episodes()
+                self.dump_logs(self.iteration)
+            self._boundary()
+        callback.on_training_end()
+        return self
+
+    @abstractmethod
+    def _collect(self, callback: BaseCallback) -> bool:
+        """Get data for the next update, and count it in `num_timesteps`; return False if the callback stops it."""
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Take `gradient_steps` gradient steps, each on a new batch of stored observations."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([optimizer for optimizer, _ in self._optimizers().values()])
+        for _ in range(self.gradient_steps):
+            self._poll()
+            batch = self.replay_buffer.sample(self.batch_size, with_next=False)
+            obs = self.as_actor().preprocess(batch.obs)
+            if self.random_shift:
+                obs = random_shift(obs, self.random_shift)
+            self._metric_sums += self.gradient_step(obs, batch)
+        self._metric_steps += self.gradient_steps
+        self._n_updates += self.gradient_steps
+
+    def gradient_step(self, obs: Obs, batch: Transitions) -> torch.Tensor:
+        """Update the policy on `batch`, with `obs` as its input; return the values of `metric_names`."""
+        return descend(self.policy.optimizer, self.loss(self.features(obs), batch.actions)).unsqueeze(0)
+
+    def features(self, obs: Obs) -> torch.Tensor:
+        """Return the features (B, F) that the policy's encoder finds in its inputs `obs` (B, ...)."""
+        policy: Any = self.policy
+        return policy.extract_features(obs, policy.pi_features_extractor)
+
+    def loss(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """L = E[smooth L1(μ(s), a*)] in units of half the action's range, or -E[log π(a*|s)] for discrete actions, with
+        a* the labels (B, ...)."""
+        policy: Any = self.policy
+        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(features))
+        if isinstance(self.action_space, spaces.Box):
+            return F.smooth_l1_loss(distribution.mode() * self._scale, labels * self._scale, beta=BETA)
+        return -distribution.log_prob(labels.float()).mean()
+
+    def clip(self, action: torch.Tensor) -> torch.Tensor:
+        """Clip a teacher's actions to the action space, so that labels are bounded."""
+        if not isinstance(self.action_space, spaces.Box):
+            return action
+        actor = self.as_actor()
+        return torch.maximum(torch.minimum(action.to(actor.low.dtype), actor.high), actor.low)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
+        parameters: dict[str, torch.Tensor] = dict(self.policy.named_parameters())
+        return {"policy": (self.policy.optimizer, parameters)}
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_scale"]
