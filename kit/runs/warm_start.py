@@ -103,7 +103,7 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     )
     kept = parent.overrides
     if config.algo != parent.algo:
-        config = config.replace(teacher=changes.get("teacher"))
+        config = config.replace(teacher=changes.get("teacher"), dataset=changes.get("dataset"))
         kept = {name: value for name, value in kept.items() if name in ("policy_kwargs", "normalize")}
     options = parent.env_options if config.env == parent.env else {}
     if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs and config.algo == parent.algo:

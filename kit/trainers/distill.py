@@ -20,6 +20,7 @@ from kit.envs.obs import TEACHER, Obs, leaves, pick, tree_map
 from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
+from kit.trainers.flat import flatten
 from kit.trainers.imitation import ImitationTrainer
 from kit.trainers.off_policy import descend
 from kit.trainers.replay import Transitions
@@ -87,6 +88,7 @@ class Distill(ImitationTrainer):
             width = sum(x[0].numel() for _, x in leaves("", self._teacher_obs(self._last_obs)))
             self._state_head = torch.nn.Linear(self.policy.features_dim, width, device=self.device)
             self._head_optimizer = torch.optim.Adam(self._state_head.parameters(), lr=self.lr_schedule(1))
+            self._flat_head = flatten(self._head_optimizer)
 
     def set_teacher(self, teacher: Teacher) -> None:
         """Set the teacher; checkpoints include it."""
@@ -157,9 +159,10 @@ class Distill(ImitationTrainer):
         features = self.features(obs)
         state = torch.cat([x.flatten(1) for _, x in leaves("", self._teacher_obs(batch.obs))], dim=1)
         losses = [self.loss(features, batch.actions), F.mse_loss(self._state_head(features), state)]
-        self._head_optimizer.zero_grad()
-        descend(self.policy.optimizer, losses[0] + self.state_coef * losses[1])
-        self._head_optimizer.step()
+        self._flat_head.attach()
+        self._flat_head.zero_grad()
+        descend(self._optimizer, losses[0] + self.state_coef * losses[1])
+        self._flat_head.step()
         return torch.stack(losses).detach()
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class Distill(ImitationTrainer):
         return optimizers
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "teacher", "_noise", "_state_head", "_head_optimizer"]
+        return [*super()._excluded_save_params(), "teacher", "_noise", "_state_head", "_head_optimizer", "_flat_head"]
 
 
 ALGORITHM = Algorithm(

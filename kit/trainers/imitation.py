@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from torch.nn import functional as F
 
 from kit.envs.obs import Obs
+from kit.trainers.flat import flatten
 from kit.trainers.off_policy import descend
 from kit.trainers.replay import Transitions
 from kit.trainers.replay_trainer import ReplayTrainer
@@ -52,10 +53,13 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         **kwargs: Any,
     ) -> None:
         self.gradient_steps, self.buffer_size, self.random_shift = gradient_steps, buffer_size, random_shift
-        super().__init__(policy, env, learning_rate, n_steps, batch_size, **kwargs)
+        # SB3 would check the batch size against a rollout, which imitation does not have
+        super().__init__(policy, env, learning_rate, n_steps, n_steps, normalize_advantage=False, **kwargs)
+        self.batch_size = batch_size
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        self._optimizer = flatten(self.policy.optimizer)
         space = self.action_space
         self._scale = torch.ones((), device=self.device)
         if isinstance(space, spaces.Box) and space.is_bounded():
@@ -101,6 +105,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         """Take `gradient_steps` gradient steps, each on a new batch of stored observations."""
         self.policy.set_training_mode(True)
         self._update_learning_rate([optimizer for optimizer, _ in self._optimizers().values()])
+        self._optimizer.attach()
         for _ in range(self.gradient_steps):
             self._poll()
             batch = self.replay_buffer.sample(self.batch_size, with_next=False)
@@ -113,7 +118,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     def gradient_step(self, obs: Obs, batch: Transitions) -> torch.Tensor:
         """Update the policy on `batch`, with `obs` as its input; return the values of `metric_names`."""
-        return descend(self.policy.optimizer, self.loss(self.features(obs), batch.actions)).unsqueeze(0)
+        return descend(self._optimizer, self.loss(self.features(obs), batch.actions)).unsqueeze(0)
 
     def features(self, obs: Obs) -> torch.Tensor:
         """Return the features (B, F) that the policy's encoder finds in its inputs `obs` (B, ...)."""
@@ -143,4 +148,4 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         return {"policy": (self.policy.optimizer, parameters)}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_scale"]
+        return [*super()._excluded_save_params(), "_scale", "_optimizer"]

@@ -233,8 +233,8 @@ def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.cat(values, dim=1).min(1).values
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-    """Take one `optimizer` step on `loss`; return the loss, detached."""
+def descend(optimizer: Any, loss: torch.Tensor) -> torch.Tensor:
+    """Take one step of `optimizer`, torch's or a flat one, on `loss`; return the loss, detached."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -9,6 +9,7 @@ from kit.errors import UserError
 from kit.runs.teacher import ScriptedTeacher
 from kit.trainers import make_trainer
 from kit.trainers.planning import plan
+from kit.trainers.replay import Transitions
 
 CHASE = "tests.envs.chase:Chase"
 SMALL = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [32]}}
@@ -71,8 +72,9 @@ def test_state_prediction_is_a_second_loss_with_a_head_outside_the_policy():
     assert trainer.policy.state_dict().keys() == plain.policy.state_dict().keys()
     obs = trainer.as_actor().preprocess(trainer._last_obs)
     features = trainer.policy.extract_features(obs, trainer.policy.pi_features_extractor)
-    _, loss = trainer.losses(obs, torch.zeros(8, 1), trainer._last_obs)
     predicted = trainer._state_head(features)
+    batch = Transitions(trainer._last_obs, torch.zeros(8, 1), torch.zeros(8), {}, torch.zeros(8))
+    _, loss = trainer.gradient_step(obs, batch)
     assert loss.item() == pytest.approx((predicted - trainer._last_obs["state"]).square().mean().item(), rel=1e-5)
     trainer.learn(640)
     assert trainer._head_optimizer.state_dict()["state"]

@@ -1,0 +1,211 @@
+"""Recorded datasets: Minari reads them, BC and SAC learn from them and resume without them, bad ones are refused."""
+
+import json
+import shutil
+import signal
+
+import h5py
+import minari
+import numpy as np
+import pytest
+import torch
+
+import kit
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.runs import demonstrations
+from kit.trainers import make_trainer
+from kit.trainers.planning import plan
+from tests.runs.crash import Forked, complete, create
+from tests.runs.test_resume import assert_same_end
+
+CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
+SMALL = {"batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
+TINY = {"batch_size": 8, "policy_kwargs": {"net_arch": [16], "features_extractor_kwargs": {"features": 8}}}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return kit.record("scripted", tmp_path_factory.mktemp("sets") / "images", env=CHASE, episodes=12, seed=1)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    return kit.record("scripted", tmp_path_factory.mktemp("sets") / "numbers", env=STATE, episodes=40)
+
+
+def test_minari_reads_what_was_recorded(numbers):
+    """The script's actions are 10 (mark - place), clipped to ±2, and the rewards the distance after the step."""
+    data = minari.MinariDataset(numbers)
+    assert (data.total_episodes, data.total_steps) == (40, 40 * 20)
+    for episode in data:
+        place, mark = episode.observations.T
+        assert np.allclose(episode.actions[:, 0], np.clip(10 * (mark - place), -2, 2)[:-1], atol=1e-5)
+        assert np.allclose(episode.rewards, -np.abs(mark - place)[1:], atol=1e-6)
+        assert not episode.terminations.any() and episode.truncations.tolist() == [False] * 19 + [True]
+    starts = {tuple(each.observations[0]) for each in data}
+    assert len(starts) == 40
+
+
+def test_images_are_stored_once_and_without_loss_and_stacked_again(images):
+    """The env stacks two images; the first of an episode is repeated."""
+    data = minari.MinariDataset(images)
+    recorded = data[0].observations
+    assert recorded.shape == (21, 1, 36, 36) and set(np.unique(recorded)) == {0, 255}
+    config = plan(RunConfig(env=CHASE, algo="BC", dataset=str(images), n_envs=1, threads=1, overrides=SMALL)).config
+    env = kit.make_vec(CHASE, 1, "cpu", 0, 1)
+    trainer = make_trainer(config, env)
+    trainer.set_dataset(demonstrations.read(config, env), {})
+    torch.manual_seed(0)
+    batch = trainer.replay_buffer.sample(500)
+    assert batch.obs.shape == (500, 2, 1, 36, 36)
+    whole = np.concatenate([each.observations for each in data])
+    before = np.concatenate([each.observations[[0, *range(20)]] for each in data])
+    pairs = {(a.tobytes(), b.tobytes()) for a, b in zip(before, whole, strict=True)}
+    for stacks in (batch.obs, batch.next_obs):
+        assert all((a.tobytes(), b.tobytes()) in pairs for a, b in stacks.numpy())
+
+
+def test_a_run_is_recorded_in_its_own_env(tmp_path):
+    run = kit.train(
+        env=STATE, algo="PPO", total_steps=64, n_envs=4, threads=1, runs_dir=str(tmp_path), run_name="r", eval_every=64,
+        overrides={"n_steps": 16, "batch_size": 16},
+    )  # fmt: skip
+    path = kit.record(run.path, tmp_path / "set", episodes=2)
+    episode = minari.MinariDataset(path)[0]
+    actor = run.policy("best").as_actor()
+    assert torch.allclose(actor(torch.tensor(episode.observations[:-1]))[0], torch.tensor(episode.actions), atol=1e-5)
+
+
+def test_bc_learns_from_a_dataset(tmp_path, numbers):
+    """Random actions end within 0.1 of the mark in a tenth of the episodes."""
+    fields = {"env": STATE, "dataset": str(numbers), "total_steps": 60_000}
+    run = create(tmp_path, "bc", "BC", SMALL | {"gradient_steps": 16}, **fields)
+    assert complete(run) == 0, run.log()
+    assert kit.evaluate(run, 40, "latest")["success_rate"] > 0.8
+
+
+@pytest.mark.parametrize("algo", ["BC", "SAC"])
+def test_cut_run_ends_like_the_uncut_one_without_the_dataset(tmp_path, images, numbers, algo):
+    env, source, overrides = (CHASE, images, TINY) if algo == "BC" else (
+        STATE, numbers, {"batch_size": 32, "learning_starts": 50, "policy_kwargs": {"net_arch": [16]}}
+    )  # fmt: skip
+    lent = shutil.copytree(source, tmp_path / "lent")
+    fields = {"env": env, "dataset": str(lent), "total_steps": 2000, "n_envs": 2, "checkpoint_every": 200}
+    uncut, cut = (create(tmp_path, name, algo, overrides, eval_every=1000, **fields) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        step = max((c.step for c in cut.checkpoints()), default=-1)
+        session = Forked(cut)
+        session.until(lambda step=step: any(c.step > step + 200 for c in cut.checkpoints()))
+        session.kill(number)
+        session.wait()
+        shutil.rmtree(lent, ignore_errors=True)
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+    assert len(list((cut.path / "frozen").glob("dataset-*"))) == (algo == "SAC")
+
+
+def test_half_of_each_batch_of_sac_is_recorded(numbers):
+    config = plan(
+        RunConfig(env=STATE, algo="SAC", dataset=str(numbers), n_envs=1, threads=1, overrides={"batch_size": 64})
+    ).config
+    env = kit.make_vec(STATE, 1, "cpu", 0, 1)
+    trainer = make_trainer(config, env)
+    trainer.set_dataset(demonstrations.read(config, env), {})
+    obs = env.reset(seed=9)
+    for _ in range(30):  # an action of 3 in its own transitions, which no script takes
+        trainer.replay_buffer.add(obs, torch.full((1, 1), 3.0), torch.zeros(1), obs, torch.zeros(1, dtype=torch.bool))
+    batch = trainer._sample_batch(64)
+    assert (batch.actions == 3.0).sum() == 32
+    place, mark = batch.obs[batch.actions[:, 0] != 3.0].unbind(1)
+    scripted = (10 * (mark - place)).clamp(-2, 2) / 2  # scaled to ±1, as SAC stores actions
+    assert torch.allclose(batch.actions[batch.actions[:, 0] != 3.0, 0], scripted, atol=1e-5)
+
+
+def test_dataset_is_read_from_a_store(tmp_path, numbers):
+    from kit.stores import open_store
+
+    store = open_store(f"memory://sets-{tmp_path.name}", write=True)
+    store.put({f"data/{path.name}": path for path in numbers.iterdir()})
+    config = RunConfig(env=STATE, algo="BC", dataset=store.url)
+    env = kit.make_vec(STATE, 1, "cpu", 0, 1)
+    assert len(demonstrations.read(config, env)) == 40
+
+
+def _cut_file(path):
+    file = path / "main_data.hdf5"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _no_end(path):
+    with h5py.File(path / "main_data.hdf5", "a") as file:
+        file["episode_3/truncations"][-1] = False
+
+
+def _shorter(path):
+    with h5py.File(path / "main_data.hdf5", "a") as file:
+        file["episode_3/actions"].resize(12, axis=0)
+
+
+def _no_metadata(path):
+    (path / "metadata.json").unlink()
+
+
+def _other_space(path):
+    data = json.loads((path / "metadata.json").read_text())
+    space = json.loads(data["observation_space"])
+    space["high"] = [2.0, 2.0]
+    (path / "metadata.json").write_text(json.dumps({**data, "observation_space": json.dumps(space)}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (_cut_file, "cannot be read"),
+        (_no_end, "has an episode 3 that does not end with its last step"),
+        (_shorter, r"has an episode 3 of 20 rewards with \[12, 20\] steps of other data"),
+        (_no_metadata, "has no metadata.json"),
+        (_other_space, r"observes Box\(-1.0, 2.0"),
+        (shutil.rmtree, "has no metadata.json"),
+    ],
+)
+def test_bad_data_is_refused_in_a_sentence(tmp_path, numbers, damage, sentence):
+    copy = shutil.copytree(numbers, tmp_path / "copy")
+    damage(copy)
+    config = RunConfig(env=STATE, algo="BC", dataset=str(copy), runs_dir=str(tmp_path / "runs"))
+    with pytest.raises(UserError, match=f"dataset='.*copy' {sentence}"):
+        demonstrations.read(config, kit.make_vec(STATE, 1, "cpu", 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"dataset": None}, "algo='BC' needs a dataset"),
+        ({"algo": "PPO"}, "has no effect with algo='PPO'"),
+        ({"env": CHASE}, "observes"),
+        ({"env": "Reach"}, "but env='Reach' has Box"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_run_is_made(tmp_path, numbers, fields, sentence):
+    config = {"env": STATE, "algo": "BC", "dataset": str(numbers), "runs_dir": str(tmp_path)} | fields
+    with pytest.raises(UserError, match=sentence):
+        kit.train(**config)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"source": "scripted:x"}, "scripted"),
+        ({"env": "Ant"}, "has no scripted policy"),
+        ({"episodes": 0}, "episodes=0 must be a whole number"),
+    ],
+)
+def test_what_cannot_be_recorded_leaves_no_folder(tmp_path, arguments, sentence):
+    with pytest.raises(UserError, match=sentence):
+        kit.record(**{"source": "scripted", "output": tmp_path / "set", "env": STATE} | arguments)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "set").mkdir()
+    with pytest.raises(UserError, match="exists"):
+        kit.record("scripted", tmp_path / "set", env=STATE)

@@ -1,0 +1,91 @@
+"""PPO on a pretrained policy: only the critic learns at first, also a new one that sees other entries."""
+
+import pytest
+import torch
+
+import kit
+from kit.config import RunConfig
+from kit.encoders.asymmetric import CRITICS
+from kit.errors import UserError
+from kit.runs.teacher import ScriptedTeacher
+from kit.trainers import make_trainer
+from kit.trainers.planning import plan
+from tests.envs.chase import Chase
+
+CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
+PPO = {"n_steps": 16, "batch_size": 32, "n_epochs": 2}
+
+
+class Watched(Chase):
+    """Chase whose critic may see the numbers."""
+
+    obs_groups = Chase.obs_groups | {"critic": ("state",)}
+
+
+WATCHED = f"{__name__}:Watched"
+
+
+def made(env, algo, groups=(), **overrides):
+    options = {"obs_groups": list(groups)} if groups else {}
+    teacher = "scripted" if algo == "Distill" else None
+    overrides = {"policy_kwargs": {"net_arch": [16], "log_std_init": -1.0}} | overrides
+    fields = {"n_envs": 4, "threads": 1, "env_options": options, "teacher": teacher, "overrides": overrides}
+    config = plan(RunConfig(env=env, algo=algo, encoder="auto" if env == STATE else "clip_cnn", **fields)).config
+    return make_trainer(config, kit.make_vec(config.env, 4, "cpu", 0, 1, config.env_options))
+
+
+@pytest.fixture(scope="module")
+def student():
+    trainer = made(CHASE, "Distill", n_steps=4, batch_size=32, gradient_steps=4)
+    trainer.set_teacher(ScriptedTeacher(trainer.tensor_env))
+    trainer.learn(320)
+    trainer.policy.log_std.data.fill_(0.5)
+    return trainer
+
+
+def actor_weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.policy.named_parameters() if not n.startswith(CRITICS)}
+
+
+@pytest.mark.parametrize(("env", "groups"), [(CHASE, ()), (WATCHED, ("critic",))])
+def test_the_actor_waits_for_the_critic(student, env, groups):
+    """Two iterations of 64 steps with the actor as it was, then it learns. An asymmetric critic begins anew."""
+    trainer = made(env, "PPO", groups, critic_warmup=128, **PPO)
+    trainer.warm_start(student.state())
+    obs = student.tensor_env.reset(seed=3)
+    mine = {"eye": obs["eye"], "state": obs["state"]} if groups else obs["eye"]
+    assert torch.allclose(trainer.act(mine), student.act(obs), atol=1e-6)
+    before, critic = actor_weights(trainer), trainer.policy.value_net.weight.detach().clone()
+    assert before["log_std"].item() == -1.0
+    trainer.learn(128)
+    assert all(torch.equal(p, before[n]) for n, p in actor_weights(trainer).items())
+    assert not torch.equal(trainer.policy.value_net.weight, critic)
+    trainer.learn(192)
+    after = actor_weights(trainer)
+    assert not torch.equal(after["action_net.weight"], before["action_net.weight"])
+    assert (after["action_net.weight"] - before["action_net.weight"]).abs().max() < 5 * 4 * 3e-4  # 4 steps of lr 3e-4
+
+
+def test_without_warm_up_the_policy_has_to_fit(student):
+    trainer = made(WATCHED, "PPO", ("critic",), **PPO)
+    with pytest.raises(UserError, match="does not fit"):
+        trainer.warm_start(student.state())
+
+
+def test_statistics_of_observations_stay():
+    """With update_obs false, mean and variance stay the pretrained policy's; those of returns begin anew."""
+    first = made(STATE, "PPO", normalize=True, **PPO)
+    second = made(STATE, "PPO", normalize={"update_obs": False}, critic_warmup=64, **PPO)
+    first.learn(128)
+    second.warm_start(first.state())
+    before = first.normalizer.obs_moments["obs"].mean.clone()
+    second.learn(128)
+    assert torch.equal(second.normalizer.obs_moments["obs"].mean, before)
+    first.learn(192)
+    assert not torch.equal(first.normalizer.obs_moments["obs"].mean, before)
+
+
+def test_returns_alone_may_be_normalised_in_one_run_only(student):
+    trainer = made(CHASE, "PPO", critic_warmup=64, normalize={"norm_obs": False}, **PPO)
+    trainer.warm_start(student.state())
+    assert trainer.normalizer.return_moments.count < 1
