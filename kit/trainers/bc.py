@@ -18,7 +18,7 @@ from kit.trainers.replay import Replay
 
 
 class BC(ImitationTrainer):
-    """Trains the policy of PPO on recorded actions; the env is not stepped. One step is one sample of a batch.
+    """Trains a policy on recorded actions; the env is not stepped. One step is one sample of a batch.
 
     Call `set_dataset` before `learn`. The run saves the dataset as its replay data.
     """
@@ -54,5 +54,5 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1},
     used=("learning_rate", "batch_size", "policy_kwargs"),
     dataset="needed", clip_encoder="clip_cnn", fewer_envs=False,
-    own={"gradient_steps": int, "random_shift": int},
+    own={"gradient_steps": int, "random_shift": int, "policy_of": str},
 )  # fmt: skip

@@ -59,7 +59,7 @@ class DriftNoise:
 
 
 class Distill(ImitationTrainer):
-    """Trains the policy of PPO on a teacher's actions, in observations that teacher and student meet.
+    """Trains a policy on a teacher's actions, in observations that teacher and student meet.
 
     Call `set_teacher` before `learn`.
 
@@ -86,7 +86,7 @@ class Distill(ImitationTrainer):
         self._state_head: torch.nn.Linear | None = None
         if self.state_coef and self.env is not None:
             width = sum(x[0].numel() for _, x in leaves("", self._teacher_obs(self._last_obs)))
-            self._state_head = torch.nn.Linear(self.policy.features_dim, width, device=self.device)
+            self._state_head = torch.nn.Linear(self._trained.features_dim, width, device=self.device)
             self._head_optimizer = torch.optim.Adam(self._state_head.parameters(), lr=self.lr_schedule(1))
             self._flat_head = flatten(self._head_optimizer)
 
@@ -184,6 +184,6 @@ ALGORITHM = Algorithm(
     stock_row={"n_envs": 1},
     used=("learning_rate", "n_steps", "batch_size", "policy_kwargs"),
     taught=True, clip_encoder="clip_cnn", fewer_envs=False,
-    own={"gradient_steps": int, "buffer_size": int, "random_shift": int,
+    own={"gradient_steps": int, "buffer_size": int, "random_shift": int, "policy_of": str,
          "teacher_until": float, "teacher_noise": float, "state_coef": float},
 )  # fmt: skip

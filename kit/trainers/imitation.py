@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from torch.nn import functional as F
 
 from kit.envs.obs import Obs
+from kit.errors import UserError
 from kit.trainers.flat import flatten
 from kit.trainers.off_policy import descend
 from kit.trainers.replay import Transitions
@@ -25,9 +26,12 @@ squared errors average them to standing still, linear ones take the more frequen
 frames: 22 dollars an hour with 0.1, 9 with 1."""
 
 
+POLICIES = {"PPO": sb3.PPO, "SAC": sb3.SAC}
+"""Algorithm -> SB3's class, whose policies can be trained."""
+
+
 class ImitationTrainer(ReplayTrainer, sb3.PPO):
-    """Trains the policy of PPO on the labelled observations in `replay_buffer`, so that PPO can train it further
-    (`start_from`). A subclass implements `_collect`.
+    """Trains a policy on the labelled observations in `replay_buffer`. A subclass implements `_collect`.
 
     Observations are stored as in off-policy replay, each image once.
 
@@ -36,6 +40,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
     :param batch_size: labelled observations per gradient step
     :param buffer_size: most labelled observations that are kept; older ones are overwritten
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
+    :param policy_of: PPO or SAC: the algorithm that can train the policy further (`start_from`)
     """
 
     metric_names: tuple[str, ...] = ("imitation_loss",)
@@ -50,8 +55,16 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         gradient_steps: int = 24,
         buffer_size: int = 200_000,
         random_shift: int = 0,
+        policy_of: str = "PPO",
         **kwargs: Any,
     ) -> None:
+        if policy_of not in POLICIES:
+            raise UserError(f"overrides policy_of={policy_of!r} is unknown; write {' or '.join(POLICIES)}.")
+        self.policy_of = policy_of
+        if policy_of == "SAC":
+            if env is not None and not isinstance(env.action_space, spaces.Box):
+                raise UserError(f"overrides policy_of='SAC' needs a Box action space, not {env.action_space}; use PPO.")
+            policy = sb3.SAC.policy_aliases[policy] if isinstance(policy, str) else policy
         self.gradient_steps, self.buffer_size, self.random_shift = gradient_steps, buffer_size, random_shift
         # SB3 would check the batch size against a rollout, which imitation does not have
         super().__init__(policy, env, learning_rate, n_steps, n_steps, normalize_advantage=False, **kwargs)
@@ -59,7 +72,10 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._optimizer = flatten(self.policy.optimizer)
+        policy: Any = self.policy
+        self._trained = policy.actor if self.policy_of == "SAC" else policy
+        """The part of the policy that acts."""
+        self._optimizer = flatten(self._trained.optimizer)
         space = self.action_space
         self._scale = torch.ones((), device=self.device)
         if isinstance(space, spaces.Box) and space.is_bounded():
@@ -122,12 +138,15 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     def features(self, obs: Obs) -> torch.Tensor:
         """Return the features (B, F) that the policy's encoder finds in its inputs `obs` (B, ...)."""
-        policy: Any = self.policy
-        return policy.extract_features(obs, policy.pi_features_extractor)
+        extractor = "features_extractor" if self.policy_of == "SAC" else "pi_features_extractor"
+        return self._trained.extract_features(obs, getattr(self._trained, extractor))
 
     def loss(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """L = E[smooth L1(μ(s), a*)] in units of half the action's range, or -E[log π(a*|s)] for discrete actions, with
         a* the labels (B, ...)."""
+        if self.policy_of == "SAC":
+            mean = self._trained.mu(self._trained.latent_pi(features)).tanh()
+            return F.smooth_l1_loss(mean, self.as_actor().scale(labels), beta=BETA)
         policy: Any = self.policy
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(features))
         if isinstance(self.action_space, spaces.Box):
@@ -144,8 +163,14 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:
-        parameters: dict[str, torch.Tensor] = dict(self.policy.named_parameters())
-        return {"policy": (self.policy.optimizer, parameters)}
+        parameters: dict[str, torch.Tensor] = dict(self._trained.named_parameters())
+        return {"policy": (self._trained.optimizer, parameters)}
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save SB3's zip; only policies of PPO. Raises `UserError`."""
+        if self.policy_of != "PPO":
+            raise UserError(f"a policy of {self.policy_of} is no model of PPO; train it with {self.policy_of} first.")
+        super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_scale", "_optimizer"]
+        return [*super()._excluded_save_params(), "_scale", "_optimizer", "_trained"]

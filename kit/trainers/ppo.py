@@ -46,7 +46,7 @@ class ProximalTrainer(OnPolicyTrainer):
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
         rollout, metrics, kl = self.rollout_buffer.batch(), [], None
-        held = self._held_weights()
+        held = self._held_weights()  # (parameter, its value)
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:

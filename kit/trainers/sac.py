@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import stable_baselines3 as sb3
 import torch
@@ -18,12 +18,23 @@ from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, po
 from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
+LOG_STD = -2.0
+"""Logarithm of the noise with which a pretrained policy starts, before tanh."""
+
 
 class SAC(OffPolicyTrainer, sb3.SAC):
-    """SB3's SAC with a tensor replay buffer."""
+    """SB3's SAC with a tensor replay buffer.
+
+    :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
+        No random actions are taken then, and the action noise starts from log_std_init
+    """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
     metric_names: tuple[str, ...] = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
+
+    def __init__(self, *args: Any, critic_warmup: int = 0, **kwargs: Any) -> None:
+        self.critic_warmup = critic_warmup
+        super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -68,6 +79,16 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         super().train(gradient_steps, batch_size)
 
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
+        if self.num_timesteps > self.critic_warmup:
+            return self._gradient_step(batch, step)
+        held = [*self.actor.parameters(), *([] if self.log_ent_coef is None else [self.log_ent_coef])]
+        before = [p.detach().clone() for p in held]
+        metrics = self._gradient_step(batch, step)
+        for p, value in zip(held, before, strict=True):  # put back, as in PPO
+            p.data.copy_(value)
+        return metrics
+
+    def _gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         polyak = step % self.target_update_interval == 0
         if self._stacked is not None:
             return self._stacked.step(batch, polyak)[: len(self.metric_names)]
@@ -90,8 +111,18 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def load_state(self, state: State) -> bool:
         return super().load_state(_with_temperature(state))
 
+    def _next_action(self, obs: Obs) -> torch.Tensor:
+        if not self.critic_warmup:
+            return super()._next_action(obs)
+        with torch.no_grad():
+            return self.explore(self.as_actor().preprocess(obs))
+
     def warm_start(self, state: State) -> None:
         super().warm_start(state)
+        if self.critic_warmup and not self.use_sde:
+            noise: Any = self.actor.log_std
+            noise.weight.data.zero_()
+            noise.bias.data.fill_((self.policy_kwargs or {}).get("log_std_init", LOG_STD))
         state = _with_temperature(state)
         if "temperature" in self._attached and "temperature" in state:
             self._attached["temperature"].load_state(state["temperature"])
@@ -133,6 +164,6 @@ def _tensor(obs: Obs) -> torch.Tensor:
 
 ALGORITHM = Algorithm(
     "SAC", SAC, sb3.SAC, SACPolicy,
-    own={"random_shift": int},
+    own={"random_shift": int, "critic_warmup": int},
     **RECORD,
 )  # fmt: skip
