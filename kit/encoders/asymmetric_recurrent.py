@@ -1,4 +1,7 @@
-"""Observation groups for recurrent policies: one LSTM for the actor's group and one for the critic's."""
+"""Observation groups for recurrent policies: an LSTM for the actor's group, and another for the critic's group.
+
+With enable_critic_lstm=false the critic has a linear layer instead.
+"""
 
 from __future__ import annotations
 

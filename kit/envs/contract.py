@@ -25,7 +25,8 @@ class BatchEnv(ABC):
         obs, reward, terminated, truncated, info = env.step(action)         # action (n, ...)
 
     Finished envs are reset within the same step. `terminated` (the task ended) and `truncated` (the time limit was
-    reached without termination) are never both true. Observations have the dtypes of the space; reals are float32.
+    reached without termination) are never both true. Observations of floats are float32, others have the
+    dtype of the space.
 
     `info` holds these entries for all envs:
 

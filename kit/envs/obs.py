@@ -19,7 +19,7 @@ Groups: TypeAlias = Mapping[str, tuple[str, ...]]
 """Group -> its entries: top-level keys of a Dict observation."""
 
 COLOURS = (1, 3, 4)
-"""Numbers of channels that images may have: grey, RGB, or four."""
+"""Numbers of channels that images may have: 1 (grey), 3 (RGB) or 4 (such as RGBA)."""
 
 
 def tree_map(function: Callable[..., Any], *obs: Any) -> Any:
@@ -121,7 +121,8 @@ def is_image(space: Space) -> bool:
 def newest_image(images: torch.Tensor) -> np.ndarray:
     """Return the newest image of one env for display, uint8 (H, W, 3).
 
-    `images` is (C, H, W) or a stack (T, C, H, W). The last three channels are shown as RGB; of fewer, the last as grey.
+    `images` is (C, H, W) or a stack (T, C, H, W). The last three channels are shown as RGB. If there are fewer
+    than three, the last one is shown in grey.
     """
     image = images[-1] if images.ndim == 4 else images
     colours = image.movedim(0, -1)[..., -3:] if len(image) >= 3 else image[-1:].movedim(0, -1)

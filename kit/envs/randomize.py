@@ -54,7 +54,10 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelTerm(Term):
-    """Scale `fields` of MjModel (`kit.sim.base.PARAMETERS`) by a random number, add it to them, or set them to it."""
+    """Multiply `fields` of MjModel by a random number, add the number to them, or replace them by it (`how`).
+
+    `kit.sim.base.PARAMETERS` lists the allowed fields.
+    """
 
     fields: tuple[str, ...] = dataclasses.field(kw_only=False)
     how: Literal["scale", "add", "set"] = "scale"
@@ -90,7 +93,10 @@ class ObservationNoise(Term):
 
 
 def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]:
-    """Return the task's `terms` that `option`, the value of env_options `randomize`, switches on."""
+    """Return those of the task's `terms` that `option` switches on, with its ranges.
+
+    `option` is the value of env_options `randomize`.
+    """
     if option is None or isinstance(option, bool):
         option = list(terms) if option else []
     if not isinstance(option, list | tuple | Mapping):

@@ -71,8 +71,8 @@ class Task(ABC):
     task_info: TaskInfo = TaskInfo()
     """Description of the task, for people."""
     scripts: tuple[str, ...] = ()
-    """Names of scripted policies: methods that return actions (n, ...), given the state of the envs. A task with one
-    may override `scripted` instead."""
+    """Names of the task's scripted policies: methods without arguments that return actions (n, ...) for the current
+    state of the envs. A task with a single scripted policy may override `scripted` instead and leave this empty."""
     train_steps: int | None = None
     """Suggested number of training steps."""
     random_terms: Mapping[str, Term] = MappingProxyType({})
@@ -198,8 +198,8 @@ class MujocoTask(Task):
     """Physics steps per env step."""
     sim: Simulator
     shadows: bool = True
-    """Whether images for people show shadows. With fixed cameras, videos without shadows render five times as fast
-    (`kit.sim.render`)."""
+    """Whether images for people show shadows. Without shadows and with fixed cameras, what does not move is rendered
+    only once, and videos take a fifth of the time (`kit.sim.render`)."""
 
     @property
     def control_dt_s(self) -> float:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Layout of a run in a store. A run directory (`kit.runs.directory`) has neither latest.json nor lease.json.
+"""Layout of a run in a store. Only a store has latest.json and lease.json.
 
 <run_name>/
   config.yaml  provenance.json  status.json  metrics.jsonl     text files, replaced atomically
@@ -6,8 +6,8 @@
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
   latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. On
-                 the Hub, which keeps old versions of files, also "put_bytes": bytes written since the history was
-                 last squashed
+                 the Hugging Face Hub, which keeps old versions of files, also "put_bytes": bytes uploaded since
+                 the history was last squashed
   lease.json     see kit.stores.lease
 """
 

@@ -1,4 +1,7 @@
-"""Replay data on disk: each file holds a segment of rows. The run's first row has number 0."""
+"""Replay data on disk: each file holds a segment of consecutive rows.
+
+A row is one step of all envs; the run's first row has number 0.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ DONE, RAGGED = "done", "ends."
 """Name of the column "done", (rows, n_envs) bool, and prefix of the names of ragged columns. A ragged column has one
 entry for each True in "done", in the same order, instead of one for each row."""
 PART_BYTES = 32_000_000
-"""Approximate maximum size of a segment's file. Writing a segment needs at least this much additional memory."""
+"""Approximate maximum size of a segment's file. Writing a segment of this size needs as much additional memory,
+because the file's bytes are made in memory first."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """Interface of an off-policy trainer. Its replay data is not part of `state()` and is saved in segments."""
+    """Interface of an off-policy trainer. Its replay data is not part of the trainer's `state()`; it is saved in segments.
+    """
 
     replay_capacity: int
     replay_written: int

@@ -24,7 +24,7 @@ def shortage(error: BaseException) -> str | None:
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return message.splitlines()[0]
-    # Overflow: too few contacts were allocated; fewer envs do not help
+    # Overflow: too few contacts were allocated. The caller halves the envs after a shortage, which would not help here
     if not isinstance(error, RuntimeError) or isinstance(error, Overflow):
         return None
     if ALLOCATION_FAILED.search(message):

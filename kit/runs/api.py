@@ -79,8 +79,8 @@ def resume(
     `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
 
     A run in a store is first copied into `runs_dir`; checkpoints larger than `max_gb` GiB are refused. If the config
-    names a module (module:Class), pass `trust=True`, unless the module is imported already, or trusted on this machine
-    because you typed its name here before. Secrets in env_options are not written to the store: pass them again.
+    names a module (module:Class), pass `trust=True`, unless the module is imported already, or you typed its name on
+    this machine before. Secrets in env_options are not written to the store: pass them again.
     Raises `UserError`.
     """
     from kit.stores.redact import HIDDEN

@@ -17,7 +17,7 @@ REPOSITORY = kit.HOME.removeprefix("https://github.com/")
 NOT_OF_CONFIG = {
     "run", "episodes", "film_episodes", "cameras", "steps", "together", "joystick", "branch_steps",
     "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
-    "source", "demonstrations", "clone_steps",
+    "source", "demonstrations", "clone_steps", "teacher_steps", "student",
 }  # fmt: skip
 """Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
 

@@ -14,8 +14,14 @@ from kit.runs.finding import local_runs
 def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
     small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 64, "n_envs": 2}
     small |= {"eval_every": 0, "checkpoint_every": 64, "overrides": {"n_steps": 16, "batch_size": 16}}
-    shown = execute("05_vision", workplace, **small, runs_dir="sights", episodes=2)
-    (run,) = local_runs(workplace / "sights")
-    assert run.status()["state"] == "finished" and run.config.encoder == "simple2dcnn"
+    student = {"algo": "Distill", "encoder": "auto", "total_steps": 64, "overrides": {"gradient_steps": 1}}
+    shown = execute(
+        "05_vision", workplace, **small, runs_dir="sights", episodes=2, run_name="own", teacher_steps=2048,
+        student=student | {"eval_every": 0, "env_options": small["env_options"] | {"size": 36}},
+    )  # fmt: skip
+    runs = {run.config.algo: run for run in local_runs(workplace / "sights") if run.config.env == "ReachVision"}
+    assert all(run.status()["state"] == "finished" for run in runs.values())
+    assert {algo: run.config.encoder for algo, run in runs.items()} == {"PPO": "simple2dcnn", "Distill": "clip_cnn"}
+    assert "ReachVision with Distill" in shown
     assert shown.count("where it looks") == 2 * 2 * 2 and "success rate" in shown
     assert "TimeSformer" in shown or "timesformer" in shown

@@ -89,3 +89,35 @@ def test_returns_alone_may_be_normalised_in_one_run_only(student):
     trainer = made(CHASE, "PPO", critic_warmup=64, normalize={"norm_obs": False}, **PPO)
     trainer.warm_start(student.state())
     assert trainer.normalizer.return_moments.count < 1
+
+
+def test_sac_goes_on_with_a_policy_that_imitation_has_trained_for_it():
+    """It acts as before until its critics are warm, with little noise instead of random actions."""
+    student = made(STATE, "Distill", policy_of="SAC", n_steps=4, batch_size=32, gradient_steps=4)
+    student.set_teacher(ScriptedTeacher(student.tensor_env))
+    student.learn(320)
+    trainer = made(STATE, "SAC", critic_warmup=100, learning_starts=20, batch_size=32)
+    trainer.warm_start({**student.state(), "optimizer": {}})
+    obs = kit.make_vec(STATE, 4, "cpu", 9, 1).reset(seed=9)
+    action = student.act(obs)
+    assert torch.equal(trainer.act(obs), action)
+    with torch.no_grad():
+        assert (trainer.explore(obs) - trainer.as_actor().scale(action)).abs().max() < 4 * 0.37  # e to the power of -1
+    critic = trainer.critic.qf0[0].weight.detach().clone()
+    trainer.learn(100)
+    assert torch.equal(trainer.act(obs), action)
+    assert not torch.equal(trainer.critic.qf0[0].weight, critic)
+    trainer.learn(120)
+    assert not torch.equal(trainer.act(obs), action)
+
+
+def test_a_policy_of_sac_learns_the_labels():
+    """Labels of ±2 are ±1 for SAC's policy; smooth L1 is |x| - 0.05 beyond 0.1."""
+    trainer = made(STATE, "Distill", policy_of="SAC", n_steps=4, batch_size=32)
+    obs = torch.zeros(8, 2)
+    labels = trainer.act(obs).detach() + 0.6
+    assert trainer.loss(trainer.features(obs), labels).item() == pytest.approx(0.3 - 0.05, abs=1e-5)
+    with pytest.raises(UserError, match="policy_of='A2C' is unknown"):
+        made(STATE, "Distill", policy_of="A2C")
+    with pytest.raises(UserError, match="no model of PPO"):
+        trainer.save("model.zip")
