@@ -50,8 +50,7 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """Interface of an off-policy trainer. Its replay data is not part of the trainer's `state()`; it is saved in segments.
-    """
+    """Interface of an off-policy trainer. Its replay data is saved in segments, not in the trainer's `state()`."""
 
     replay_capacity: int
     replay_written: int
