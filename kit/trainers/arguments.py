@@ -35,7 +35,7 @@ INF = float("inf")
 RANGES = {
     **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range", "teacher_until"), (0.0, 1.0)),
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
-    **dict.fromkeys(("teacher_noise", "state_coef", "bc_coef"), (0.0, INF)),
+    **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
 }
 """Hyperparameter -> (smallest, largest) valid value. Of a schedule, only the start value is checked."""
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric import AsymmetricSAC
-from kit.envs.obs import Obs, tree_map
+from kit.envs.obs import Obs
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, polyak_update
@@ -27,19 +27,18 @@ class SAC(OffPolicyTrainer, sb3.SAC):
 
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
         No random actions are taken then, and the action noise starts from log_std_init
-    :param bc_coef: weight of a second actor loss, the imitation of the recorded actions of a dataset; 0 turns it off
     """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
     metric_names: tuple[str, ...] = ("ent_coef", "actor_loss", "critic_loss", "ent_coef_loss")
 
-    def __init__(self, *args: Any, critic_warmup: int = 0, bc_coef: float = 0.0, **kwargs: Any) -> None:
-        self.critic_warmup, self.bc_coef = critic_warmup, bc_coef
+    def __init__(self, *args: Any, critic_warmup: int = 0, **kwargs: Any) -> None:
+        self.critic_warmup = critic_warmup
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._stacked = StackedSAC(self) if can_stack(self) and not self.bc_coef else None
+        self._stacked = StackedSAC(self) if can_stack(self) else None
         if self.log_ent_coef is not None:
             self.attach("temperature", Temperature(self.log_ent_coef))
         else:
@@ -64,18 +63,8 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def actor_loss(
         self, batch: Transitions, actions: torch.Tensor, log_prob: torch.Tensor, ent_coef: torch.Tensor
     ) -> torch.Tensor:
-        """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s); with c = `bc_coef`, L_π / E|Q| + c E_D|tanh μ(s) - a|²
-
-        The second form is that of TD3+BC (Fujimoto & Gu, 2021), with D the recorded half of the batch.
-        """
-        values = min_q(self.critic(_tensor(batch.obs), actions))
-        loss = (ent_coef * log_prob - values).mean()
-        if not self.bc_coef:
-            return loss
-        recorded = len(batch.actions) // 2
-        obs = tree_map(lambda x: x[-recorded:], batch.obs)
-        mean = self.actor.get_action_dist_params(_tensor(obs))[0].tanh()
-        return loss / values.detach().abs().mean() + self.bc_coef * F.mse_loss(mean, batch.actions[-recorded:])
+        """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s)"""
+        return (ent_coef * log_prob - min_q(self.critic(_tensor(batch.obs), actions))).mean()
 
     def ent_coef_loss(self, log_prob: torch.Tensor) -> torch.Tensor:
         """L_α = -log α · E[log π(a|s) + target entropy]"""
@@ -175,6 +164,6 @@ def _tensor(obs: Obs) -> torch.Tensor:
 
 ALGORITHM = Algorithm(
     "SAC", SAC, sb3.SAC, SACPolicy,
-    own={"random_shift": int, "critic_warmup": int, "bc_coef": float},
+    own={"random_shift": int, "critic_warmup": int},
     **RECORD,
 )  # fmt: skip
