@@ -80,25 +80,25 @@ ENCODERS = {
         "kit.encoders.convolutions:ClipEncoder",
         "nature_cnn over 3 frames of a clip: the newest, and older ones at growing distances; option frames",
         "20 M, 0.9 M",
-        "clips are long and positions matter; the default of Distill",
+        "clips are long and positions matter; the default of Distill and BC",
     ),
     "simple3dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple3DEncoder",
         "3D convolutions over time and space (16, 32, 32)",
         "15 M, 0.3 M",
-        "the task is about motion, in clips of 8 frames and more",
+        "the task is about motion, in clips of 8 frames and more; learning takes five times as long as with clip_cnn",
     ),
     "r3d18": EncoderInfo(
         "kit.encoders.r3d18:R3D18Encoder",
         "3D residual network (R3D-18); options weights (kinetics, or a file) and frozen",
         "10,600 M, 33 M",
-        "clips of 8 frames or more look like real video; frozen on a CPU, fine-tuned on a GPU",
+        "there is a GPU and clips look like real video; on one core it sees 5 clips/s and learns from 128 in 83 s",
     ),
     "timesformer": EncoderInfo(
         "kit.encoders.timesformer:TimesformerEncoder",
         "attention over time and space; options weights (a checkpoint's name or folder) and frozen",
         "112 M, 0.6 M (random weights; published ones have 121 M)",
-        "there is a GPU and much data",
+        "there is a GPU and much data; on one core, learning from 128 clips takes 2 s",
     ),
 }  # fmt: skip
 
