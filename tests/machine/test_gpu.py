@@ -57,6 +57,7 @@ def test_samples_are_filed_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu, "reader", lambda device: read)
     monkeypatch.setattr(gpu, "SAMPLES_PER_S", 200.0)
+    before = set(threading.enumerate())
     with Monitor("cuda:0") as monitor:
         for phase in (OTHER, UPDATE):
             monitor.phase = phase
@@ -64,7 +65,7 @@ def test_samples_are_filed_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert seen.acquire(timeout=5)
         assert monitor.columns()["gpu/update_busy"] == 80.0
         assert seen.acquire(timeout=5)
-    assert not monitor._thread.is_alive()
+    assert set(threading.enumerate()) <= before, "its thread has ended"
     figures = monitor.summaries()
     assert figures is not None and set(figures) == {UPDATE}, "what a card does otherwise says nothing"
     assert figures[UPDATE]["busy_percent"] == 80.0 and figures[UPDATE]["memory_bytes"] == 10**9
@@ -76,9 +77,11 @@ def test_a_lost_card_is_told_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(gpu, "reader", lambda device: lost)
     monkeypatch.setattr(gpu, "SAMPLES_PER_S", 200.0)
+    before = set(threading.enumerate())
     with Monitor("cuda") as monitor:
-        monitor._thread.join(5)
-        assert not monitor._thread.is_alive()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+        assert set(threading.enumerate()) <= before
     assert "GPU monitoring stopped: GPU is lost" in capsys.readouterr().out
     assert monitor.summaries() is None and monitor.columns() == {}
 

@@ -27,7 +27,7 @@ def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
     menagerie = pytest.importorskip("mujoco_menagerie")
     try:
         menagerie.load("unitree_go1", "go1")
-    except menagerie._errors.MenagerieError as error:
+    except menagerie.MenagerieError as error:
         pytest.skip(f"no model of the Go1: {error}")
     (workplace / "puppies.py").write_text(PUPPY)
     little = {"total_steps": 512, "branch_steps": 256, "n_envs": 4, "eval_every": 256}

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.runs import directory, status
+from kit.format.files import write_atomic
+from kit.runs import directory
 from kit.runs.control import Requests
 from tests.runs.crash import Forked, create
 
@@ -50,7 +51,7 @@ def test_a_run_whose_start_takes_long_is_not_taken_for_dead(tmp_path: Path, monk
     run = kit.launch(**SMALL, total_steps=200, runs_dir=str(tmp_path), run_name="cold")
     assert directory.is_locked(run.path)
     old = {**run.status(), "updated": time.time() - 3600}
-    monkeypatch.setattr(status, "read_json", lambda path, default=None: old if path.name == "status.json" else default)
+    write_atomic(run.path / "status.json", json.dumps(old))
     assert run.status()["state"] == "starting", "however old its last word"
     monkeypatch.undo()
     with pytest.raises(kit.UserError, match="in use"):

@@ -5,7 +5,6 @@ import gc
 import pytest
 import torch
 
-from kit.envs import registry
 from kit.errors import Overflow, UserError
 from kit.machine import gpu, memory
 from kit.runs.session import Session
@@ -43,10 +42,7 @@ class GreedyLater(Greedy):
     steps_before = 40
 
 
-@pytest.fixture(autouse=True)
-def greedy(monkeypatch):
-    monkeypatch.setitem(registry._TASKS, "Greedy", f"{__name__}:Greedy")
-    monkeypatch.setitem(registry._TASKS, "GreedyLater", f"{__name__}:GreedyLater")
+GREEDY, GREEDY_LATER = f"{__name__}:Greedy", f"{__name__}:GreedyLater"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +88,7 @@ def test_while_a_graph_is_recorded_python_collects_nothing():
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C"])
 def test_too_many_worlds_from_the_start(tmp_path, algo):
-    run = create(tmp_path, "run", algo, env="Greedy", n_envs=300, total_steps=6000)
+    run = create(tmp_path, "run", algo, env=GREEDY, n_envs=300, total_steps=6000)
     assert Session(run.path)() == 0
     config = type(run)(run.path).config
     assert config.n_envs == 75  # 300, 150, 75
@@ -103,7 +99,7 @@ def test_too_many_worlds_from_the_start(tmp_path, algo):
 
 def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, capsys):
     fields = {"total_steps": 12_000, "checkpoint_every": 1, "overrides": {"n_steps": 12, "batch_size": 600}}
-    run = create(tmp_path, "run", env="GreedyLater", n_envs=150, **fields)
+    run = create(tmp_path, "run", env=GREEDY_LATER, n_envs=150, **fields)
     messages = set()
     assert Session(run.path, lambda now: messages.add(now["message"]))() == 0
     config = type(run)(run.path).config
@@ -121,7 +117,7 @@ def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, ca
 
 
 def test_a_resume_goes_on_with_the_smaller_number(tmp_path):
-    run = create(tmp_path, "run", env="GreedyLater", n_envs=150, total_steps=12_000)
+    run = create(tmp_path, "run", env=GREEDY_LATER, n_envs=150, total_steps=12_000)
     assert Session(run.path)() == 0
     from kit import resume
 
@@ -132,11 +128,11 @@ def test_a_resume_goes_on_with_the_smaller_number(tmp_path):
 
 def test_there_is_an_end_to_halving(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.CARD_HOLDS", 10)
-    run = create(tmp_path, "run", env="Greedy", n_envs=200)
+    run = create(tmp_path, "run", env=GREEDY, n_envs=200)
     with pytest.raises(UserError, match=r"n_envs=100: memory ran out \(CUDA out of memory\..*choose a smaller network"):
         Session(run.path)()
     assert run.status()["state"] == "failed"
-    sac = create(tmp_path, "sac", "SAC", env="Greedy", n_envs=200)
+    sac = create(tmp_path, "sac", "SAC", env=GREEDY, n_envs=200)
     with pytest.raises(UserError, match="choose a smaller buffer_size, n_envs or network"):
         Session(sac.path)()
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kit
+from kit.envs import TensorEnv
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.opponents import make_env
@@ -16,6 +17,16 @@ from tests.runs.crash import create
 
 SMALL = {"n_envs": 4, "total_steps": 128, "eval_every": 0, "checkpoint_every": 64}
 TINY = {"n_steps": 16, "batch_size": 64, "n_epochs": 1, "policy_kwargs": {"net_arch": [16, 16]}}
+STAND = torch.zeros(1, 4, dtype=torch.int64)
+
+
+def moved_by(commands: torch.Tensor, env: TensorEnv) -> torch.Tensor:
+    """Where these commands move the defenders of `env` while its attackers stand: in a game played from their side."""
+    options = {"side": "defenders", "attackers": lambda obs: STAND.expand(len(obs), 4)}
+    other = kit.make_vec("Mission", env.num_envs, env_options=options)
+    other.restore({**env.snapshot(), "task.opponent": other.snapshot()["task.opponent"]})
+    other.step(commands)
+    return other.task.defenders
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +64,9 @@ def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards
     env = make_env(whole.config.replace(device="cpu"), 4, 0)
     seen = env.task.guard.clone()
     expected = guards.policy().act(seen)
-    env.step(torch.zeros(4, 4, dtype=torch.int64))
-    assert torch.equal(env.task._commands["defenders"], expected)
+    told = moved_by(expected, env)
+    env.step(STAND.expand(4, 4))
+    assert torch.equal(env.task.defenders, told)
     env.close()
 
 
@@ -76,15 +88,16 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
     env, actor = make_env(config, 2, 0), recurrent_guards.policy().as_actor()
     env.reset(seed=1)
     hidden_state, differs = actor.initial_state(2), False
-    env._limit = torch.tensor([7, 11])  # episodes end at different times
+    env.restore({**env.snapshot(), "limit": torch.tensor([7, 11])})  # episodes end at different times
     ends = 0
     for step in range(30):
         if step == 5:
             saved, kept = env.snapshot(), hidden_state
         expected, hidden_state = actor(env.task.guard.clone(), hidden_state)
         differs |= not torch.equal(expected, actor(env.task.guard.clone())[0])
-        _, _, terminated, truncated, _ = env.step(torch.zeros(2, 4, dtype=torch.int64))
-        assert torch.equal(env.task._commands["defenders"], expected), f"in step {step}"
+        told = moved_by(expected, env)
+        _, _, terminated, truncated, _ = env.step(STAND.expand(2, 4))
+        assert torch.equal(env.task.defenders, told), f"in step {step}"
         done = terminated | truncated
         hidden_state = tuple(kept.masked_fill(done.view(-1, 1, 1, 1), 0.0) for kept in hidden_state)
         ends += int(done.sum())
@@ -94,8 +107,8 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
     other.restore(saved)
     env.restore(saved)
     for _ in range(30):
-        steps = [it.step(torch.zeros(2, 4, dtype=torch.int64)) for it in (env, other)]
-        assert torch.equal(*(it.task._commands["defenders"] for it in (env, other)))
+        steps = [it.step(STAND.expand(2, 4)) for it in (env, other)]
+        assert torch.equal(env.task.defenders, other.task.defenders)
         assert torch.equal(steps[0][0], steps[1][0])
     assert torch.equal(saved["task.hidden_state.0"], kept[0])
 

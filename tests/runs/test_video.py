@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,22 @@ def run(tmp_path: Path) -> Iterator[Run]:
     torch.set_num_threads(1)
     yield create(tmp_path, "run", env="tests.envs.corridor:Corridor", env_options={"length": 36})
     torch.set_num_threads(threads)
+
+
+def captions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The captions that will be written into frames."""
+    from PIL import ImageDraw
+
+    said: list[str] = []
+    written = ImageDraw.ImageDraw.text
+
+    def text(draw: ImageDraw.ImageDraw, place: Any, words: str, *args: Any, **options: Any) -> None:
+        if words.startswith("episode"):
+            said.append(words)
+        written(draw, place, words, *args, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    return said
 
 
 def test_a_film_takes_the_memory_of_a_few_frames_however_long_it_is(run: Run) -> None:
@@ -51,9 +68,7 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
 
 def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step ends a corridor of two places, if it is the right one; one of 36 is never done within its 12 steps."""
-    said: list[str] = []
-    written = video._captioned
-    monkeypatch.setattr(video, "_captioned", lambda *args: said.append(args[3]) or written(*args))
+    said = captions(monkeypatch)
     near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
     path = video.render_video([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
     assert path.stat().st_size > 1000
@@ -88,9 +103,7 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
     run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
     order = video.failures_first(run, among=8)
-    said: list[str] = []
-    written = video._captioned
-    monkeypatch.setattr(video, "_captioned", lambda *args: said.append(args[3]) or written(*args))
+    said = captions(monkeypatch)
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []
     ends = [re.fullmatch(r"episode (\d+)   step \d+   return (\S+)   (success|no success)", line) for line in said]

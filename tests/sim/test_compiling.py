@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from kit.envs import registry
 from kit.runs.session import Session
 from kit.sim import compiling
 from tests.envs.slide import Slide
@@ -39,15 +38,14 @@ def test_a_second_process_compiles_nothing(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """Every word at once, and an event when the first has come."""
+def at_once(monkeypatch):
+    """Every word comes at once."""
     monkeypatch.setattr(compiling, "AFTER_S", 0.0)
     monkeypatch.setattr(compiling, "EVERY_S", 0.01)
-    return threading.Event()
 
 
-def test_those_who_listen_hear_how_far_it_is(tmp_path, told):
-    heard = []
+def test_those_who_listen_hear_how_far_it_is(tmp_path, at_once):
+    heard, told = [], threading.Event()
 
     def tell(sentence):
         heard.append(sentence)
@@ -62,14 +60,15 @@ def test_those_who_listen_hear_how_far_it_is(tmp_path, told):
     assert heard[-1] == ""
 
 
-def test_without_a_listener_one_line_is_printed(tmp_path, told, monkeypatch, capsys):
-    monkeypatch.setattr(compiling, "_announced", set())
+def test_without_a_listener_one_line_is_printed(tmp_path, at_once, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # where it is, the line goes to stdout
-    monkeypatch.setattr(compiling, "_print", lambda *args, tell=compiling._print: (tell(*args), told.set()))
     for _ in range(2):
-        with compiling.compiling("the physics", tmp_path):
-            assert told.wait(10)
-    assert capsys.readouterr().err.count("Compiling the physics for this machine, once") == 1
+        before = set(threading.enumerate())
+        with compiling.compiling("a robot's fur", tmp_path):
+            for watch in set(threading.enumerate()) - before:
+                watch.join(10)
+            assert set(threading.enumerate()) <= before
+    assert capsys.readouterr().err.count("Compiling a robot's fur for this machine, once") == 1
 
 
 class Slow(Slide):
@@ -83,9 +82,8 @@ class Slow(Slide):
         super().bind(sim)
 
 
-def test_a_run_says_that_it_compiles(tmp_path, told, monkeypatch, capsys):
-    monkeypatch.setitem(registry._TASKS, "Slow", f"{__name__}:Slow")
-    run, phases = create(tmp_path, "run", env="Slow", total_steps=64), []
+def test_a_run_says_that_it_compiles(tmp_path, at_once, capsys):
+    run, phases = create(tmp_path, "run", env=f"{__name__}:Slow", total_steps=64), []
 
     def progress(now):
         phases.append(now["phase"])

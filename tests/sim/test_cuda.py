@@ -162,7 +162,7 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
         menagerie = pytest.importorskip("mujoco_menagerie")
         try:
             menagerie.load("unitree_go1", "scene")
-        except menagerie._errors.MenagerieError as error:
+        except menagerie.MenagerieError as error:
             pytest.skip(f"no model of the Go1: {error}")
     steps = {"SAC": {"train_freq": 40}}.get(algo, {"n_steps": 40})  # longer than from one look at the flags to the next
     run = create(tmp_path, "run", algo, {**steps, "normalize": True}, env=env, n_envs=64, device=DEVICE)

@@ -56,7 +56,7 @@ def model_of(name: str) -> mujoco.MjModel:
     menagerie = pytest.importorskip("mujoco_menagerie")
     try:
         return menagerie.load("unitree_g1", "scene_mjx")
-    except menagerie._errors.MenagerieError as error:
+    except menagerie.MenagerieError as error:
         pytest.skip(f"no model of the G1: {error}")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from kit.stores import Store, SyncHandle, open_store, start_sync
@@ -153,11 +154,13 @@ def started() -> Iterator[Callable[..., SyncHandle]]:
 
     yield start
     for handle in handles:
-        handle._tries = 0
-        handle._stopping.set()
-        if handle._process.poll() is None:
-            handle._process.kill()
-            handle._process.wait(10)
+        while not handle.is_done():  # a copier that is killed after `stop` is started again, but not for ever
+            handle.stop(0.0)
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if str(handle.run_dir) in child.cmdline():
+                        child.kill()
+            handle.stop(0.1)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import re
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -53,7 +54,8 @@ class Repo:
 @dataclass
 class Fault:
     """What goes wrong, `times` times. `status`: that answer; `after`: only once the request was carried out.
-    `cut`: the connection is closed in the middle; `stall`: no answer until the server stops."""
+    `cut`: the connection is closed in the middle; `stall`: no answer until the server stops.
+    `before`: nothing goes wrong, but this is called first."""
 
     status: int = 0
     after: bool = False
@@ -61,6 +63,7 @@ class Fault:
     stall: bool = False
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
+    before: Callable[[], object] | None = None
 
 
 class HubServer:
@@ -172,6 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, what: str, given: dict[str, str]) -> None:
         self.hub.requests.append((what, self.path))
         fault = self.hub.take(what)
+        if fault and fault.before:
+            fault.before()
+            fault = None
         length = int(self.headers.get("Content-Length") or 0)
         if fault and fault.cut:
             self.rfile.read(length // 2)

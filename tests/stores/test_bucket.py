@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +11,67 @@ import pytest
 from kit.stores import StoreError, open_store
 from kit.stores.bucket import BucketStore
 
+Write = Callable[..., Awaitable[Any]]
+"""write(path, data, **options), of s3fs."""
+Meddle = Callable[[Write, str, bytes, dict[str, Any]], Awaitable[None]]
+"""What happens in place of a write: it is given the write and what would be written."""
+
 
 @pytest.fixture
-def bucket(s3: str) -> BucketStore:
-    store = open_store(s3, write=True)
-    assert isinstance(store, BucketStore)
-    return store
+def bucket(s3: str) -> Iterator[Callable[[Meddle], BucketStore]]:
+    """bucket(meddle): a store whose file system, a subclass of s3fs, meddles with each write of a .json file."""
+    fsspec, s3fs = pytest.importorskip("fsspec"), pytest.importorskip("s3fs")
+
+    def opened(meddle: Meddle) -> BucketStore:
+        class Meddled(s3fs.S3FileSystem):  # type: ignore[misc]
+            async def _pipe_file(self, path: str, data: bytes, *args: Any, **options: Any) -> None:
+                write = super()._pipe_file
+                if path.endswith(".json"):
+                    await meddle(write, path, data, options)
+                else:
+                    await write(path, data, *args, **options)
+
+        fsspec.register_implementation("s3a", Meddled, clobber=True)
+        store = open_store(s3.replace("s3://", "s3a://"), write=True)
+        assert isinstance(store, BucketStore)
+        return store
+
+    yield opened
+    fsspec.register_implementation("s3a", s3fs.S3FileSystem, clobber=True)
 
 
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_swap_loses_to_a_write_in_between(
-    bucket: BucketStore, monkeypatch: pytest.MonkeyPatch, old: bytes | None
+    bucket: Callable[[Meddle], BucketStore], s3: str, old: bytes | None
 ) -> None:
     """The rival comes after our last look: only the server's own condition can refuse ours."""
+
+    async def late(write: Write, path: str, data: bytes, options: dict[str, Any]) -> None:
+        await write(path, b"theirs")
+        await write(path, data, **options)
+
+    store = bucket(late)
     if old is not None:
-        bucket.put({"lease.json": old})
-    write = bucket._fs.pipe_file
-
-    def late(path: str, data: bytes, **options: Any) -> None:
-        monkeypatch.undo()
-        write(path, b"theirs")
-        write(path, data, **options)
-
-    monkeypatch.setattr(bucket._fs, "pipe_file", late)
-    assert not bucket.swap("lease.json", old, b"mine")
-    assert bucket.read("lease.json") == b"theirs"
+        open_store(s3, write=True).put({"lease.json": old})
+    assert not store.swap("lease.json", old, b"mine")
+    assert store.read("lease.json") == b"theirs"
 
 
-def test_a_swap_whose_answer_was_lost_counts(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = bucket._fs.pipe_file
-
-    def silent(path: str, data: bytes, **options: Any) -> None:
-        write(path, data, **options)
+def test_a_swap_whose_answer_was_lost_counts(bucket: Callable[[Meddle], BucketStore]) -> None:
+    async def silent(write: Write, path: str, data: bytes, options: dict[str, Any]) -> None:
+        await write(path, data, **options)
         raise TimeoutError("no answer")
 
-    monkeypatch.setattr(bucket._fs, "pipe_file", silent)
-    assert bucket.swap("lease.json", None, b"mine")
+    assert bucket(silent).swap("lease.json", None, b"mine")
 
 
-def test_a_short_write_is_noticed(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write = bucket._fs.pipe_file
-    monkeypatch.setattr(bucket._fs, "pipe_file", lambda path, data: write(path, data[:-1]))
+def test_a_short_write_is_noticed(bucket: Callable[[Meddle], BucketStore]) -> None:
+    async def short(write: Write, path: str, data: bytes, options: dict[str, Any]) -> None:
+        await write(path, data[:-1], **options)
+
+    store = bucket(short)
     with pytest.raises(StoreError, match=r"has 2 bytes, 3 were written"):
-        bucket.put({"a.json": b"[1]"})
+        store.put({"a.json": b"[1]"})
 
 
 def test_any_file_system_of_fsspec_will_do(tmp_path: Path) -> None:

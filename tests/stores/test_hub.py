@@ -186,16 +186,10 @@ def test_swap_survives_commits_to_other_files(store: HubStore, rival: Callable[[
     assert store.read("lease.json") == b"mine"
 
 
-def test_a_parallel_delete_is_no_trouble(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parallel_delete_is_no_trouble(store: HubStore, hub: HubServer) -> None:
+    """Between our listing of the files and our commit."""
     store.put({"old.json": b"{}"})
-    sizes = HubStore._sizes
-
-    def late(self: HubStore, prefix: str = "") -> dict[str, int]:
-        found = dict(sizes(self, prefix))
-        hub.repos["me/runs"].files.pop("lab/old.json", None)
-        return found
-
-    monkeypatch.setattr(HubStore, "_sizes", late)
+    hub.fault("preupload", Fault(before=lambda: hub.repos["me/runs"].files.pop("lab/old.json")))
     store.put({"a.json": b"{}"}, delete=["old.json"])
     assert list(hub.repos["me/runs"].files) == ["lab/a.json"]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kit.errors import UserError
@@ -19,6 +21,23 @@ from tests.stores.fabricate import add_checkpoint, content, make_run, read_state
 from tests.stores.hub_server import Fault, HubServer
 
 Wait = Callable[..., None]
+
+
+@pytest.fixture
+def by_hand(run: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """by_hand(): a copier that nobody starts again, as the command line starts it; killed in the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "kit.stores", str(run), str(tmp_path / "store")]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        return processes[-1]
+
+    (tmp_path / "store").mkdir()
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("store_url", SHARED, indirect=True)
@@ -31,7 +50,7 @@ def test_the_local_folder_is_deleted_and_comes_back_identical(
     add_checkpoint(run, 200, replay=True)
     waiter(lambda: handle.state()["step"] == 200, 30)
     state = handle.stop(30)
-    assert state["state"] == "ok" and state["error"] is None and handle._process.poll() == 0
+    assert state["state"] == "ok" and state["error"] is None and handle.is_done() and not _alive(state["pid"])
     before = content(run)
     shutil.rmtree(run)
     back = pull(open_store(store_url), None, tmp_path / "runs")
@@ -42,10 +61,11 @@ def test_the_local_folder_is_deleted_and_comes_back_identical(
 def test_it_ends_when_training_dies_and_everything_has_arrived(run: Path, tmp_path: Path, waiter: Wait) -> None:
     """Training is killed outright, with a checkpoint not yet copied."""
     store = tmp_path / "store"
-    program = f"from kit.stores import start_sync; h = start_sync({str(run)!r}, {str(store)!r}); print(h._process.pid, flush=True); import time; time.sleep(60)"  # noqa: E501
+    begin = f"from kit.stores import start_sync; h = start_sync({str(run)!r}, {str(store)!r})"
+    program = f"{begin}; print('begun', flush=True); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as training:
-        assert training.stdout
-        pid = int(training.stdout.readline())
+        assert training.stdout and training.stdout.readline() == b"begun\n"
+        (pid,) = [child.pid for child in psutil.Process(training.pid).children()]
         add_checkpoint(run, 300)
         training.kill()
     waiter(lambda: not _alive(pid), 30, "the copier outlives its work")
@@ -54,14 +74,13 @@ def test_it_ends_when_training_dies_and_everything_has_arrived(run: Path, tmp_pa
 
 
 def test_a_signal_makes_it_finish_not_flee(
-    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+    run: Path, by_hand: Callable[[], subprocess.Popen[bytes]], waiter: Wait
 ) -> None:
-    handle = started(run, str(tmp_path / "store"))
-    handle._stopping.set()
-    waiter(lambda: handle.state().get("pid") == handle._process.pid, 20)
+    copier = by_hand()
+    waiter(lambda: read_state(run).get("pid") == copier.pid, 20)
     add_checkpoint(run, 300)
-    handle._process.send_signal(signal.SIGTERM)
-    assert handle._process.wait(20) == 0
+    copier.send_signal(signal.SIGTERM)
+    assert copier.wait(20) == 0
     assert read_state(run)["step"] == 300
 
 
@@ -70,12 +89,12 @@ def test_a_killed_copier_is_started_again(
 ) -> None:
     handle = started(run, str(tmp_path / "store"))
     waiter(lambda: handle.state()["step"] == 200)
-    first = handle._process.pid
-    handle._process.kill()
+    first = handle.state()["pid"]
+    os.kill(first, signal.SIGKILL)
     waiter(lambda: handle.state()["state"] == "failing", why="nobody said so")
     add_checkpoint(run, 300)
     waiter(lambda: handle.state()["step"] == 300)
-    assert handle._process.pid != first
+    assert handle.state()["pid"] != first
 
 
 def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
@@ -84,29 +103,34 @@ def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
     """Whether it dies just before it is asked to end, or just after."""
     handle = started(run, str(tmp_path / "store"))
     waiter(lambda: handle.state()["step"] == 200)
+    first = handle.state()["pid"]
     add_checkpoint(run, 300)
-    handle._process.kill()
+    os.kill(first, signal.SIGKILL)
     assert handle.stop(20)["step"] == 300 and handle.is_done()
+    last = handle.state()["pid"]
     again = started(run, str(tmp_path / "store"))
-    waiter(lambda: again.state().get("pid") == again._process.pid)
+    waiter(lambda: again.state()["pid"] != last)
+    second = again.state()["pid"]
     add_checkpoint(run, 400)
-    again._process.send_signal(signal.SIGSTOP)
+    os.kill(second, signal.SIGSTOP)
     again.stop(0.0)
-    again._process.kill()
+    os.kill(second, signal.SIGKILL)
     assert again.stop(20)["step"] == 400 and again.is_done()
 
 
 def test_two_copiers_of_one_run_become_one(
-    run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
+    run: Path,
+    tmp_path: Path,
+    started: Callable[..., SyncHandle],
+    by_hand: Callable[[], subprocess.Popen[bytes]],
+    waiter: Wait,
 ) -> None:
     """A session that follows another at once replaces the copier the other left behind."""
-    first = started(run, str(tmp_path / "store"))
-    waiter(lambda: first.state().get("pid") == first._process.pid)
-    first._tries = 0  # as if its session had been killed
-    first._stopping.set()
+    first = by_hand()
+    waiter(lambda: read_state(run).get("pid") == first.pid)
     second = started(run, str(tmp_path / "store"))
-    waiter(lambda: second.state().get("pid") == second._process.pid)
-    assert first._process.wait(10) == 3
+    waiter(lambda: second.state()["pid"] != first.pid)
+    assert first.wait(10) == 3
     assert second.stop(20)["state"] == "ok"
 
 
@@ -130,8 +154,8 @@ def test_the_hub_falls_silent_and_comes_back(
     Somebody who asked it to end is heard."""
     monkeypatch.setenv("KIT_STORE_PATIENCE_S", "3")
     handle = started(run, "hf://me/runs")
-    process = handle._process
     waiter(lambda: handle.state()["step"] == 200)
+    pid = handle.state()["pid"]
     for step in (300, 400):
         hub.fault("commit", Fault(stall=True, times=1))
         add_checkpoint(run, step)
@@ -140,8 +164,8 @@ def test_the_hub_falls_silent_and_comes_back(
         waiter(lambda: handle.state()["state"] == "failing")
         assert "no answer from the store" in handle.state()["error"] and handle.state()["failures"] == 1
         waiter(lambda step=step: handle.state()["step"] == step)
-    assert process.wait(20) == 0 and handle._process is process
-    assert handle.state()["state"] == "ok" and handle.state()["pid"] == process.pid
+    waiter(handle.is_done)
+    assert handle.state()["state"] == "ok" and handle.state()["pid"] == pid, "one process all the time"
     lease.acquire(open_store("hf://me/runs", write=True), run.name, "another machine")
 
 

@@ -15,10 +15,22 @@ from kit.envs import TensorEnv
 from kit.errors import UserError
 from kit.sim.warp import WarpSim
 from kit.tasks.dishwashing import dirt, economy
-from kit.tasks.dishwashing.model import CELL_M, HOVER_M, LIFT_N, MOST_PRESS_N, MOST_SPEED_MPS, WELL_M, build_model
+from kit.tasks.dishwashing.model import (
+    CELL_M,
+    FORCE,
+    HOVER_M,
+    LIFT_N,
+    MOST_PRESS_N,
+    MOST_SPEED_MPS,
+    WELL_M,
+    build_model,
+)
 from kit.tasks.dishwashing.model import cells as middles
 from kit.tasks.dishwashing.rules import Rules
 from kit.tasks.dishwashing.task import Dishwashing
+
+PLATE = ("x_m", "y_m", "waiting_s", "time_s", "first_dirt", "paid_usd", "is_broken", "stands_n")
+"""The columns of a task's tensor `plate`."""
 
 
 def sink(n: int = 1, name: str = "Dishwashing", **options: Any) -> Any:
@@ -31,11 +43,21 @@ def do(x: float = 0.0, y: float = 0.0, press_n: float = -LIFT_N) -> torch.Tensor
     return torch.tensor([[x / MOST_SPEED_MPS, y / MOST_SPEED_MPS, press]])
 
 
+def column(env: Any, name: str) -> torch.Tensor:
+    """That number of each world's plate, (n,); what is written to it is the plate's from now on."""
+    return env.task.plate[:, PLATE.index(name)]  # type: ignore[no-any-return]
+
+
+def force_n(env: Any) -> float:
+    """The force between sponge and plate in the only world."""
+    return abs(env.task.sim.sensordata[0, env.task.model.sensor(FORCE).adr[0] + 3].item())
+
+
 def put(env: Any, x: float, y: float, z: float = 0.0, plate: float = 0.0) -> None:
     """Put the only world's sponge there, at rest, and the plate to x = `plate`."""
     qpos = torch.tensor([[x, y, z]], dtype=torch.float64)
     middle = torch.tensor([[[plate, 0.0, 0.0]]], dtype=torch.float64)
-    env.task._place.copy_(middle[0, :, :2])
+    env.task.plate[:, :2] = middle[0, :, :2]
     env.task.sim.reset(torch.tensor([True]), qpos=qpos, mocap_pos=middle)
     env.task.measure()
 
@@ -43,7 +65,7 @@ def put(env: Any, x: float, y: float, z: float = 0.0, plate: float = 0.0) -> Non
 def soil(env: Any, thickness: float = 1.0) -> None:
     """The same dirt everywhere."""
     env.task.dirt.fill_(thickness)
-    env.task._first_dirt.fill_(env.task.dirt.sum(1)[0])
+    column(env, "first_dirt").fill_(env.task.dirt.sum(1)[0])
 
 
 def test_the_grid_covers_the_plate() -> None:
@@ -70,20 +92,20 @@ def test_only_pressing_and_sliding_cleans() -> None:
     for _ in range(10):
         env.step(do(press_n=30))
     standing = 52 - env.task.dirt.sum().item()
-    assert standing < 0.02 and env.task._contact.abs().item() == pytest.approx(30, rel=0.01)
+    assert standing < 0.02 and force_n(env) == pytest.approx(30, rel=0.01)
     put(env, -0.06, 0.0, HOVER_M)
     soil(env)
     for _ in range(10):
         env.step(do(x=0.1))
-    assert env.task.dirt.sum().item() == 52 and env.task._contact.item() == 0
+    assert env.task.dirt.sum().item() == 52 and force_n(env) == 0
 
     put(env, -0.06, 0.0)
     soil(env)
     env.step(do(press_n=30))
-    before, start = env.task.dirt.sum().item(), env.task._sponge[0, 0].item()
+    before, start = env.task.dirt.sum().item(), env.task.sim.qpos[0, 0].item()
     for _ in range(6):
         env.step(do(x=0.2, press_n=30))
-    way = env.task._sponge[0, 0].item() - start
+    way = env.task.sim.qpos[0, 0].item() - start
     # All that is taken off is k F × way, over the area of a cell; friction slows the tool a little.
     assert before - env.task.dirt.sum().item() == pytest.approx(3e-4 * 30 * way / CELL_M**2, rel=0.05)
     assert 0.1 < way <= 0.12
@@ -96,7 +118,7 @@ def test_friction_slows_the_sponge_and_takes_work() -> None:
         put(env, -0.06, 0.0)
         for _ in range(3):
             env.step(do(x=0.3, press_n=press))
-        speed[press] = env.task._velocity[0, 0].item()
+        speed[press] = env.task.sim.qvel[0, 0].item()
         work[press] = -env.step(do(x=0.3, press_n=press))[4]["reward/energy"].item()
     # kv (v* - v) = μ F v / (v + 0.1), by hand for v* = 0.3, F = 40, μ = 0.4, kv = 500: v = 0.276
     assert speed[0.0] == pytest.approx(0.3, abs=1e-3) and speed[40.0] == pytest.approx(0.2761, abs=2e-3)
@@ -108,8 +130,8 @@ def test_a_clean_plate_pays_its_price_and_the_next_one_comes() -> None:
     env = sink(price_usd=0.5)
     put(env, 0.0, 0.0)
     left = env.task.dirt.clone()
-    env.task.dirt.copy_(0.5 * (env.task._cells.norm(dim=1) < 0.03).double())  # the four cells in the middle
-    env.task._first_dirt.fill_(2.0)
+    env.task.dirt.copy_(0.5 * (torch.as_tensor(middles()).norm(dim=1) < 0.03).double())  # the four cells in the middle
+    column(env, "first_dirt").fill_(2.0)
     paid, steps = {name: 0.0 for name in economy.TERMS}, 0
     for steps in range(1, 200):
         info = env.step(do(x=0.3 if steps % 2 else -0.3, press_n=30))[4]
@@ -123,12 +145,12 @@ def test_a_clean_plate_pays_its_price_and_the_next_one_comes() -> None:
     assert info["shift/plates_per_hour"].item() == pytest.approx(3600 / (0.1 * steps))
 
     for step in range(1, 21):  # two seconds, in which the tool is lifted whatever it is told
-        assert env.task._waiting_s.item() == pytest.approx(2.0 - 0.1 * (step - 1))
+        assert column(env, "waiting_s").item() == pytest.approx(2.0 - 0.1 * (step - 1))
         env.step(do(press_n=30))
         if step == 10:
-            assert env.task._middle_w[0, 2].item() == pytest.approx(-0.1), "the lift is down"
-    assert env.task._waiting_s.item() == 0 and env.task._middle_w[0, 2].item() == 0
-    assert env.task._sponge[0, 2].item() > 0.04 and env.task._time_s.item() == 0
+            assert env.task.sim.mocap_pos[0, 0, 2].item() == pytest.approx(-0.1), "the lift is down"
+    assert column(env, "waiting_s").item() == 0 and env.task.sim.mocap_pos[0, 0, 2].item() == 0
+    assert env.task.sim.qpos[0, 2].item() > 0.04 and column(env, "time_s").item() == 0
     assert env.task.dirt.sum() > 1 and not torch.equal(env.task.dirt, left)
 
 
@@ -139,7 +161,7 @@ def test_a_plate_breaks_above_the_limit_and_costs() -> None:
     for _ in range(10):
         env.step(do(x=0.1, press_n=32))
     assert env.task.ledger[0, 1] == 0
-    paid = env.task._paid_usd.item()
+    paid = column(env, "paid_usd").item()
     assert paid > 0
     _, reward, terminated, _, info = env.step(do(press_n=40))
     assert env.task.ledger[0].tolist()[:3] == [0, 1, 0] and not terminated
@@ -147,10 +169,10 @@ def test_a_plate_breaks_above_the_limit_and_costs() -> None:
     lost = info["reward/cleaning"].item() + info["reward/delivery"].item()
     assert lost == pytest.approx(-10 * paid), "what was paid in advance is taken back"
     assert reward.item() == pytest.approx(sum(info[f"reward/{name}"].item() for name in economy.TERMS))
-    assert env.task._waiting_s.item() == pytest.approx(5), "two seconds, and three to sweep up"
+    assert column(env, "waiting_s").item() == pytest.approx(5), "two seconds, and three to sweep up"
     for _ in range(60):
         env.step(do())
-    assert env.task.ledger[0, 1] == 1 and env.task._time_s.item() == pytest.approx(1.0)
+    assert env.task.ledger[0, 1] == 1 and column(env, "time_s").item() == pytest.approx(1.0)
 
 
 def test_plates_differ_in_what_they_stand_and_the_mat_stands_all() -> None:
@@ -162,7 +184,7 @@ def test_plates_differ_in_what_they_stand_and_the_mat_stands_all() -> None:
     put(env, 0.119, 0.0, plate=-0.03)
     for _ in range(5):
         env.step(do(press_n=40.0))
-    assert env.task._contact.abs().item() == pytest.approx(40, rel=0.05) and env.task.ledger[0, 1] == 0
+    assert force_n(env) == pytest.approx(40, rel=0.05) and env.task.ledger[0, 1] == 0
 
 
 def test_a_plate_that_takes_too_long_is_taken_away_unpaid() -> None:
@@ -170,11 +192,11 @@ def test_a_plate_that_takes_too_long_is_taken_away_unpaid() -> None:
     soil(env)
     for _ in range(29):
         env.step(do(x=0.1, press_n=30))
-    assert env.task.ledger[0, 2] == 0 and env.task._paid_usd > 0
+    assert env.task.ledger[0, 2] == 0 and column(env, "paid_usd") > 0
     info = env.step(do())[4]
-    assert env.task.ledger[0].tolist()[:3] == [0, 0, 1] and env.task._waiting_s.item() == pytest.approx(2)
+    assert env.task.ledger[0].tolist()[:3] == [0, 0, 1] and column(env, "waiting_s").item() == pytest.approx(2)
     assert info["shift/error_rate"].item() == 1 and info["shift/breakage_rate"].item() == 0
-    assert info["reward/delivery"].item() == pytest.approx(-10 * env.task._paid_usd.item())
+    assert info["reward/delivery"].item() == pytest.approx(-10 * column(env, "paid_usd").item())
 
 
 def test_the_books_by_hand() -> None:
@@ -238,7 +260,7 @@ def test_warp_does_as_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
         again, paid, *_ = other.step(action)
         assert torch.allclose(obs, again, atol=2e-2), step
         assert torch.allclose(reward, paid, atol=1e-3)
-    assert (env.task.dirt.sum(1) < env.task._first_dirt - 1).all()
+    assert (env.task.dirt.sum(1) < column(env, "first_dirt") - 1).all()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,9 +52,19 @@ def random_actions(env: TensorEnv, steps: int, seed: int = 0) -> list[torch.Tens
     return [torch.rand(env.num_envs, *env.action_space.shape, generator=generator) * 2 - 1 for _ in range(steps)]
 
 
+def change(task: Any, **values: torch.Tensor) -> None:
+    """Give entries of the task's state, such as command_left and push_left (4, 1), s, these values."""
+    task.load_state({**task.state(), **values})
+
+
+def feet_contact(task: Any) -> list[torch.Tensor]:
+    """Each foot's sensor (n, 4): whether it touches the ground, and the force, N."""
+    return [task.sensor(f"foot{foot}_contact") for foot in range(task.feet_velocity_w.shape[1])]
+
+
 def stand(env: TensorEnv, qpos: torch.Tensor | None = None) -> torch.Tensor:
     """Put every robot into its home pose, or into `qpos`, at rest; returns what it is in now."""
-    home = env.task._home_qpos.repeat(env.num_envs, 1)
+    home = env.task.constant(env.task.model.key("home").qpos).repeat(env.num_envs, 1)
     env.task.sim.reset(torch.ones(env.num_envs, dtype=torch.bool), qpos=home if qpos is None else qpos)
     env.task.measure()
     return home
@@ -67,7 +78,7 @@ def test_robots_are_as_documented(env):
     assert touching_pairs(model) == []  # contacts by explicit pairs only
     ground = [i for i in range(model.npair) if "floor" in (model.geom(model.pair_geom1[i]).name,
                                                            model.geom(model.pair_geom2[i]).name)]  # fmt: skip
-    assert len(ground) == env.task._feet and env.task.cameras[0] == "view"
+    assert len(ground) == env.task.feet_velocity_w.shape[1] and env.task.cameras[0] == "view"
     assert env.reset(seed=0).shape == (4, width)
 
 
@@ -120,7 +131,7 @@ def test_an_episode_is_judged_by_its_mean_errors_and_a_fall(go1, monkeypatch):
     stand(go1)
     task = go1.task
     task.command.zero_()
-    task._timers.fill_(1.0)
+    change(task, command_left=torch.ones(4, 1), push_left=torch.ones(4, 1))
     velocity = {0: [0.0, 0.3, 0.3, 0.0], 1: [0.0, 0.1, 0.3, 0.0]}  # m/s ahead, by step, world 0 to 3
     seen = []
 
@@ -147,18 +158,22 @@ def test_an_episode_is_judged_by_its_mean_errors_and_a_fall(go1, monkeypatch):
     terms = sum(value for name, value in info.items() if name.startswith("reward/"))
     assert torch.allclose(terms.clamp(min=0.0), reward.double()) and len(task.rewards) == 16
     assert task.info()["velocity_error"].tolist() == pytest.approx([0, 0.3, 0.3, 0])
-    assert task._errors[3].tolist() == [0, 0, 0], "a new episode has begun"
+    assert task.state()["errors"][3].tolist() == [0, 0, 0], "a new episode has begun"
 
 
 def test_commands_move(env):
     """A policy that does nothing must not look good: 200 robots' commands through an episode, without the physics."""
     task = env.task
-    task.sim.n, task._generator = 200, torch.Generator().manual_seed(0)
-    task.command = task.first_command(task.chances(task.command_chances)[0])
-    left, speeds = task.command_duration(task.chances(1)[0]), []
+    generator = torch.Generator().manual_seed(0)
+
+    def chance(width: int) -> torch.Tensor:
+        return torch.rand(200, width, generator=generator, dtype=task.dtype)
+
+    task.command = task.first_command(chance(task.command_chances))
+    left, speeds = task.command_duration(chance(1)), []
     for _ in range(task.episode_steps):
         left -= CONTROL_DT_S
-        changed, again = task.next_command(task.chances(task.command_chances)[0]), task.chances(1)[0]
+        changed, again = task.next_command(chance(task.command_chances)), chance(1)
         task.command = torch.where(left <= 0, changed, task.command)
         left = torch.where(left <= 0, task.command_duration(again), left)
         speeds.append(task.command[:, :2].norm(dim=1))
@@ -198,7 +213,8 @@ def test_the_humanoid_leans_ahead_wherever_that_is(g1):
 
 
 def test_what_a_foot_bears_is_what_presses_on_the_ground(g1):
-    g1.task._feet_contact[:, :, 1:] = torch.tensor([[400.0, 300.0, -510.0], [0.0, 0.0, -499.0]])  # N, world
+    for sensor, force in zip(feet_contact(g1.task), ([400.0, 300.0, -510.0], [0.0, 0.0, -499.0]), strict=True):
+        sensor[:, 1:] = torch.tensor(force)  # N, world
     assert r.contact_force(g1.task).tolist() == [10.0] * 4
 
 
@@ -206,7 +222,7 @@ def test_the_gait_clock_begins_with_the_first_step(g1):
     g1.reset(seed=0)
     for step in range(2):
         g1.step(torch.zeros(4, 29))
-        swung = g1.task._memory["phase_rate"] * CONTROL_DT_S * step
+        swung = g1.task.state()["phase_rate"] * CONTROL_DT_S * step
         assert torch.allclose(g1.task.phase, torch.cat([swung, swung - math.pi], 1), atol=1e-9)
 
 
@@ -223,7 +239,8 @@ def test_time_in_the_air_is_counted_and_paid_on_landing(go1):
     seen, paid = [], []
     for found in contacts:
         task.act(torch.zeros(4, 12, dtype=torch.float64))
-        task._feet_contact[..., 0] = found  # in place of the physics
+        for sensor in feet_contact(task):
+            sensor[:, 0] = found  # in place of the physics
         task.measure()
         seen.append(round(float(task.air_time[0, 0]) / CONTROL_DT_S))
         paid.append(float(r.feet_air_time(task)[0]))
@@ -241,10 +258,9 @@ def test_commands_stay_in_range_and_change(env):
     if env.task.name == "G1Joystick":
         assert 0.07 < (drawn == 0).all(1).double().mean() < 0.13
     before = task.command.clone()
-    task._memory["command_left"].copy_(torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
     for _ in range(3):
+        change(task, command_left=torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
         env.step(random_actions(env, 1)[0] * 0)
-        task._memory["command_left"][0] = 0.01
     assert torch.equal(task.command[1:], before[1:]) and not torch.equal(task.command[0], before[0])
 
 
@@ -259,7 +275,7 @@ def test_a_first_lesson_always_moves(env):
         assert all(((way - to).cos() > 0.9).any() for to in (0, math.pi / 2, math.pi, -math.pi / 2))
         assert 0.45 < shares[:, 2].abs().max() <= 0.5
         before = task.command.clone()
-        task._memory["command_left"].fill_(0.01)
+        change(task, command_left=torch.full((200, 1), 0.01))
         lesson.step(torch.zeros(200, *lesson.action_space.shape))
         assert (task.command != before).any(1).all()
 
@@ -283,7 +299,7 @@ def test_a_push_changes_the_speed_of_the_whole_robot(env):
     qpos[:, 2] += 2.0  # in the air
     stand(env, qpos)
     task = env.task
-    task._memory["push_left"].copy_(torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
+    change(task, push_left=torch.tensor([[0.01], [1.0], [1.0], [1.0]]))
     env.step(torch.zeros(4, task.model.nu))
     pushed, others = env.task.sim.qvel[0, :2].norm(), env.task.sim.qvel[1:, :2].norm(dim=1)
     low, high = task.push_speed
@@ -291,14 +307,15 @@ def test_a_push_changes_the_speed_of_the_whole_robot(env):
     speed = env.task.sim.qvel[0, :2].clone()
     env.step(torch.zeros(4, task.model.nu))
     assert torch.allclose(env.task.sim.qvel[0, :2], speed, atol=0.02)  # one step long
-    assert 5.0 - 2 * CONTROL_DT_S <= task._memory["push_left"][0] <= 10.0
+    assert 5.0 - 2 * CONTROL_DT_S <= task.state()["push_left"][0] <= 10.0
 
 
 def test_nothing_is_forgotten(env):
     """A snapshot continues bit for bit through falls, commands, pushes and noise."""
     env.reset(seed=1)
     actions = random_actions(env, 90)
-    env.task._timers.copy_(torch.tensor([[0.9, 0.3], [1.0, 0.7], [0.35, 0.9], [0.5, 1.3]]))  # command, push
+    left = torch.tensor([[0.9, 0.3], [1.0, 0.7], [0.35, 0.9], [0.5, 1.3]])
+    change(env.task, command_left=left[:, :1], push_left=left[:, 1:])
     for action in actions[:30]:
         env.step(action)
     saved = env.snapshot()
@@ -318,7 +335,7 @@ def test_a_snapshot_from_before_errors_were_added_up_is_taken(go1):
     saved.pop("task.errors")
     go1.step(random_actions(go1, 1)[0])
     go1.restore(saved)
-    assert (go1.task._errors == 0).all() and torch.equal(go1.task.command, saved["task.command"])
+    assert (go1.task.state()["errors"] == 0).all() and torch.equal(go1.task.command, saved["task.command"])
 
 
 @pytest.mark.parametrize("simulator", ["C", "Warp"])
@@ -337,7 +354,9 @@ def test_envs_differ_in_friction_and_mass_on_request(simulator, monkeypatch):
     most[torso] += 1.0
     assert (change.abs() <= most).all() and change[:, torso].abs().max() > 0.1
     before = friction.clone(), mass.clone()
-    env._reset_task(torch.tensor([False, True, False]))
+    env.restore({**env.snapshot(), "limit": torch.tensor([1000, 1, 1000])})  # steps until an episode ends
+    truncated = env.step(random_actions(env, 1)[0])[3]
+    assert truncated.tolist() == [False, True, False]
     for old, new in zip(before, (friction, mass), strict=True):
         assert torch.equal(old[[0, 2]], new[[0, 2]]) and not torch.equal(old[1], new[1])
     for action in random_actions(env, 3):

@@ -33,7 +33,7 @@ def test_the_way_that_a_command_asks_for():
 def test_cameras_and_arrow_go_with_the_robot(env):
     env.reset(seed=0)
     task, sim = env.task, env.task.sim
-    qpos = task._home_qpos.repeat(3, 1)
+    qpos = task.constant(task.model.key("home").qpos).repeat(3, 1)
     qpos[:, 0], qpos[:, 1] = torch.tensor([0.0, 5.0, -7.0]), torch.tensor([0.0, 1.0, 3.0])
     half_yaw = torch.tensor([0.0, math.pi / 4, math.pi / 2])
     qpos[:, 3], qpos[:, 6] = half_yaw.cos(), half_yaw.sin()

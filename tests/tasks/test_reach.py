@@ -17,8 +17,18 @@ STILL = torch.zeros(1, 7)
 
 def place_goal(env, offset_m: tuple[float, float, float]) -> None:
     """Put the goal at `offset_m` from the hand of the only world."""
-    env.task._goal_w[0] = env.task._hand_w[0] + torch.tensor(offset_m, dtype=torch.float64)
+    env.task.sim.mocap_pos[0, 0] = hand(env) + torch.tensor(offset_m, dtype=torch.float64)
     env.task.measure()
+
+
+def hand(env) -> torch.Tensor:
+    """Where the hand of the only world is."""
+    return env.task.sim.site_xpos[0, env.task.model.site(HAND).id].clone()
+
+
+def distance(env) -> float:
+    """From the hand of the only world to its goal."""
+    return (env.task.sim.mocap_pos[0, 0] - hand(env)).norm().item()
 
 
 def test_each_joint_moves_at_the_commanded_velocity_and_the_others_stay():
@@ -66,10 +76,10 @@ def test_goals_are_places_the_hand_can_take():
 
 def test_goals_differ_between_worlds_and_episodes():
     env = make_vec("Reach", 64, seed=0, threads=1)
-    first = env.task._goal_w.clone()
+    first = env.task.sim.mocap_pos[:, 0].clone()
     assert len(first.unique(dim=0)) > 55
     env.reset()
-    assert not torch.equal(first, env.task._goal_w)
+    assert not torch.equal(first, env.task.sim.mocap_pos[:, 0])
 
 
 def contacts(model: mujoco.MjModel, state: torch.Tensor) -> int:
@@ -88,12 +98,12 @@ def test_nothing_is_touched_at_the_start():
 def test_success_closes_the_gripper_then_ends_the_episode():
     env = make_vec("Reach", 1, seed=0, threads=1)
     stretch = torch.tensor([[0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0]])
-    start = env.task._hand_w[0].clone()
+    start = hand(env)
     place_goal(env, (0, 0, 0.5))
     _, _, terminated, _, info = env.step(stretch)
     assert not info["success"] and not terminated and env.task.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M, abs=1e-3)
 
-    way = env.task._hand_w[0] - start
+    way = hand(env) - start
     ahead = (SUCCESS_M + 0.005) * way / way.norm()
     place_goal(env, tuple(ahead.tolist()))
     obs, reward, terminated, _, info = env.step(stretch)
@@ -121,10 +131,10 @@ def test_success_closes_the_gripper_then_ends_the_episode():
 def test_reward_is_for_coming_nearer():
     env = make_vec("Reach", 1, seed=0, threads=1)
     place_goal(env, (0.5, 0, 0))
-    before = env.task._distance.item()
+    before = distance(env)
     _, reward, _, _, info = env.step(torch.tensor([[0.0, 1.0, 0, -1.0, 0, 0, 0]]))
-    assert abs(before - info["distance"].item()) > 0.005
-    assert reward.item() == pytest.approx(PROGRESS_PER_M * (before - info["distance"].item()) - 0.002 * 2, abs=1e-5)
+    assert abs(before - distance(env)) > 0.005 and info["distance"].item() == pytest.approx(distance(env))
+    assert reward.item() == pytest.approx(PROGRESS_PER_M * (before - distance(env)) - 0.002 * 2, abs=1e-5)
 
 
 def test_time_runs_out_without_success():

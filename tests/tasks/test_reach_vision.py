@@ -32,7 +32,7 @@ def test_the_ball_is_where_the_pinhole_says() -> None:
     sim, model, found = env.task.sim, env.task.model, 0
     for name in EYES:
         camera = model.camera(name).id
-        away = env.task._goal_w - sim.field("cam_xpos")[:, camera]
+        away = sim.mocap_pos[:, 0] - sim.field("cam_xpos")[:, camera]
         right, up, back = torch.einsum("ni,nij->jn", away, sim.field("cam_xmat")[:, camera])
         scale = 32 / np.tan(np.radians(45 / 2))  # pixels a metre at a distance of 1 m: fovy 45 degrees, 64 pixels
         column, row = 32 + scale * right / -back - 0.5, 32 - scale * up / -back - 0.5

@@ -90,5 +90,5 @@ def test_pictures_stay_bytes_in_rollout_and_replay() -> None:
         ))  # fmt: skip
         trainer = make_trainer(config, kit.make_vec(config.env, 2, "cpu", 0, 1, config.env_options))
         trainer.learn(16)
-        kept = trainer.rollout_buffer.obs["eye"] if algo == "PPO" else trainer.replay_buffer._columns["obs.eye"]
+        kept = trainer.rollout_buffer.obs["eye"] if algo == "PPO" else trainer.replay_buffer.rows(0, 1)["obs.eye"]
         assert kept.dtype == torch.uint8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from kit.format.files import read_json, write_atomic
 from kit.runs import directory
 from kit.runs.run import Run
 from kit.runs.status import EMPTY
+from kit.ui.dashboard import Dashboard
 
 
 def make_run(
@@ -46,6 +48,23 @@ def at_work(run: Run, state: str = "running") -> Iterator[None]:
         set_status(run.path, state=state, phase="training", steps_per_s=120.0, eta_s=42.0)
         yield
         set_status(run.path, state="finished", phase="finished", steps_per_s=None, eta_s=None)
+
+
+def text_of(board: Dashboard, css_class: str) -> str:
+    """The HTML in that part of a dashboard: "kit-head", "kit-message" or "kit-curves"."""
+    widgets = [board.view]
+    for widget in widgets:
+        if css_class in widget.get_state("_dom_classes")["_dom_classes"]:
+            return str(widget.value)
+        widgets.extend(getattr(widget, "children", ()))
+    raise AssertionError(f"no part has the class {css_class}")
+
+
+def watch_to_the_end(board: Dashboard) -> None:
+    """Wait for the thread that watches the board's run."""
+    for thread in threading.enumerate():
+        if board.run is not None and thread.name == f"watch-{board.run.name}":
+            thread.join(20)
 
 
 def wait_for(condition: Any, timeout_s: float = 20) -> None:

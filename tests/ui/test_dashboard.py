@@ -19,7 +19,7 @@ from kit.trust import permit
 from kit.ui import dashboard as dashboard_module
 from kit.ui import style, videos
 from kit.ui.dashboard import Dashboard, charts
-from tests.ui.fabricate import at_work, make_run, set_status, wait_for
+from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
 
 pytest.importorskip("ipywidgets")
 
@@ -30,13 +30,13 @@ def test_a_run_at_work(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint={"step": 500, "time": time.time() - 30})
     with at_work(run):
         board = Dashboard(run).show()
-        wait_for(lambda: "120" in board._head.value)
+        wait_for(lambda: "120" in text_of(board, "kit-head"))
         for text in ("training", "97 %", "4.25", "60 %", "42 s", "Saved on this machine: step 500, 3"):
-            assert text in board._head.value
-        wait_for(lambda: board._curves.value.count("<svg") == 2)
+            assert text in text_of(board, "kit-head")
+        wait_for(lambda: text_of(board, "kit-curves").count("<svg") == 2)
         assert [button.disabled for button in board.buttons.children] == [False, False, False]
-    board._watching.join(20)
-    assert "finished" in board._head.value
+    watch_to_the_end(board)
+    assert "finished" in text_of(board, "kit-head")
     assert [button.disabled for button in board.buttons.children] == [True, True, True]
 
 
@@ -59,8 +59,8 @@ def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["checkpoint"]
         set_status(run.path, checkpoint={"step": 600, "time": time.time() + 1})
-        wait_for(lambda: "Saved step 600" in board._message.value)
-    board._watching.join(20)
+        wait_for(lambda: "Saved step 600" in text_of(board, "kit-message"))
+    watch_to_the_end(board)
 
 
 def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
@@ -68,8 +68,8 @@ def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
 ) -> None:
     run = make_run(tmp_path, state="interrupted", message="stopped on request; resume goes on from step 600")
     board = Dashboard(run).show()
-    board._watching.join(20)
-    assert "resume goes on from step 600" in board._head.value
+    watch_to_the_end(board)
+    assert "resume goes on from step 600" in text_of(board, "kit-head")
     assert (board.pause_button.description, board.pause_button.disabled) == ("Resume", False)
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
 
     monkeypatch.setattr(dashboard_module, "resume", refuse)
     board.pause_button.click()
-    wait_for(lambda: "no room &lt;left&gt;" in board._message.value)
+    wait_for(lambda: "no room &lt;left&gt;" in text_of(board, "kit-message"))
     wait_for(lambda: not board.pause_button.disabled)
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from gymnasium.spaces import Box
 
+import kit
 from kit import cli
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
@@ -25,7 +26,7 @@ from kit.ui.form import Form
 from kit.ui.headless import RunFailed
 from kit.ui.hyper import Hyperparameters, stock_value
 from kit.ui.panel import TrainPanel
-from tests.ui.fabricate import at_work, make_run, wait_for
+from tests.ui.fabricate import at_work, make_run, text_of, wait_for, watch_to_the_end
 
 ipywidgets = pytest.importorskip("ipywidgets")
 
@@ -125,13 +126,21 @@ CONFIG = RunConfig(
 )
 
 
-def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path) -> None:
+def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[RunConfig] = []
+
+    def train(config: RunConfig | None, start_from: Any, trust: bool, on_progress: Any, **fields: Any) -> Any:
+        trained.append(RunConfig(**fields))
+        raise UserError("not now")
+
+    monkeypatch.setattr(kit, "train", train)
     written = iter(as_code(CONFIG).values())
     (tmp_path / "config.yaml").write_text(next(written))
     assert RunConfig.load(tmp_path / "config.yaml") == CONFIG
-    command, subcommand, *flags = shlex.split(next(written))
-    assert (command, subcommand) == ("kit", "train")
-    assert RunConfig(**cli._config_fields(cli._parser().parse_args([subcommand, *flags]))) == CONFIG
+    command, *arguments = shlex.split(next(written))
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert command == "kit" and trained == [CONFIG]
     assert eval(next(written), {"kit": SimpleNamespace(launch=RunConfig)}) == CONFIG
     given = shlex.split(next(written))[3:]
     parameters = {name: value for text in given[1::2] for name, value in yaml.safe_load(text).items()}
@@ -229,7 +238,7 @@ def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: p
 
     monkeypatch.setattr(panel_module, "launch", refuse)
     panel.train_button.click()
-    wait_for(lambda: "exists in runs" in panel._message.value)
+    wait_for(lambda: "exists in runs" in text_of(panel, "kit-message"))
     wait_for(lambda: not panel.train_button.disabled)
 
 
@@ -241,10 +250,10 @@ def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
         assert panel.run is not None and panel.run.name == "busy"
         assert panel.form.read() == run.config, "the form shows what is at work"
         assert "busy is already training" in panel.label.value
-        wait_for(lambda: "training" in panel._head.value)
+        wait_for(lambda: "training" in text_of(panel, "kit-head"))
         assert panel.train_button.disabled
     wait_for(lambda: not panel.train_button.disabled)
-    panel._watching.join(20)
+    watch_to_the_end(panel)
     panel.estimator.cancel()
 
 
@@ -283,7 +292,8 @@ def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch:
 def test_layers_may_be_typed_without_brackets(typed: str, layers: list[int]) -> None:
     overrides: list[dict[str, Any]] = []
     form = Hyperparameters(ipywidgets, overrides.append)
-    form._edited("net_arch", typed)
+    form.show(RunConfig(), RunConfig())
+    form.entries["net_arch"].value = typed
     assert overrides == [{"policy_kwargs": {"net_arch": layers}}]
 
 

@@ -17,7 +17,7 @@ from kit.ui import gallery, plots, result, resume, style, videos
 from kit.ui import picker as picker_module
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
-from tests.ui.fabricate import at_work, make_run, set_status, wait_for
+from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
 
 PNG = b"\x89PNG"
 
@@ -190,9 +190,9 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(resume, "resume", going_on)
     panel = ResumePanel(runs_dir=str(tmp_path), total_steps=2000).show()
     panel.table.children[1].children[0].click()
-    wait_for(lambda: panel._watching is not None)
+    wait_for(lambda: panel.run is not None)
     assert asked == [(str(run.path), {"runs_dir": str(tmp_path), "background": True, "total_steps": 2000})]
-    panel._watching.join(20)
+    watch_to_the_end(panel)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_runs_in_a_store_are_listed_beside(tmp_path: Path, store: None, monkeypa
     row = panel.table.children[2]
     assert "25 % of 40" in row.children[1].value
     row.children[0].click()
-    wait_for(lambda: "division by zero" in panel._message.value)
+    wait_for(lambda: "division by zero" in text_of(panel, "kit-message"))
     options = {"runs_dir": str(tmp_path), "background": True, "store": "hf://me/runs/"}
     assert asked == [("hf://me/runs/far", options)]
 
@@ -267,7 +267,7 @@ def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
         assert panel.run is not None and panel.run.name == "busy"
         set_status(run.path, step=777)
         wait_for(lambda: "78 % of 1,000" in panel.table.children[1].children[1].value)
-    panel._watching.join(20)
+    watch_to_the_end(panel)
 
 
 def test_with_nobody_there_the_latest_unfinished_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

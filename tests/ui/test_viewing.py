@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.tasks.joystick.task import Joystick
-from kit.ui.viewing import Viewer
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def episode(shown: Viewer) -> int:
-    return int(shown._caption.content.split()[1].rstrip(","))
+def shows(page: Any) -> tuple[int, int]:
+    """Episode and step in the caption."""
+    caption = page.get_by_text(re.compile(r"^episode \d+, step \d+")).inner_text(timeout=60_000)
+    episode, step = re.findall(r"\d+", caption)[:2]
+    return int(episode), int(step)
 
 
 def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) -> None:
@@ -31,11 +34,11 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
     try:
         assert shown._caption.content == "", "no browser is connected yet"
         page.goto(shown.url)
-        wait_for(lambda: "episode 1, step" in shown._caption.content, 60)
-        shown._speed.value = 0.1  # by itself an episode would take 50 s
-        before = episode(shown)
+        wait_for(lambda: shows(page)[1] > 0)
+        page.get_by_label("pause").click(timeout=60_000)
+        before, _ = shows(page)
         page.get_by_text("new episode").click(timeout=60_000)
-        wait_for(lambda: episode(shown) > before)
+        wait_for(lambda: shows(page)[0] > before and shows(page)[1] == 0)
         assert repr(shown) == f"arm plays at {shown.url}"
     finally:
         shown.close()
