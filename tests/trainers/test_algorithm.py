@@ -11,7 +11,7 @@ import kit
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
 from kit.measure.auto import resolve
-from kit.measure.speed import RandomTeacher
+from kit.measure.speed import RandomTeacher, random_episode
 from kit.runs.fingerprint import fingerprint
 from kit.trainers import make_trainer
 from kit.trainers.algorithm import find
@@ -20,8 +20,9 @@ from tests.trainers.anything import ACTIONS, OBSERVATIONS
 ANYTHING, TOY = "tests.trainers.anything:Anything", "tests.trainers.toy:REINFORCE"
 SMALL = {"PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 1}, "A2C": {}, "SAC": {"learning_starts": 8}}
 SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "Distill": {"gradient_steps": 2, "batch_size": 16}}
-TEACHER = {"Distill": "runs/any"}
-"""Planning does not look for the run."""
+SMALL |= {"BC": SMALL["Distill"]}
+SOURCE = {"Distill": {"teacher": "runs/any"}, "BC": {"dataset": "any"}}
+"""Planning looks for neither."""
 
 
 def test_an_algorithm_of_ones_own_trains_is_saved_and_goes_on(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_every_record_is_whole(algo: str) -> None:
     found = find(algo)
     assert found.name == algo and issubclass(found.trainer, found.stock)
     for preset in ("auto", "sb3", "fast"):
-        resolved = resolve(RunConfig(env="Ant", algo=algo, preset=preset, device="cpu", teacher=TEACHER.get(algo)))
+        resolved = resolve(RunConfig(env="Ant", algo=algo, preset=preset, device="cpu", **SOURCE.get(algo, {})))
         assert isinstance(resolved.n_envs, int)
 
 
@@ -56,7 +57,7 @@ def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: st
     options = {"observation": observation, "action": action}
     asked = RunConfig(
         env=ANYTHING, env_options=options, algo=algo, n_envs=2, total_steps=48, device="cpu", threads=1,
-        teacher=TEACHER.get(algo), overrides=SMALL[algo] | {"policy_kwargs": {"net_arch": [8]}},
+        **SOURCE.get(algo, {}), overrides=SMALL[algo] | {"policy_kwargs": {"net_arch": [8]}},
     )  # fmt: skip
     if not isinstance(ACTIONS[action], find(algo).actions):
         with pytest.raises(UserError, match=f"algo='{algo}' acts in Box spaces"):
@@ -71,6 +72,8 @@ def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: st
     trainer = make_trainer(config, env)
     if find(algo).taught:
         trainer.set_teacher(RandomTeacher(env))
+    if find(algo).dataset == "needed":
+        trainer.set_dataset([random_episode(env)], {})
     before = [p.clone() for p in trainer.policy.parameters()]
     trainer.learn(48)
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters(), strict=True))
