@@ -21,7 +21,7 @@ from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 1_000_003
-"""Largest seed of a run: numpy's largest seed, minus the offset that evaluations add."""
+"""Largest seed of a run: numpy's largest seed, minus the offset of validation episodes (`EVAL_SEED`)."""
 VERSION = 1
 """Format version of config.yaml. A config written by a newer version is refused."""
 
@@ -157,7 +157,7 @@ class RunConfig:
     def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
         """Load a YAML file. `of_run`: the file is a run's config.yaml, which kit wrote.
 
-        It records that module names came from this file; `kit.trust` asks for permission before importing them.
+        The config records that its module names came from this file; `kit.trust` asks before importing the modules.
         """
         config = cls._from_yaml(read_yaml(path, exponents=not of_run), path)
         return config.replace(**mark_source(config.to_dict(), path, of_run))
@@ -239,7 +239,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 @cache
 def _yaml_classes() -> tuple[Any, Any]:
-    """Return PyYAML's SafeLoader and SafeDumper, which here read 1e6 as a number and quote the text "1e6"."""
+    """Return subclasses of PyYAML's SafeLoader and SafeDumper that read 1e6 as a number and quote the text "1e6"."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -51,7 +51,7 @@ class ImageExtractor(BaseFeaturesExtractor):
 
     @classmethod
     def check_space(cls, observation_space: Space, features: int, shared: bool) -> None:
-        """Check the settings of all encoders: `features`, `shared` and image shapes. Raises `UserError`."""
+        """Check the settings that all image encoders have: `features`, `shared`, image shapes. Raises `UserError`."""
         check_whole("features", features, 1)
         shapes = {clip_shape(space) for space in _entries(observation_space).values() if is_image(space)}
         for shape in shapes:
@@ -97,7 +97,7 @@ class ImageExtractor(BaseFeaturesExtractor):
             raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
         clip = self.choose_frames(images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
-        # rounding in convolutions depends on the order in memory, so clips always get that of rollouts, (T, B, H, W, C)
+        # rounding in convolutions depends on the memory layout, so clips always get the rollouts' one, (T, B, H, W, C)
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 
@@ -117,7 +117,7 @@ def clip_shape(space: Space) -> tuple[int, int, int, int]:
 
 
 def at_least(encoder: str, shape: tuple[int, int, int, int], pixels: int) -> None:
-    """Raise `UserError` if images of clips of that `shape` are smaller than `pixels` per side."""
+    """Raise `UserError` if the images of a clip (T, C, H, W) of `shape` have fewer than `pixels` per side."""
     height, width = shape[2:]
     if min(height, width) < pixels:
         raise UserError(

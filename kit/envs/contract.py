@@ -25,8 +25,8 @@ class BatchEnv(ABC):
         obs, reward, terminated, truncated, info = env.step(action)         # action (n, ...)
 
     Finished envs are reset within the same step. `terminated` (the task ended) and `truncated` (the time limit was
-    reached without termination) are never both true. Observations of floats are float32, others have the
-    dtype of the space.
+    reached without termination) are never both true. Floating-point observations are float32,
+    others have the dtype of the space.
 
     `info` holds these entries for all envs:
 

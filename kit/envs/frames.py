@@ -44,7 +44,7 @@ class FrameStacks:
         return self._stacked(obs)
 
     def push(self, obs: Obs) -> Obs:
-        """Append the newest frames and return `obs` (n, ...) with stacks in their place."""
+        """Append the newest frames and return `obs` (n, ...) with each of them replaced by its stack."""
         for name, latest in self._latest.items():
             latest.append(latest.pop(0).copy_(_entry(obs, name)))
         return self._stacked(obs)

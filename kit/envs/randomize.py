@@ -89,7 +89,7 @@ class ActionDelay(Term):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObservationNoise(Term):
-    """Add noise, drawn at every step, to every floating-point number of the observation (not to uint8 images)."""
+    """Add noise, drawn at every step, to all floating-point numbers that the policy observes (not to uint8 images)."""
 
 
 def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]:
@@ -169,7 +169,7 @@ class Randomizer:
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def step(self, generator: torch.Generator) -> None:
-        """Count a step. Draw the terms again whose interval `every_s` has passed."""
+        """Count a step. Draw again the terms whose interval `every_s` has passed."""
         if self._every:
             self._age += 1
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)

@@ -114,7 +114,10 @@ class Spaces(NamedTuple):
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return side -> run, for each side in `env_options` that the policy of a saved run plays as an opponent."""
+    """Return side -> run, such as {"defenders": "runs/NAME"}, for the sides of a game that saved runs play.
+
+    `env_options` names the runs; a side with the option "stock" is played by the game itself.
+    """
     sides = getattr(find(env), "opponents", ())
     return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
 
@@ -174,7 +177,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
-        if own.__module__ == "kit.envs.gym":  # it needs a `task`; users name the task
+        if own.__module__ == "kit.envs.gym":  # this class needs an argument `task`
             raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task itself, as 'Reach'.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:

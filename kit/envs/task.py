@@ -21,7 +21,7 @@ from kit.sim import Simulator, make_sim
 def maybe_any(mask: torch.Tensor) -> bool:
     """Return whether `mask` may contain a True: exactly `mask.any()` on the CPU, always True on a GPU.
 
-    On a GPU, `any` waits for the device, which costs more than needless work.
+    On a GPU, `any` waits for the device, which costs more than the caller's work for a mask without True.
     """
     return mask.device.type != "cpu" or bool(mask.any())
 
@@ -198,8 +198,8 @@ class MujocoTask(Task):
     """Physics steps per env step."""
     sim: Simulator
     shadows: bool = True
-    """Whether images for people show shadows. Without shadows and with fixed cameras, what does not move is rendered
-    only once, and videos take a fifth of the time (`kit.sim.render`)."""
+    """Whether images for people show shadows. Without shadows and with fixed cameras, static geoms are rendered only
+    once, and videos take a fifth of the time (`kit.sim.render`)."""
 
     @property
     def control_dt_s(self) -> float:  # type: ignore[override]

@@ -59,9 +59,9 @@ class TensorEnv(BatchEnv):
 
     @property
     def task_info(self) -> TaskInfo:
-        """The task's info; if the observation is a single vector, its fields are under the key "".
+        """The task's info; if the env delivers a single entry without a Dict, its fields in `sees` have the key "".
 
-        For one release, the former attribute name `card` is read too.
+        For one release, the task's attribute may also have its former name, `card`.
         """
         info, entries = getattr(self.task, "card", self.task.task_info), self._entries or ()
         bare = len(entries) == 1 and not isinstance(self.observation_space, spaces.Dict)

@@ -3,7 +3,7 @@
     checkpoints/step_000100352/
       policy.safetensors  optimizer.safetensors  env.safetensors ...   one file of tensors per component
       state.json         values that are not tensors, by component
-      manifest.json      size and SHA-256 of each file here and of each shared file; written last
+      manifest.json      size and SHA-256 of each file in this folder and of each shared file; written last
     replay/000000000000.safetensors    off-policy data, named by the number of its first row
     frozen/0123456789abcdef.safetensors   component "frozen": weights that never change, named by SHA-256
     frozen/dataset-….safetensors          component "dataset": demonstrations, which never change either
@@ -156,7 +156,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        # this step may exist: the run resumed from an earlier one, or was evaluated after this step was saved
+        # this step may be on disk already: the run resumed from an earlier step, or is saved again after an evaluation
         old = leftovers.old(final)
         if final.exists():
             leftovers.remove(old)

@@ -23,7 +23,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: `message` describes the state, `remedy` is what to do unless it is "ok"."""
+    """Result of one check: `message` describes the state, `remedy` says what to do unless the state is "ok"."""
 
     name: str
     state: State

@@ -33,7 +33,7 @@ def apply(device: str) -> str:
 
 
 def gpu_works() -> bool:
-    """Return whether both torch and Warp can use a GPU here. Warp may need a newer driver than torch."""
+    """Return whether both torch and Warp can use a GPU of this machine. Warp may need a newer driver than torch."""
     import torch
 
     if not torch.cuda.is_available():

@@ -118,7 +118,7 @@ def _preset(machine: Machine) -> str:
 
 
 def within_reach(config: RunConfig) -> RunConfig:
-    """Return `config`; if its task needs a GPU and none works, return a tiny version and print the reason.
+    """Return `config`; if its task needs a GPU and the run has none, return a tiny version and print the reason.
 
     The tiny run shows that everything works. Raises `UserError` if the task's model cannot be loaded.
     """

@@ -33,7 +33,7 @@ PIECES = 400
 
 
 def success_interval(rate: float, episodes: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a success rate over `episodes`. Its upper end is above 0 even for 0 of 20."""
+    """Return Wilson's 95 % interval of a success rate over `episodes`. Its upper end is above 0 even if all fail."""
     middle = (rate + Z * Z / (2 * episodes)) / (1 + Z * Z / episodes)
     half = Z / (1 + Z * Z / episodes) * math.sqrt(rate * (1 - rate) / episodes + Z * Z / (4 * episodes**2))
     return max(0.0, middle - half), min(1.0, middle + half)

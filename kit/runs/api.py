@@ -76,12 +76,13 @@ def resume(
     """Resume a run from its latest checkpoint.
 
     `path_or_url`: a run directory, a store's URL with the run's name, or None for the latest unfinished run in
-    `runs_dir`. `changes` are fields that may differ from the run's config (total_steps, store, ...).
+    `runs_dir`, or else in `store`. `changes` are fields that may differ from the run's config (total_steps, store and
+    others).
 
-    A run in a store is first copied into `runs_dir`; checkpoints larger than `max_gb` GiB are refused. If the config
-    names a module (module:Class), pass `trust=True`, unless the module is imported already, or you typed its name on
-    this machine before. Secrets in env_options are not written to the store: pass them again.
-    Raises `UserError`.
+    A run in a store is first copied into `runs_dir`; a checkpoint larger than `max_gb` GiB is reported, and an older
+    one is used. If the config names a module (module:Class), pass `trust=True`, unless the module is imported already,
+    or you trusted it on this machine before, also by typing its name. Secrets in env_options are not written to the
+    store: pass them again. Raises `UserError` if the run cannot be resumed.
     """
     from kit.stores.redact import HIDDEN
 
@@ -106,7 +107,8 @@ def resume(
 def existing_run(config: RunConfig) -> Run | None:
     """Return the run named `config.run_name`, or None if it does not exist here or in `config.store`.
 
-    Newer checkpoints in the store are fetched first. Raises `UserError`.
+    Checkpoints in the store that are newer than the local ones are fetched first. Raises `UserError` if
+    that fails, or if a module that `config` names is not trusted.
     """
     permit(config)
     if config.run_name is None:

@@ -1,7 +1,7 @@
 """Datasets of recorded episodes, in Minari's format: record a policy, and read a dataset for training.
 
-Minari (https://minari.farama.org) opens the folder with `minari.MinariDataset(folder)`. Of a stack of images, only the
-newest image is stored; kit stacks them again. Images are stored without loss.
+Minari (https://minari.farama.org) opens the folder with `minari.MinariDataset(folder)`. Of a stack of images, only
+the newest image is stored, without loss; kit rebuilds the stacks when it reads the dataset.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FILES = ("metadata.json", "main_data.hdf5")
 MAX_ENVS = 32
 RECORD_SEED = TEST_SEED + 1_000_000
-"""Added to the seed for recorded episodes, which are neither training's nor those of evaluations."""
+"""Added to the seed of a recording, so that its episodes differ from those of training and of evaluations."""
 MAX_BYTES = 64 * 2**30
 """Largest file that is fetched from a store."""
 Progress = Callable[[int, int], None]
@@ -63,7 +63,7 @@ def record(
     """
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
-    output = Path(output).expanduser().absolute()  # Minari joins a relative path with itself
+    output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
     if output.exists():
         raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
     storage = _minari().MinariStorage
@@ -119,7 +119,10 @@ def _episodes(env: BatchEnv, player: Player, episodes: int, seed: int) -> Iterat
 
 
 def _recorded_space(env: BatchEnv | Spaces, frames: dict[str, int] | None = None) -> Space:
-    """Return the space of recorded observations: the policy's, with single images."""
+    """Return the space of recorded observations: the policy's entries, with one image in place of each image stack.
+
+    `frames`: entry -> stack depth, by default those of `env`; {} leaves all stacks whole.
+    """
     space = pick_space(env.observation_space, env.obs_groups.get(POLICY))
     stacks = image_stacks(env.observation_space, env.frames if frames is None else frames)
 
@@ -193,7 +196,7 @@ def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int
 
 
 def _check_spaces(config: RunConfig, data: Any, env: Spaces | BatchEnv) -> None:
-    seen = [_recorded_space(env), _recorded_space(env, {})]  # also whole stacks, as other programs record them
+    seen = [_recorded_space(env), _recorded_space(env, {})]  # {}: stacks recorded whole, by other programs
     if data.observation_space not in seen:
         verb, its, ours = "observes", data.observation_space, _recorded_space(env)
     elif data.action_space != env.action_space:

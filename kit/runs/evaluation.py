@@ -31,9 +31,9 @@ MAX_ENVS, MAX_ENVS_NO_PHYSICS = 32, 256
 EPISODES, EPISODES_NO_PHYSICS = 20, 100
 """Default number of episodes of an evaluation, for tasks with and without physics simulation."""
 TERM, RATE = "reward/", "_per_minute"
-"""Task metrics with this prefix or suffix are summed over each episode; others are taken from its last step.
+"""Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 
-The mean of the sums with the suffix is divided by the mean episode length in simulated minutes."""
+With the suffix RATE, the mean of these sums is divided by the mean episode length in simulated minutes."""
 
 
 class Evaluator:
@@ -96,7 +96,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
 
-    `scripted`: evaluate the task's scripted policy instead; a text names one of several (`Task.scripts`). The test
+    `scripted`: evaluate the task's scripted policy instead; a string names one of `Task.scripts`. The test
     episodes differ from the training episodes and from the validation episodes, which selected the best policy. `trust`
     as in `kit.resume`.
 

@@ -87,7 +87,10 @@ def family(runs: RunList) -> RunList:
 
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Find a run; if it is in a store, fetch it. Return it and the config fields to change (runs_dir, store)."""
+    """Find a run; if it is in a store, fetch it. Return the run, and the config fields that the fetch changes.
+
+    These are {"runs_dir", "store"}, with their new values; {} for a run that is on this machine already.
+    """
     if is_url(path_or_url):
         return _fetch(str(path_or_url), runs_dir, max_gb)
     path = Path(path_or_url).expanduser()
@@ -117,7 +120,7 @@ def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]
 
 
 def is_url(where: str | Path) -> bool:
-    """Whether `where` is a store or a run in one: a URL, or a folder with latest.json files, found only in stores."""
+    """Whether `where` is a store or a run in a store: a URL, or a folder with latest.json, which only stores have."""
     if "://" in str(where) or str(where).startswith(("drive:", "gdrive-link:")):
         return True
     path = Path(where).expanduser()

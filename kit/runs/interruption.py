@@ -44,7 +44,7 @@ def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) ->
 
 
 def on_ec2() -> bool:
-    """Whether this machine is an EC2 instance, judged by its firmware without a network request."""
+    """Whether this machine is an EC2 instance, by its firmware or an environment variable, without network requests."""
     vendors = [path for path in Path("/sys/class/dmi/id").glob("*_vendor") if os.access(path, os.R_OK)]
     is_amazon = any("amazon ec2" in path.read_text().lower() for path in vendors)
     return is_amazon or "AWS_EC2_METADATA_SERVICE_ENDPOINT" in os.environ

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 MIN_ENVS = 64
-"""Minimum number of envs after halving; below it, training fails, because then the networks are too large."""
+"""Minimum number of envs after halving. If memory runs out even then, training fails: the networks are too large."""
 FINAL_STATUS_S = 10.0
 """Seconds during which the last write of status.json is retried if the disk is full."""
 FINISHED_DRAIN_S, INTERRUPTED_DRAIN_S = 600.0, 60.0

@@ -1,7 +1,7 @@
 """Teachers for distillation: the policy of another run, or the task's scripted policy.
 
-A policy's config and weights are saved in every checkpoint of the student's run, so that it resumes on a machine that
-does not have the teacher's run.
+The config and weights of a teacher's policy are saved in every checkpoint of the student's run, so that the student's
+run resumes on a machine that does not have the teacher's run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ScriptedTeacher:
 
 
 class PolicyTeacher:
-    """A trained policy. It acts deterministically, for `n` envs."""
+    """A trained policy as teacher. It acts deterministically in `n` envs."""
 
     def __init__(self, config: RunConfig, policy: dict[str, Any], n: int, device: torch.device) -> None:
         from kit.trainers.saving import RandomGenerators
@@ -75,7 +75,7 @@ class PolicyTeacher:
         return action
 
     def own_obs(self, obs: Obs) -> Obs:
-        """Return `obs`, the entries of the group "teacher", as the teacher's own env delivers them."""
+        """Convert `obs`, the entries of the group "teacher", to what the teacher's own env delivers: a Dict or not."""
         return pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
 
     def restart(self, done: torch.Tensor) -> None:
@@ -130,7 +130,7 @@ def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def _find(config: RunConfig) -> tuple[Run, int | str | None]:
-    """Return the run that `config.teacher` names, fetched if it is a URL, and the step: a number, best or latest."""
+    """Return the run that `config.teacher` names, fetched if it is a URL, and the step it names, or None."""
     name, at, step = str(config.teacher).rpartition("@")
     run, _ = locate(name if at else step, config.runs_dir)
     return run, int(step) if step.isdecimal() else step if at else None

@@ -1,8 +1,9 @@
 """Training of a run with a fixed number of envs: builds env and trainer; evaluates and checkpoints between iterations.
 
 An iteration is one rollout and its update. Resume is exact because evaluations and checkpoints happen only between
-iterations, in the same order whether or not the run was interrupted. An interruption inside an iteration saves the
-copy of the state made at its start; the resumed run repeats the iteration identically.
+iterations, in the same order whether or not the run was interrupted. A short iteration is completed before the session
+stops. Before an iteration that may be long (`LONG_ITERATION_S`), the state is copied: an interruption inside the
+iteration saves that copy, and the resumed run repeats the iteration identically.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class Training:
         return None, {}
 
     def _prepare(self, state: dict[str, Any]) -> None:
-        """Give the trainer its teacher and its dataset, from the checkpoint's `state` if they are there."""
-        trainer: Any = self.trainer  # of an algorithm that takes them
+        """Give the trainer its teacher and its dataset, from the checkpoint's `state` if it contains them."""
+        trainer: Any = self.trainer  # only some algorithms have set_teacher or set_dataset
         if self.config.teacher is not None:
             from kit.runs.teacher import make_teacher
 
@@ -254,7 +255,7 @@ class Training:
         before, evaluator = generators.state(), Evaluator(self.config.replace(device="cpu"))
         try:
             with one_thread():
-                # from best/ itself: the writer may be deleting a checkpoint of the same step
+                # load from best/: in checkpoints/, the writer may be deleting the same step
                 result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
         finally:
             evaluator.close()

@@ -1,8 +1,8 @@
-"""Warm start: start a run from a pretrained policy, of another run or in a Stable-Baselines3 zip.
+"""Warm start: start a run from a pretrained policy, which another run or a Stable-Baselines3 zip contains.
 
-Another run provides its config (unless changed), policy, the normaliser's statistics and, if the step has a full
-checkpoint (not only a policy) and the algorithm is the same, the optimizer's state. Counters, random numbers, envs and
-replay data start fresh.
+Another run provides its config (unless the caller passes one), its policy, the normaliser's statistics and, if the step
+has a full checkpoint (not only a policy) and the algorithm is the same, the optimizer's state. Counters, random
+numbers, envs and replay data start fresh.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """Return the parent's config with `changes`, for a new run.
 
     `overrides` (and policy_kwargs in them) and `env_options` in `changes` are merged into the parent's. If the env
-    changes, the parent's env_options are dropped. If the algorithm changes, the parent's overrides are dropped, except
-    policy_kwargs and normalize. Fields that depend on the machine or on the run's length are resolved again.
+    changes, the parent's env_options are dropped. If the algorithm changes, the parent's teacher, dataset and overrides
+    are dropped, except policy_kwargs and normalize. `threads` and `device` are chosen again, and `eval_every` too if it
+    was a tenth of the parent's total_steps.
     """
     from kit.trainers.algorithm import with_n_envs
 

@@ -21,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Writer:
     """Checkpoint writer: one thread, one checkpoint at a time.
 
-    For each checkpoint it frees disk space, writes, verifies, and deletes outdated ones (`kit.format.retention`).
+    It frees disk space, writes and verifies the checkpoint, and deletes outdated checkpoints (`kit.format.retention`).
     Replay data is split into files ("segments"): each checkpoint adds `replay/<first row>.safetensors` with the rows
     since the previous checkpoint, and its manifest lists all segments that are still needed.
 

@@ -211,6 +211,9 @@ def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:
 
 
 def _hours(config: RunConfig, speed: Speed, cores: float) -> float:
-    """Estimate the hours on `cores` CPU cores: physics scales with the cores; updates take as long as here."""
+    """Estimate the hours of `config` on `cores` CPU cores, from the `speed` measured on this machine.
+
+    Physics scales with the number of cores; updates take the same time.
+    """
     share = 1 - speed.update_share
     return speed.seconds(config) * (1 - share + share * limits.usable_cores() / max(1.0, cores)) / 3600

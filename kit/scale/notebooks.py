@@ -81,7 +81,10 @@ class NotebookJob:
         return result if isinstance(result, dict) else None
 
     def start(self, threads: int) -> None:
-        """Start a process that executes the notebook, unless one runs or there is a result, here or in the store."""
+        """Start a process that executes the notebook, unless one is running, or the job has finished or failed.
+
+        A finished job's result is fetched from the store if this machine has none.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if self.result is None and (self.stored() or {}).get("state") == "finished":
             self.fetch()
@@ -156,10 +159,10 @@ def notebooks(
     gpus: float | None = None,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Execute the notebooks of the YAML file at `path` (see above), here or `on` a cluster.
+    """Execute the notebooks of the YAML file at `path`, on this machine or `on` a cluster.
 
-    Arguments as in `kit.batch`. Call it again to continue. Raises `UserError` before anything starts, also for a
-    parameter that the notebook lacks.
+    The docstring of `kit.scale.notebooks` shows such a file. Arguments as in `kit.batch`. Call it again to continue.
+    Raises `UserError` before anything starts, also for a parameter that the notebook lacks.
     """
     jobs, engine = plan_jobs(Path(path), at_once=at_once, on=on, cpus=cpus, gpus=gpus)
     check_stores(job.store for job in jobs)

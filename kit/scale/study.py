@@ -178,7 +178,7 @@ class Sweep:
     """A search in its current state: `table()` of trials, `best` config, and Optuna's `study`."""
 
     def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
-        """`study`: default: a copy of the journal in memory, which does not disturb a process that runs the search."""
+        """`study`: by default made in memory from a copy of the journal, without disturbing a process that searches."""
         self.plan, self.study = plan, study or _study(plan, _MemoryJournal(journal(plan)))
 
     def __repr__(self) -> str:
@@ -220,9 +220,9 @@ def trials(search: Sweep) -> list[TrialJob]:
 
 
 def journal(plan: Plan) -> bytes:
-    """Return the complete lines of Optuna's journal: from the store if another machine wrote last, else from here.
+    """Return the complete lines of Optuna's journal: the store's if another machine wrote last, else this machine's.
 
-    Raises `UserError`.
+    Raises `UserError` if the store cannot be read.
     """
     content = b""
     with contextlib.suppress(FileNotFoundError):

@@ -51,7 +51,10 @@ class Engine:
 
     @classmethod
     def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
-        """Make an engine. Its fields are removed from `content`; `resources` other than None override them."""
+        """Make an engine from the entries of `content` with its fields' names; remove these entries from `content`.
+
+        `resources` other than None override them.
+        """
         in_file = {field.name: content.pop(field.name) for field in fields(cls) if field.name in content}
         return cls(**{**in_file, **{name: value for name, value in resources.items() if value is not None}})
 
@@ -94,7 +97,7 @@ class StoredWork(Work, Protocol):
 
 @dataclass
 class Starter:
-    """Starts a job once its store answers and no other machine holds its lease; until then, `job.note` says why."""
+    """Starts a job once its store answers and no other machine holds its lease. `job.note` says why the job waits."""
 
     _next: float = 0.0
     """Monotonic time of the next attempt."""

@@ -14,7 +14,8 @@ _CONTACTS = {(_PLANE, _SPHERE): 1, (_SPHERE, _SPHERE): 1, (_SPHERE, _CAPSULE): 1
              (_CAPSULE, _CAPSULE): 2, (_BOX, _BOX): 8}  # fmt: skip
 _CONTACTS_OF_OTHERS = 4
 _MOST_CONTACTS = 64
-"""Upper limit per world, on average: worlds rarely need more, and they share one list, so a few may have more."""
+"""Upper limit of contacts per world, on average over all worlds, which share one buffer: a few may have more. Worlds
+rarely need as many."""
 
 
 class Capacity(NamedTuple):

@@ -1,4 +1,4 @@
-"""Simulator on MuJoCo in C: threads step the worlds. `mj_step` releases Python's lock, so no processes are needed."""
+"""Simulator on MuJoCo in C: threads step the worlds. `mj_step` releases the GIL, so no processes are needed."""
 
 from __future__ import annotations
 

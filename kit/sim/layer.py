@@ -45,7 +45,7 @@ class Layer:
             model = copy.copy(model)
             model.geom_group[~shown] = _HIDDEN
         self._model = mjw.put_model(model)
-        self._geom_rgba = self._model.geom_rgba  # the model's own
+        self._geom_rgba = self._model.geom_rgba  # the model's own colours
         self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
         # `_set_pixels` sets the rays, so that a view may also be a free camera, which is not in the model
         context = mjw.create_render_context(model, n, cam_active=[], enabled_geom_groups=_VISIBLE_GROUPS, **settings)
@@ -67,7 +67,7 @@ class Layer:
         render, one tensor per view; None: the pixels of the last call, or all in the first call.
 
         Returns colours 0xAARRGGBB, int32 (k, rays), and depths along the camera's axis, float32 of the same shape, 0
-        where a ray hits nothing.
+        where a ray hits nothing. Without `depth`, depths are (k, 0).
         """
         k, context, device = poses["cam_xpos"].shape[0], self._context, self.rays.device
         if pixels is not None:

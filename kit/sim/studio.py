@@ -36,7 +36,7 @@ def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, s
 def looking(direction: np.ndarray) -> np.ndarray:
     """Return the quaternion of a camera that looks along `direction`; the image's vertical is the world's z axis.
 
-    For a camera that looks straight down, the reference is the x axis instead.
+    If the camera looks straight down or up, the image's vertical is the world's x axis.
     """
     z = -direction / np.linalg.norm(direction)
     x = np.cross((0, 0, 1) if abs(z[2]) < 0.99 else (1, 0, 0), z)

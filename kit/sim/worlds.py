@@ -3,7 +3,7 @@
 MjData keeps its arrays in one buffer, with the arrays of the state in front. Each world stores a copy of that front
 part. A thread copies it into its own MjData, steps, and copies it back. So the working data of the physics stay in the
 core's cache, and a thousand worlds need hardly more memory than one. The copies use memoryviews, which are faster than
-numpy. MuJoCo's mj_setState would be slower too: it releases Python's global lock, and threads wait to get it back.
+numpy. MuJoCo's mj_setState would be slower too: it releases the GIL, and threads wait to get it back.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def _buffer(data: mujoco.MjData) -> np.ndarray:
 
 
 def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Return a bool mask over the bytes of the buffer's front, which ends after the last byte of the state.
+    """Return a bool mask over the bytes at the front of MjData's buffer: True where `mj_setState` changes them.
 
-    Each number that `mj_setState` writes has at least one True byte. Resets `data`.
+    The front ends after the last byte of the state. Each number of the state has at least one True byte; bytes that are
+    equal in 0.0 and 1.0 are False. Resets `data`.
     """
     written = []
     for value in (0.0, 1.0):

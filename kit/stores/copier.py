@@ -34,7 +34,8 @@ from kit.stores.redact import one_line, redact_bytes
 KEEP = 2
 """Number of verified checkpoints kept in the store."""
 HISTORY, HISTORY_BYTES = 5, 2**30
-"""Old versions are deleted once the bytes put exceed both HISTORY times the current size and HISTORY_BYTES."""
+"""The store's old versions of files are deleted (`Store.squash`) once the bytes uploaded since the last squash exceed
+both HISTORY times the run's current size and HISTORY_BYTES."""
 USUAL_BYTES_PER_S = 1_000_000
 """Assumed transfer rate: a lease is extended by the duration of the next transfer."""
 
@@ -56,7 +57,7 @@ class Copier:
         self.step: int | None = None
         """The step of the newest checkpoint that is verified in the store."""
         self.time: float | None = None
-        """When it was verified, in unix seconds."""
+        """When that checkpoint was verified, in unix seconds."""
         self.problem: str | None = None
         """Why a local checkpoint was not copied."""
         self._lease: lease.Lease | None = None
@@ -67,15 +68,15 @@ class Copier:
         self._damaged: set[str] = set()
         self._opened = False
         self._put_bytes = 0
-        """Bytes put since the last squash, including those of earlier sessions."""
+        """Bytes uploaded since the last squash (`_squash`), including those of earlier sessions."""
         self.note: str | None = None
         """Why old versions were not deleted. A note, not an error."""
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
         """Copy the newest checkpoint, metrics, status, best policy and videos, as far as the commit rate allows.
 
-        `final`: this is the last pass; copy all of these and the Hub page, ignoring the commit rate. Return
-        {"step", "time", "problem", "note", "pending"}: the attributes, and whether latest.json is out of date.
+        `final`: this is the last pass; copy all of these and the Hub page, ignoring the commit rate. Return a dict of
+        the attributes "step", "time", "problem" and "note", and of "pending": whether latest.json is out of date.
         """
         self._hold_lease()
         stored = self._list()
@@ -95,7 +96,7 @@ class Copier:
 
     def _copy_newest(self, stored: dict[str, int]) -> bool:
         """Copy and verify the newest checkpoint. Return False if there is no checkpoint that the store lacks."""
-        for _ in range(3):  # retry: training may delete a checkpoint before its files are pinned
+        for _ in range(3):  # retry: training may delete a checkpoint before `_pinned` has linked its files
             newest = next(self._local(), None)
             if newest is None or not self._is_new(newest):
                 return False
@@ -186,7 +187,7 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return what to delete: old checkpoints, old best policies, and shared files that no other one needs."""
+        """Return the paths to delete: old checkpoints, old best policies, shared files of no other checkpoint."""
         if self.step is None:
             return []
         kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
@@ -311,7 +312,7 @@ class Copier:
     ) -> None:
         """Put `files` in the run's folder and `page` beside it; delete `delete`; read `files` back and compare SHA-256.
 
-        `digests`: path -> SHA-256 from the manifest. Other files are hashed here.
+        `digests`: path -> SHA-256 from the manifest. The SHA-256 of other files is computed.
         """
         for path in files:
             self._stored.pop(path, None)

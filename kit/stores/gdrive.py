@@ -46,7 +46,10 @@ class GoogleDriveLink(Store):
         yield from self._limited(path, MAX_FILE_BYTES)
 
     def _limited(self, path: str, limit: int | None) -> Iterator[bytes]:
-        """Like `chunks`, but stop after `limit` bytes. Uses a temporary file, since gdown can only write to files."""
+        """Like `chunks`, but raise `StoreError` after more than `limit` bytes.
+
+        Uses a temporary file, since gdown can only write to files.
+        """
         if path not in self._ids:
             raise MissingFile(f"{path} is not in {self.url}")
 

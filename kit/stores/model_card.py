@@ -29,7 +29,7 @@ No file is a pickle: tensors are safetensors, the rest is JSON. The run is in th
 
 
 def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
-    """Return README.md, curve.png and replay.mp4 for the top of `store`.
+    """Return README.md, curve.png and replay.mp4 for the top folder of `store`.
 
     Empty if the run is unfinished, or if the store has a README.md that kit did not write.
     """

@@ -62,8 +62,8 @@ def redact_bytes(data: bytes, name: str = "") -> bytes:
 def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Redact the fields of a RunConfig.
 
-    Only in mappings and lists, values of environment variables are redacted too: a plain field, such as the run's name,
-    may equal such a value without being secret.
+    Values of environment variables are redacted only in mappings and lists: a plain field, such as the run's name, may
+    equal such a value without being secret.
     """
     clean = {name: _values(value, environment=isinstance(value, dict | list)) for name, value in values.items()}
     return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}

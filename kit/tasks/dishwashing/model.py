@@ -1,8 +1,8 @@
 """MuJoCo model of a sink with a plate, and a sponge on a tool with three slide joints.
 
 World z is 0 at the top of the plate. The sponge's position is the centre of its underside. The sponge collides only
-with `base`, an invisible flat disc whose top is at z = 0. Therefore it never hits the plate's edge. Dirt is a grid of
-thin boxes on the plate, without contacts; the task sets their colours.
+with `base`, an invisible flat disc whose top is at z = 0. Therefore the sponge never hits the plate's edge. Dirt is a
+grid of thin boxes on the plate, without contacts; the task sets their colours.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def build_model() -> mujoco.MjModel:
     spec = mujoco.MjSpec()
     spec.option.timestep = 0.005
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND  # useless with one contact; a third of the time
+    # constraint islands are useless with one contact, and finding them takes a third of the time
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     studio(spec, floor=False)
     _add_sink(spec)
     _add_plate(spec)
