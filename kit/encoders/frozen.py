@@ -16,14 +16,14 @@ from kit.format.weights import fingerprint
 
 
 class FrozenView(PolicyView):
-    """View that replaces images by features of a frozen encoder, with vector observations appended: (n, width) float32.
+    """`PolicyView` that replaces images by a frozen encoder's features and appends vectors: (n, width) float32.
 
     Rollouts and replay buffers store these features. Called with features, it returns them unchanged. `load_state`
     refuses a run with other encoder weights, so that features of different weights are never mixed.
     """
 
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:
-        """`names` are the entries of `space` that the encoder reads, by default all."""
+        """`names` are the entries of the Dict `space` that the encoder reads; None means all."""
         self._policy_view = PolicyView(space, names)
         self._encoder = encoder.eval().requires_grad_(False)
         width = encoder.image_width + encoder.features_dim - encoder.features

@@ -47,7 +47,10 @@ def temporary(folder: Path, file_mode: int | None = None) -> Iterator[Path]:
 
 
 def hide(path: Path) -> Path:
-    """Rename `path` to a temporary name before deleting it: no reader sees half of it. Works on a full disk."""
+    """Rename `path` to a temporary name, so that no reader sees it half deleted; return the new path.
+
+    A rename works on a full disk too.
+    """
     return path.rename(_new_name(path.parent))
 
 
@@ -63,9 +66,9 @@ def sweep(folder: Path, recursive: bool = False, sole_writer: bool = False) -> N
 
 
 def left(folder: Path, recursive: bool = False, sole_writer: bool = False) -> Iterator[Path]:
-    """Yield the temporary files in `folder` that can be removed. `sole_writer`: no other machine writes there."""
+    """Yield the temporary files in `folder` that can be removed. `sole_writer`: no other machine writes to it."""
     for path in list(_temporaries(folder, recursive)):
-        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
+        with contextlib.suppress(OSError):  # the file is gone, or belongs to another user
             if _is_left(path, sole_writer):
                 yield path
 

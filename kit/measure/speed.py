@@ -1,4 +1,4 @@
-"""Measure the training speed of a config on this computer, by training it for about ten seconds (a probe).
+"""Measure the training speed of a config on this computer, by training for about ten seconds (a probe).
 
 Three speeds are measured: the physics alone, the env (physics, observations and rewards), and training (env, policy and
 updates). Training speed and the duration of an evaluation give an estimate of a run's duration. `bench` measures image
@@ -32,7 +32,7 @@ STARTUP_S = 5.0
 PATIENCE_S = 60.0
 """Longest wait for the first iteration of training, s; it may exceed the duration of the probe."""
 EVALUATION_ENVS = 20
-"""Number of envs of an evaluation, one per episode (`kit.runs.session`)."""
+"""Number of envs in the measured evaluation; a run uses as many for a task with physics (`kit.runs.evaluation`)."""
 TURNS = 8
 """Physics and env are measured in turn, this many times each; the highest speed of each is reported."""
 BENCH = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}
@@ -175,7 +175,7 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
 
 
 class RandomTeacher:
-    """Stand-in for a teacher, whose network takes little of the time: random actions."""
+    """Stand-in for a teacher: random actions. A real teacher's network would take little of the training time."""
 
     def __init__(self, env: Any) -> None:
         self._actions = itertools.cycle(random_actions(env, 32))

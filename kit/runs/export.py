@@ -83,8 +83,9 @@ def export(
     field and, for an LSTM, the hidden state (zeros at the start of an episode); its outputs are actions, clipped to the
     action space, and the next hidden state. The actions are checked on 1,000 observations. "sb3" is a
     Stable-Baselines3 zip, "safetensors" holds only the policy's weights; for both, the normaliser's statistics are in
-    the JSON file. All formats take only the policy's observation group (`env.obs_groups`) and leave out a critic that
-    has a separate group. `trust` as in `kit.resume`. Raises `UserError` and then leaves no file.
+    the JSON file. If the critic reads its own observation group (`env.obs_groups`), all formats except "sb3" leave out
+    the critic and the entries that only the critic reads. `trust` as in `kit.resume`. Raises `UserError` and then
+    leaves no file.
     """
     run = opened(run, trust)
     if to not in WRITERS:

@@ -1,4 +1,4 @@
-"""Write metrics.jsonl, one row per policy update and per evaluation, and the same numbers as TensorBoard events."""
+"""Write metrics.jsonl: one row per log of the trainer and per evaluation. Write the same rows as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Metrics:
         self.on_row(row)
 
     def sync(self) -> None:
-        """Flush all rows to disk. Called before a checkpoint that counts them is committed. Raises `OSError`."""
+        """Flush all rows to disk. Called before each checkpoint, which stores the number of rows. Raises `OSError`."""
         self._flush()
         os.fsync(self._file.fileno())
         self._events.flush()

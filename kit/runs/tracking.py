@@ -40,7 +40,7 @@ class Tracker:
             self._attempt(lambda: self._run.log(values, step=row["step"]))
 
     def close(self) -> None:
-        """Finish the tracker's record."""
+        """Finish the run in the tracker."""
         if self._run is not None:
             self._attempt(self._run.finish)
         self._run = None

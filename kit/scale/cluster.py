@@ -62,14 +62,14 @@ def cluster(engine: Engine) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _connected(where: str) -> Iterator[Any]:
-    """Yield the module `ray`, connected to a cluster. If the cluster was started here, it ends with the block."""
+    """Yield the module `ray`, connected to a cluster. A cluster that this function starts ends with the block."""
     match = re.fullmatch(r"ray(://[\w.-]+:\d+)?", where)
     if not match:
         raise UserError(f"on={where!r} is no cluster; write ray or ray://head:10001.")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray: Any = need("ray", "scale")
-    if ray.is_initialized():  # by the user
+    if ray.is_initialized():  # the user has connected to a cluster already
         yield ray
         return
     address = where if match[1] else os.environ.get("RAY_ADDRESS")
@@ -88,7 +88,7 @@ def _connected(where: str) -> Iterator[Any]:
 
 
 class _Board:
-    """Ray actor on the batch's machine: receives the rows of jobs from the tasks, and tells tasks to stop."""
+    """Ray actor on the machine of `kit batch`: receives the rows of jobs from Ray tasks, and tells tasks to stop."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -109,7 +109,7 @@ class _Board:
 def _attempt(job: Work, board: Any, threads: int, version: str) -> dict[str, Any]:
     """Ray task: run the job, report its rows to `board`, return the last row. Raises `Lost` if Ray must run it again.
 
-    `version`: the version of kit on the batch's machine.
+    `version`: the version of kit on the machine of `kit batch`.
     """
     import ray
 
@@ -151,7 +151,7 @@ class Cluster:
             message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; the nodes have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))
-        this_node = ray.get_runtime_context().get_node_id()  # the board is on this node, as both end with the batch
+        this_node = ray.get_runtime_context().get_node_id()  # for the board: if this node is lost, the batch ends
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
         self.attempt = ray.remote(_attempt).options(

@@ -42,7 +42,10 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Run the code inside on another torch stream, in order with the current one: Warp fills memory while recording."""
+    """Run the code inside on another torch stream, after the current stream's work and before its later work.
+
+    The order matters, because Warp fills memory for a graph even while it records the graph.
+    """
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
@@ -54,8 +57,8 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     """Record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
 
-    torch's default stream cannot be recorded, so another torch stream is used. Warp's own streams are "blocking" and do
-    not suit: while one is recorded, another thread's use of the default stream spoils the recording (CUDA error 906).
+    torch's default stream cannot be recorded, so another torch stream is used, not one of Warp's: Warp's streams are
+    "blocking", and another thread that uses the default stream during a recording would spoil it (CUDA error 906).
     """
     stream = _side_stream(device) if device.type == "cuda" else nullcontext()
     with stream, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:
@@ -63,5 +66,5 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
 
 
 def compiling(name: str) -> AbstractContextManager[None]:
-    """Tell the user that `name` compiles, if the code inside takes several seconds."""
+    """Tell the user that `name` is being compiled, if the code inside takes several seconds."""
     return announced(name, str(wp.config.kernel_cache_dir))

@@ -100,7 +100,7 @@ class BucketStore(Store):
         if self.read_or_none(path) != old or self._tag(path) != tag:
             return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
-        with contextlib.suppress(OSError):  # refused, or written but the response was lost: the read below tells
+        with contextlib.suppress(OSError):  # S3 refused, or wrote and its response was lost; the read below shows which
             self._fs.pipe_file(self._full(path), new, **condition)
         return self.read_or_none(path) == new
 

@@ -5,7 +5,7 @@ This module adds what the client library lacks:
 - time limits of requests
 - retries of commits and of other requests (`_attempt`). If only the response was lost, the commit exists already; then
   the retry is harmless, because the client skips unchanged files.
-- rate limits: on status 429 the client would sleep; here the call raises `StoreError` with the time to wait
+- rate limits: on status 429 the client would sleep; with kit, the call raises `StoreError` with the time to wait
 """
 
 from __future__ import annotations

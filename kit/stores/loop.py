@@ -30,7 +30,8 @@ STATE = ".sync.json"
 TICK_S = 0.25
 HEARTBEAT_S = 5.0
 REFRESH_S = 240.0
-"""Seconds between passes if there is no new checkpoint; they copy metrics and status, and replace lost files."""
+"""Seconds between passes (`Copier.run_pass`) if there is no new checkpoint. These passes copy metrics and status, and
+replace lost files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 """Seconds before the first retry; the pause doubles after each failure, up to the second value."""
 GIVE_UP = 300

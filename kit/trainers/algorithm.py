@@ -74,11 +74,11 @@ class Algorithm:
     used: tuple[str, ...] = ()
     """Hyperparameters of SB3's class that `trainer` has too; empty: all."""
     clip_encoder: str = "auto"
-    """What encoder="auto" means for frame stacks of images."""
+    """The encoder that encoder="auto" chooses for frame stacks of images."""
     taught: bool = False
     """Whether it learns from a teacher (`RunConfig.teacher`), which needs the observation group "teacher"."""
     dataset: str = ""
-    """Whether it learns from recorded episodes (`RunConfig.dataset`): needed, optional, or empty: it does not."""
+    """Use of recorded episodes (`RunConfig.dataset`): "needed", "optional", or "" if it does not learn from them."""
     memory_remedy: str = "network, n_steps or batch_size"
     """Settings that the out-of-memory message advises to reduce."""
 
@@ -99,7 +99,7 @@ def find(algo: str) -> Algorithm:
 
 
 def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
-    """Return a copy of `config`, which has no "auto" left, with `n_envs` envs and hyperparameters adapted to them."""
+    """Return the resolved `config` (no "auto" left) with `n_envs` envs and hyperparameters adapted to them."""
     return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
 
 

@@ -18,13 +18,17 @@ from kit.trainers.replay import Replay
 
 
 class BC(ImitationTrainer):
-    """Trains a policy on recorded actions; the env is not stepped. One step is one sample of a batch.
+    """Trains a policy on recorded actions; the env is not stepped.
 
-    Call `set_dataset` before `learn`. The run saves the dataset as its replay data.
+    `total_timesteps` counts samples: a batch of 128 samples is 128 steps. Call `set_dataset` before `learn`. The run
+    saves the dataset as its replay data.
     """
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
-        """Learn from `episodes`; None: from the data of the resumed run, whose checkpoint has `state`."""
+        """Learn from `episodes`. None in a resumed run: make room for the data, which `load_replay` restores.
+
+        `state`: the checkpoint's state, which has the number of stored samples.
+        """
         frames = self.replay_buffer.frames
         if episodes is None:
             self.replay_buffer = Replay(int(state["trainer"]["replay_written"]), 1, self.device, frames)

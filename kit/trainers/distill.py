@@ -1,8 +1,9 @@
 """Distillation: a student learns a teacher's actions from its own observations (DAgger; Ross et al., 2011).
 
-Each iteration steps all envs `n_steps` times. The teacher labels every observation with its action, and acts itself in
-a share of the envs, which falls from 1 to 0. In half of these, noise is added to its actions, so that the labels also
-show how to recover from mistakes (DART; Laskey et al., 2017). Then the student is trained on all stored labels.
+Each iteration steps all envs `n_steps` times. The teacher labels every observation with its action. It also acts in
+some of the envs: at first in all, later in none; in the others the student acts. In half of the teacher's envs, noise
+is added to its actions, so that the labels also show how to recover from mistakes (DART; Laskey et al., 2017). Then the
+student is trained on the stored labels.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Teacher(Component, Protocol):
     """A policy that labels observations with actions. Its state is saved in every checkpoint."""
 
     def act(self, obs: Obs) -> torch.Tensor:
-        """Return actions (n, ...) for `obs` (n, ...), the entries of the group "teacher". Called once per env step."""
+        """Return actions (n, ...) for `obs` (n, ...), the observation group "teacher". Called once per env step."""
 
     def restart(self, done: torch.Tensor) -> None:
         """Reset the hidden state of the envs where `done` (n,) is True. Called after every env step."""
@@ -59,11 +60,11 @@ class DriftNoise:
 
 
 class Distill(ImitationTrainer):
-    """Trains a policy on a teacher's actions, in observations that teacher and student meet.
+    """Trains a policy (the student) on a teacher's actions, in states that the student or the teacher visits.
 
     Call `set_teacher` before `learn`.
 
-    :param teacher_until: fraction of the run during which the teacher acts in some envs; its share falls from 1 to 0
+    :param teacher_until: fraction of the run during which the teacher acts in some envs: first in all, at last in none
     :param teacher_noise: standard deviation of the noise on the teacher's actions, in units of half the action's range
     :param state_coef: weight of a second loss, the prediction of the teacher's observation from the student's features;
         0 turns it off
@@ -104,7 +105,7 @@ class Distill(ImitationTrainer):
         return super().learn(total_timesteps, *args, **kwargs)
 
     def _collect(self, callback: BaseCallback) -> bool:
-        """Step all envs `n_steps` times and store the labelled observations; return False if the callback stops it."""
+        """Step all envs `n_steps` times; store labelled observations; return False if the callback ends training."""
         assert self.teacher is not None
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
@@ -122,7 +123,7 @@ class Distill(ImitationTrainer):
             self._last_obs = new_obs
             self.teacher.restart(done)
             self.num_timesteps += self.n_envs
-            if self.device.type != "cpu" or done.any():  # `any` would wait for a GPU
+            if self.device.type != "cpu" or done.any():  # on a GPU, `done.any()` would synchronise
                 self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
             infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
             callback.update_locals(locals())
@@ -152,8 +153,11 @@ class Distill(ImitationTrainer):
     # -- the update ------------------------------------------------------------------------------------------------
 
     def gradient_step(self, obs: Obs, batch: Transitions) -> torch.Tensor:
-        """Update the policy; with a second loss E|W φ(s) - s*|², with φ the student's features and s* the teacher's
-        observation."""
+        """Update the policy on `batch` and return the values of `metric_names`.
+
+        With `state_coef`, the second loss is E|W φ(s) - s*|²: φ are the student's features, s* is the teacher's
+        observation.
+        """
         if self._state_head is None:
             return super().gradient_step(obs, batch)
         features = self.features(obs)

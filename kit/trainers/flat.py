@@ -1,4 +1,4 @@
-"""Flat parameter vector and optimizer: gradient clipping and optimizer steps take a few kernels for any network.
+"""Flat parameter vector and optimizer: clipping and steps take a few kernels, whatever the number of layers.
 
 SB3's save and load keep working, because parameters and the moments in SB3's optimizer become views of flat vectors.
 """
@@ -18,7 +18,7 @@ Layout = Sequence[torch.Tensor | int]
 
 
 class FlatVector:
-    """The parameters in `layout` become views of `data` (P,), their gradients views of `grad` (P,)."""
+    """Flat vectors `data` (P,) and `grad` (P,): the parameters in `layout` and their gradients become views of them."""
 
     def __init__(self, layout: Layout) -> None:
         parameters = [p for p in layout if not isinstance(p, int)]
@@ -98,7 +98,7 @@ class FlatOptimizer(FlatVector):
             self._recorded(*arguments)
 
     def apply(self, max_norm: float | torch.Tensor | None = None) -> Tensors:
-        """Do what `step` does, but without a CUDA graph of its own: a larger graph can capture this call."""
+        """Do what `step` does, but without a CUDA graph of its own, so that a larger graph can capture this call."""
         group = self.optimizer.param_groups[0]
         excess = None
         if max_norm is not None:  # divide by max(1, (|g| + 1e-6) / max_norm), as torch's clip_grad_norm_
@@ -116,7 +116,7 @@ class FlatOptimizer(FlatVector):
             self.grad.div_(excess)
         square = self._moments["square_avg"]  # v ← α v + (1 - α) g²
         square.mul_(group["alpha"]).addcmul_(self.grad, self.grad, value=1 - group["alpha"])
-        inside = isinstance(self.optimizer, RMSpropTFLike)  # θ ← θ - lr g / (√v + ε), or / √(v + ε) as TensorFlow
+        inside = isinstance(self.optimizer, RMSpropTFLike)  # θ ← θ - lr g / (√v + ε), or / √(v + ε) as in TensorFlow
         root = square.add(group["eps"]).sqrt_() if inside else square.sqrt().add_(group["eps"])
         self.data.sub_(self.grad.div_(root).mul_(self._rate))
         return ()
@@ -130,7 +130,7 @@ class FlatOptimizer(FlatVector):
             self.optimizer.state[p] = {"step": steps, **moments}
 
     def _import_moments(self) -> None:
-        """Copy the moments from the torch optimizer's state, after its `load_state_dict`."""
+        """Copy the moments from the torch optimizer's state: at construction, and after each `load_state_dict`."""
         self._steps.zero_()
         for p, offset in self.spans:
             loaded = self.optimizer.state.get(p)

@@ -21,13 +21,13 @@ from kit.trainers.replay_trainer import ReplayTrainer
 from kit.trainers.shifting import random_shift
 
 BETA = 0.1
-"""Errors beyond this count linearly. Near the point where a teacher changes direction its labels contradict each other:
-squared errors average them to standing still, linear ones take the more frequent one. On DishwashingVideo, after 30,000
-frames: 22 dollars an hour with 0.1, 9 with 1."""
+"""Error beyond which the smooth L1 loss is linear instead of squared. Where a teacher changes direction, similar
+observations have contradictory labels. A squared loss learns their mean, which is to stand still; a linear loss learns
+the more frequent label. On DishwashingVideo, after 30,000 frames: 22 dollars an hour with 0.1, 9 with 1."""
 
 
 POLICIES = {"PPO": sb3.PPO, "SAC": sb3.SAC}
-"""Algorithm -> SB3's class, whose policies can be trained."""
+"""Value of `policy_of` -> SB3's class of that algorithm."""
 
 
 class ImitationTrainer(ReplayTrainer, sb3.PPO):
@@ -113,7 +113,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     @abstractmethod
     def _collect(self, callback: BaseCallback) -> bool:
-        """Get data for the next update, and count it in `num_timesteps`; return False if the callback stops it."""
+        """Get data for the next update and count it in `num_timesteps`; return False if the callback ends training."""
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -133,11 +133,11 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         self._n_updates += self.gradient_steps
 
     def gradient_step(self, obs: Obs, batch: Transitions) -> torch.Tensor:
-        """Update the policy on `batch`, with `obs` as its input; return the values of `metric_names`."""
+        """Update the policy on `batch`; return the values of `metric_names`. `obs`: the preprocessed `batch.obs`."""
         return descend(self._optimizer, self.loss(self.features(obs), batch.actions)).unsqueeze(0)
 
     def features(self, obs: Obs) -> torch.Tensor:
-        """Return the features (B, F) that the policy's encoder finds in its inputs `obs` (B, ...)."""
+        """Return the features (B, F) of the policy inputs `obs` (B, ...), computed by the policy's encoder."""
         extractor = "features_extractor" if self.policy_of == "SAC" else "pi_features_extractor"
         return self._trained.extract_features(obs, getattr(self._trained, extractor))
 
@@ -167,7 +167,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         return {"policy": (self._trained.optimizer, parameters)}
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save SB3's zip; only policies of PPO. Raises `UserError`."""
+        """Save an SB3 zip of PPO. Raises `UserError` for `policy_of` SAC."""
         if self.policy_of != "PPO":
             raise UserError(f"a policy of {self.policy_of} is no model of PPO; train it with {self.policy_of} first.")
         super().save(*args, **kwargs)

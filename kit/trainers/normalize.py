@@ -36,8 +36,9 @@ class RunningMoments:
 class Normalizer:
     """Scales observations and rewards by running statistics of observations and discounted returns.
 
-    A policy trained with it reads `observe(obs)`; the trainer's `predict` and `act` apply it. For a model loaded in
-    plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize` with the same statistics.
+    A policy trained with a normaliser expects scaled observations, `observe(obs)`; the trainer's `predict` and `act`
+    scale them. For a model loaded in plain SB3, wrap its env: `trainer.normalizer.to_sb3(venv)` is a `VecNormalize`
+    with the same statistics.
 
     Without `update_obs` the statistics of observations stay those of the pretrained policy.
     """

@@ -51,7 +51,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
-        """Take half of each batch from `episodes`; None: from the data in the resumed run's `state`, loaded later."""
+        """Take half of each batch from `episodes`. None in a resumed run: `load_state` restores the recorded data."""
         frames = self.replay_buffer.frames
         rows = None if episodes is None else rows_of(episodes, frames, self.as_actor().scale)
         self.demonstrations = Demonstrations(rows, frames, self.device)
@@ -127,7 +127,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             self._last_obs = new_obs
             self.num_timesteps += self.n_envs
             steps += 1
-            if (not by_episode and self.device.type != "cpu") or done.any():  # `any` would wait for a GPU
+            if (not by_episode and self.device.type != "cpu") or done.any():  # on a GPU, `done.any()` would synchronise
                 episodes += by_episode
                 self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
             infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
@@ -139,7 +139,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 
     def _learning_started(self) -> bool:
-        """Return whether `learning_starts` env steps are collected; after a loss of replay data, stored steps count."""
+        """Return whether more than `learning_starts` env steps are done, or stored if earlier replay data were lost."""
         collected = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
         return collected > self.learning_starts
 

@@ -4,11 +4,13 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
-    n_envs    the row's. For PPO and RecurrentPPO it is doubled as long as it stays within `ENVS_PER_CORE` per core
-              (without physics, `ENVS_PER_CORE_NO_PHYSICS`) and the run has `MIN_ROLLOUTS` rollouts, but never for
-              physics on a GPU. A run whose memory runs out halves it if `Algorithm.fewer_envs`
+    n_envs    the value in the row. For PPO and RecurrentPPO (`Algorithm.more_envs`) it is doubled as long as it stays
+              within `ENVS_PER_CORE` per core (without physics, `ENVS_PER_CORE_NO_PHYSICS`) and the run has
+              `MIN_ROLLOUTS` rollouts, but never for physics on a GPU or with another preset than auto. A run that
+              runs out of memory halves n_envs if `Algorithm.fewer_envs`
     device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
-    batch     the largest divisor of the rollout's size that is no larger than the row's batch
+    batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size
+              in the row
     threads   one per core
 """
 
@@ -34,11 +36,12 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 ENVS_PER_CORE = 16
-"""Most envs per core that "auto" chooses for tasks with physics; at least 0.9 of the best speed on Reach and Ant."""
+"""Most envs per core that "auto" chooses for tasks with physics. Reach and Ant then train at no less than
+0.9 of their best speed."""
 ENVS_PER_CORE_NO_PHYSICS = 1024
 """Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
 MIN_ROLLOUTS = 20
-"""Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24, 4.11 with 12."""
+"""Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24 rollouts, 4.11 with 12."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, env: Spaces | BatchEnv) -> Plan:
-        """Look up algorithm and encoder of `config`, which has no "auto" left, for `env` or its `kit.envs.describe`.
+        """Look up algorithm and encoder of a resolved `config`. `env`: its env, or what `kit.envs.describe` returns.
 
         Raises `UserError` for an unknown algorithm or encoder, or a combination that does not work.
         """
@@ -119,7 +122,7 @@ def options_of(config: RunConfig) -> dict[str, Any]:
 
 
 def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
-    """Check `config.teacher`; return `config` with the observation group "teacher" added to what its env delivers.
+    """Check `config.teacher`; return `config` with "teacher" added to the observation groups in its env_options.
 
     Raises `UserError` if the algorithm needs a teacher and none is named, or the reverse.
     """

@@ -53,12 +53,12 @@ def step(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor
 
 
 class Sequences(NamedTuple):
-    """Padded layout (length, k) of a batch's N rows as k sequences. Outputs at padded places are not used."""
+    """Row numbers that arrange a batch's N rows as k padded sequences, (length, k). Padding gives unused outputs."""
 
     first: torch.Tensor
-    """(k,) first row of each sequence."""
+    """(k,) number of the first row of each sequence."""
     row: torch.Tensor
-    """(length, k) row at each time step of each sequence."""
+    """(length, k) number of the row at each time step of each sequence."""
     place: torch.Tensor
     """(N,) position of each row in the flattened layout."""
 
@@ -66,7 +66,7 @@ class Sequences(NamedTuple):
 def sequences(episode_starts: torch.Tensor) -> Sequences:
     """Split a batch into sequences: one starts at the first row, and one at each True of `episode_starts` (N,).
 
-    Waits for the device, because the number of sequences and the longest length must be known.
+    Synchronises with the GPU, because the number of sequences and the longest length must be known on the CPU.
     """
     rows = torch.arange(len(episode_starts), device=episode_starts.device)
     first = torch.cat([rows[:1], 1 + episode_starts[1:].nonzero().flatten()])

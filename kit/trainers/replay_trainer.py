@@ -1,4 +1,4 @@
-"""Base class of trainers that learn from stored transitions: replay data, its exact resume, and mean metrics."""
+"""Base class of trainers that learn from stored transitions: replay buffer, its save and restore, mean metrics."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
 LOG_STD = -2.0
-"""Logarithm of the noise with which a pretrained policy starts, before tanh."""
+"""Log standard deviation, before tanh, of a pretrained policy's noise if `critic_warmup` > 0 without log_std_init."""
 
 
 class SAC(OffPolicyTrainer, sb3.SAC):
     """SB3's SAC with a tensor replay buffer.
 
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
-        No random actions are taken then, and the action noise starts from log_std_init
+        If it is not 0, the run takes no uniformly random actions, and the action noise starts from log_std_init
     """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
@@ -84,7 +84,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
         held = [*self.actor.parameters(), *([] if self.log_ent_coef is None else [self.log_ent_coef])]
         before = [p.detach().clone() for p in held]
         metrics = self._gradient_step(batch, step)
-        for p, value in zip(held, before, strict=True):  # put back, as in PPO
+        for p, value in zip(held, before, strict=True):  # undo their step: see `ProximalTrainer._held_weights`
             p.data.copy_(value)
         return metrics
 

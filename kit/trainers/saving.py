@@ -1,7 +1,8 @@
-"""Components of the training state, which save and load themselves. `trainer.components()` lists all but `env`.
+"""Components of the training state. Each saves and loads itself; `trainer.components()` lists all but `env`.
 
     policy      weights
     frozen      frozen weights of pretrained encoders; a run stores them once, not in every checkpoint
+    encoder     hash of a frozen encoder's weights, if the trainer stores its features (`FrozenView`)
     normalizer  running statistics
     optimizer   moments and learning rates
     trainer     counters, the latest episodes and the last observations
@@ -87,7 +88,7 @@ def _copies(policy: BasePolicy) -> Values:
 
 
 class Optimizers:
-    """State of the optimizers `named`: name -> (optimizer, its parameters by name).
+    """Optimizers as a component; `named`: name -> (optimizer, its parameters by name).
 
     Saved as "<name>.<parameter>.<value>", such as "policy.log_std.exp_avg", and "<name>.learning_rate".
     """
@@ -133,7 +134,7 @@ class Counting(Protocol):
 
 
 class Counters:
-    """Step, update and episode counters of a trainer, and its latest episodes."""
+    """Step, update and episode counters of a trainer, and the returns, lengths and successes of its latest episodes."""
 
     def __init__(self, trainer: Counting) -> None:
         self.trainer = trainer

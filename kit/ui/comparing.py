@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_THRESHOLD = 0.9
-"""Default threshold: the score at the start of training, plus this fraction of the gap to the best score."""
+"""Default threshold, as a fraction of the gap between the score at the start of training and the best score."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "tracker", "threads", "device", "checkpoint_every", "eval_every",
     "session_limit", "disk_budget", "processes",
@@ -104,7 +104,7 @@ def elapsed_of(rows: Sequence[dict[str, Any]]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one config that differ only in their seed."""
+    """Runs of one config with different seeds. Fields in `NOT_THE_CONFIG`, such as the device, may differ too."""
 
     label: str
     seeds: list[RunScores]
@@ -161,8 +161,9 @@ def config_of(run: Run) -> dict[str, Any]:
 def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
     """Return a grouping key per run: [name, step] of the parent (the run whose policy it started from), or None.
 
-    Parents that differ only in their seed count as one: the key has the name and the step of the first of them. If runs
-    of one config branch from several steps of the same parent, the key has the run's own step instead.
+    Parents that differ only in their seed count as one parent: the key has the name of the first of them and the step
+    at which its child branched. If runs of one config branch from several steps of the same parent, the key has the
+    step at which the run itself branched.
     """
     by_name = {run.name: run for run in runs}
 
@@ -191,7 +192,7 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
 
 
 def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
-    """Group one task's runs by config. A label is the algorithm, with the fields in which its configs differ."""
+    """Group one task's runs by config. A label is the algorithm and the fields in which its runs differ."""
     groups: dict[str, list[RunScores]] = defaultdict(list)
     for config, scores in members:
         others = [other for other, _ in members if other["algo"] == config["algo"]]

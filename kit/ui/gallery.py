@@ -64,7 +64,7 @@ def from_cameras(
 
 
 def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
-    """Video of failed episodes of the policy of `step` (default: the best), out of 50 episodes.
+    """Video of failed episodes of the policy of `step` (default: the best), out of up to 50 episodes.
 
     If fewer than `episodes` fail, episodes with the lowest returns are added.
     """
@@ -75,7 +75,10 @@ def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | s
 def checkpoints_side_by_side(
     run: Run, steps: Sequence[int] = (), cameras: Sequence[str] = (), episodes: int = EPISODES
 ) -> Page:
-    """Video of the policies of `steps` in the same episodes (default: four steps, evenly spaced over training)."""
+    """Video of the policies of `steps` in the same episodes (default: four steps, evenly spaced over training).
+
+    The camera is the first of `cameras`; default: the task's first camera.
+    """
     steps = steps or spread(run.steps(), CHECKPOINTS)
     camera = (cameras or _cameras(run))[0]
     return _video([View(run, step, camera, _title(run, step)) for step in steps], episodes)

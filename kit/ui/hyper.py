@@ -27,7 +27,7 @@ class Hyperparameters:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
-        self._showing: int | None = None  # id of the thread in which `show` fills entries: its changes are not edits
+        self._showing: int | None = None  # id of the thread in which `show` fills entries: not the user's edits
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:
@@ -73,7 +73,7 @@ class Hyperparameters:
 
 
 def stock_value(record: algorithm.Algorithm, name: str) -> Any:
-    """Return the value that Stable-Baselines3 uses for a hyperparameter with default None; None if there is none."""
+    """Return the value that Stable-Baselines3 uses if `name` is left out and its documented default is None."""
     if name == "net_arch":
         return STOCK_NET_ARCH.get(record.name, [64, 64])
     if name == "activation_fn":

@@ -32,7 +32,7 @@ SETTLE_S = 0.4
 class Panel(Dashboard):
     """Base class of panels: a dashboard that can start a run. Subclasses define `_start_run`.
 
-    `end_session=True` ends the Colab session, or the rented machine, once the run is finished and its last checkpoint
+    `end_session=True` ends the Colab session, or stops the RunPod pod, once the run is finished and its last checkpoint
     is in the store.
     """
 
@@ -96,6 +96,7 @@ class TrainPanel(Panel):
         self.dollars_per_hour = dollars_per_hour
 
     def _start_run(self) -> Run:
+        # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
         if os.environ.get("KIT_GO_ON") and (run := resume_existing(self.config)):
             return run
         return launch(self.config)
@@ -181,7 +182,7 @@ class TrainPanel(Panel):
         else:
             name = self.form.entries["run_name"]
             if self.run is not None and name.value == self.run.name:
-                name.value = ""  # the name is taken now; an empty name is replaced by one with the time
+                name.value = ""  # this run has taken the name; for an empty entry kit makes up a name with the time
             self._edited()
 
     def _update_title(self) -> None:
@@ -195,9 +196,9 @@ class TrainPanel(Panel):
 
 
 class Fold:
-    """A page that can be folded. When it is unfolded, `draw(*arguments)` makes the page in a thread.
+    """A collapsible section of a panel. When it is opened, `draw` makes its page in a thread.
 
-    `name`: CSS class; `below`: widgets below the page; `arguments`: those of the last call of `choose`.
+    `draw` gets the arguments of the last `choose` call. `name`: CSS class; `below`: widgets below the page.
     """
 
     def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:

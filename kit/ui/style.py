@@ -96,7 +96,7 @@ def heading(text: str) -> str:
 
 
 def image(png: bytes, text: str, attributes: str = "") -> str:
-    """Return an HTML image that contains the PNG; `text` is shown if the image cannot be."""
+    """Return an HTML image that contains the PNG; `text` is shown if the image cannot be shown."""
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f"<img alt='{html.escape(text)}' {attributes} src='{url}'>"
 

@@ -11,7 +11,7 @@ from kit.tasks.dishwashing.economy import Economy
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(Economy):
-    """Options of the work. The prices are in the base class `Economy`."""
+    """Options of the dishwashing task. Prices and costs are in the base class `Economy`."""
 
     task: ClassVar[str] = "Dishwashing"
 

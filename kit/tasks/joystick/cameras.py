@@ -1,7 +1,7 @@
 """Videos of legged robots: cameras that follow the robot, and an arrow along the commanded path.
 
-Cameras and arrow move only in the poses passed to the renderer. In the model, the arrow is below the ground and has no
-contacts.
+The simulation does not move cameras and arrow: `poses` computes their poses for the renderer. In the model, the arrow
+is below the ground and has no contacts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CAMERAS = ("view", "side", "front")
 front."""
 ARROW_RGB = (0.96, 0.45, 0.10)
 LINKS, LINK_M, TIP_M, RADIUS_M = 8, 0.08, 0.12, 0.014
-"""The arrow is a chain of capsules with a tip: number of capsules, length of a capsule (at least their spacing), length
-of the tip, radius."""
+"""The arrow is a chain of capsules with a tip: number of capsules, length of a capsule (so long that no gaps appear),
+length of the tip, radius."""
 UNDERGROUND_M = -5.0
 
 
@@ -41,7 +41,7 @@ class Scene(NamedTuple):
 GO1 = Scene(distance=1.9, middle=0.25, arrow=0.48, begins=0.2, ahead_s=0.3)
 G1 = Scene(distance=3.0, middle=0.75, arrow=1.45, begins=0.0, ahead_s=0.6)
 LOOKS_FROM = {"view": (0.66, -0.66, 0.36), "side": (0.0, -0.98, 0.2), "front": (0.98, 0.0, 0.2)}
-"""Camera -> direction (ahead, left, up) from the target of the camera to the camera."""
+"""Camera -> direction from its target to the camera: world x, y, z for "view", else (ahead, left, up) of the robot."""
 
 
 def add_arrow(spec: mujoco.MjSpec) -> None:

@@ -57,8 +57,8 @@ class Joystick(MujocoTask):
     The action (n, joints) in [-1, 1] sets joint targets around the home pose. Names and weights of the rewards, noise
     and ranges of randomisation are those that MuJoCo Playground documents for its flat-terrain joystick tasks.
 
-    The groups "critic" and "teacher" also see "privileged": the measurements without noise, and simulator state
-    (contacts, forces, pushes, friction, mass).
+    The observation groups "critic" and "teacher" also have the entry "privileged": the measurements without noise, and
+    simulator state (contacts, forces, pushes, friction, mass).
 
     Start states, commands, noise and pushes are always random. Friction, masses, joint properties and action delay are
     random only with env_options `randomize`.

@@ -2,7 +2,7 @@
 
 Rank 0 starts the other ranks on its machine, or torchrun starts all of them, possibly on several machines. Tensors on
 GPUs are sent by nccl; tensors on CPUs and Python objects by gloo. After a rank has ended, the next collective operation
-of the others raises `Interrupted`.
+of the others raises `Interrupted`; in rank 0 it raises `RuntimeError` if rank 0 started that process and it failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXIT_CODE_S = 5.0
 
 @cache
 def from_torchrun() -> ProcessGroup | None:
-    """Return this process's group if torchrun started it, else None. Restricts the process to one GPU."""
+    """Return the group of this process if torchrun started the process, else None. Restricts the process to one GPU."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         return None
     local = int(os.environ["LOCAL_RANK"])
@@ -76,7 +76,7 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
 
 
 def connect(rank: int, size: int, port: int) -> ProcessGroup:
-    """Join the group of rank 0, which listens at `port` of this machine; `TOKEN` is in the environment."""
+    """Join the group of rank 0, which listens at `port` of this machine. Needs the environment variable `TOKEN`."""
     from torch.distributed import PrefixStore, TCPStore
 
     store = PrefixStore(os.environ[TOKEN], TCPStore(LOCALHOST, port, size, timeout=timedelta(seconds=30)))
@@ -91,9 +91,10 @@ def _gpu(local: int) -> str:
 
 
 class ProcessGroup:
-    """Collective operations of `size` processes, `on_this_machine` of which run here. Rank 0 has the run directory.
+    """Collective operations of `size` processes. Rank 0 has the run directory.
 
-    Without a `store`, torchrun's store is used. `others` are the processes that this process started.
+    `on_this_machine`: number of the processes that run on this machine. Without a `store`, torchrun's store is used.
+    `others` are the processes that this process started.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class ProcessGroup:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Raise `Interrupted` if another rank has ended; `RuntimeError` if this process started it and it failed."""
+        """Raise `Interrupted` if another rank has ended, or `RuntimeError` if it failed and this process started it."""
         try:
             yield
         except RuntimeError as error:  # gloo and nccl have no exception class of their own

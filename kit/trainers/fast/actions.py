@@ -121,7 +121,7 @@ ABSENT_LOGIT = -1e9
 class Categorical(Actions):
     """One categorical distribution, or G independent ones; the network outputs are the logits.
 
-    K is the largest number of categories; distributions with fewer are padded to K.
+    K is the largest number of categories; distributions with fewer categories are padded to K.
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -140,7 +140,7 @@ class Categorical(Actions):
 
     def sample(self, out: torch.Tensor, *noise: torch.Tensor) -> Tensors:
         log_p = self._log_p(out)
-        cumulative = log_p.exp().cumsum_(-1)  # inverse CDF: the first category whose sum reaches the uniform number
+        cumulative = log_p.exp().cumsum_(-1)  # inverse CDF: the first category with cumulative p >= the noise
         actions = torch.minimum((cumulative < noise[0]).sum(-1), self._last)
         return actions.view(-1, *self._shape), self._log_prob(log_p, actions)
 

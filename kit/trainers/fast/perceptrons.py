@@ -57,9 +57,10 @@ def widths(sequential: nn.Module) -> list[int]:
 
 
 def layout(nets: Sequence[Net]) -> list[torch.Tensor | int]:
-    """Order the parameters so that `Perceptrons` can view them as stacked tensors; an int is that much padding.
+    """Order the parameters so that `Perceptrons` can view them as stacked tensors.
 
-    The last layers may differ in output size: narrower layers are padded, and the padding has zero gradients.
+    An int in the order stands for that many padding elements: the last layers may differ in output size, and narrower
+    ones are padded. The padding has zero gradients.
     """
     order: list[torch.Tensor | int] = []
     for layer in zip(*nets, strict=True):

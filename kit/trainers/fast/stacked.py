@@ -56,8 +56,8 @@ class StackedActorCritic(Networks):
         assert isinstance(head, torch.nn.Linear) and kind is not None
         nets = [[[linear] for linear in (*linears(actor), head)], [[linear] for linear in (*linears(critic), value)]]
         self._actions = KINDS[type(policy.action_dist)](policy)
-        # The distribution's parameters come last: before the weights, 29 numbers, for example, would break the 16-byte
-        # alignment that tensor cores need.
+        # The distribution's parameters (log_std) come last: if, for example, 29 of them came before the weights, the
+        # weights would lose the 16-byte alignment that tensor cores need.
         others = [getattr(policy, name) for name in self._actions.parameters]
         self.optimizer = FlatOptimizer(policy.optimizer, [*layout(nets), *others])
         self._actions.bind(self.optimizer)
@@ -121,7 +121,10 @@ class StackedActorCritic(Networks):
         return evaluated.log_prob, evaluated.values, evaluated.entropy
 
     def _run(self, name: Any, function: Any, *inputs: Any) -> Tensors:
-        """Call `function`, on a GPU as a CUDA graph recorded once per `name`. The next "act" overwrites its outputs."""
+        """Call `function`, on a GPU as a CUDA graph recorded once per `name`.
+
+        On a GPU, the next call with the name "act" overwrites the outputs of this one; other outputs are copies.
+        """
         if not self._graphs:
             return tuple(function(*inputs))
         if name not in self._recordings:
