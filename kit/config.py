@@ -20,8 +20,8 @@ from typing import Any
 from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
-MAX_SEED = 2**32 - 1 - 1_000_003
-"""Largest seed of a run: numpy's largest seed, minus the offset of validation episodes (`EVAL_SEED`)."""
+MAX_SEED = 2**32 - 1 - 3_000_003
+"""Largest seed of a run: numpy's largest seed, minus the offset of recorded episodes, the largest offset."""
 VERSION = 1
 """Format version of config.yaml. A config written by a newer version is refused."""
 

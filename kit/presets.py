@@ -56,9 +56,9 @@ TASKS: dict[tuple[str, str], Row] = {
     # The same hyperparameters for clips and for state observations. With action noise of 0.6, policies earned as much
     # as the scripted wiper during training, but hovered above the plates when played without noise. With 0.2
     # (log_std_init = -1.6) and a falling learning rate, three of three seeds earn more than the wiper. With a constant
-    # rate, one of them ended up breaking plates. A broken plate is rare and costs much: the few samples that show it have
-    # large gradients. Clipping these (max_grad_norm = 0.5, in batches of 256) hid the cost, and policies broke 2 to 7 %
-    # of the plates. With large batches and hardly any clipping they break 1 to 2 % and earn more.
+    # rate, one of them ended up breaking plates. A broken plate is rare and costs much: the few samples that show one
+    # have large gradients. Clipping these (max_grad_norm = 0.5, batches of 256) hid the cost, and policies broke 2 to 7
+    # percent of the plates. With large batches and hardly any clipping they break 1 to 2 % and earn more.
     **{(env, "PPO"): {
         "n_envs": 32, "n_steps": 64, "batch_size": 1024, "n_epochs": 4, "learning_rate": "lin_0.001", "gamma": 0.95,
         "max_grad_norm": 100.0, "log_std_init": -1.6, "normalize": {"norm_obs": False},

@@ -76,7 +76,7 @@ BAD = {
     "total_steps": (0, "at least 1"),
     "n_envs": (-3, "at least 1"),
     "threads": (0, "at least 1"),
-    "seed": (2**32, "the largest is 4293967292"),
+    "seed": (2**32, "the largest is 4291967292"),
     "eval_every": (-1, "at least 0"),
     "checkpoint_every": ("soon", '"5m"'),
     "session_limit": ("", '"11h30m"'),
