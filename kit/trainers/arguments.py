@@ -37,7 +37,7 @@ RANGES = {
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
     **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
 }
-"""Hyperparameter -> (smallest, largest) valid value. Of a schedule, only the start value is checked."""
+"""Hyperparameter -> (smallest, largest) valid value. For a schedule, only the start value is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
