@@ -42,7 +42,7 @@ def size(checkpoints: Sequence[Held]) -> int:
 
 
 def room(budget: int, held: int, free: int, disk: int) -> float:
-    """Return the bytes that checkpoints may use: at most `budget`, and so that the spare space stays free.
+    """Return the bytes that checkpoints may use: at most `budget`, with the spare space left free.
 
     Checkpoints use `held` bytes now; the disk has `disk` bytes, of which `free` are free.
     """

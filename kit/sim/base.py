@@ -66,7 +66,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def _register(self, name: str) -> torch.Tensor:
-        """Make the tensor that `field` returns. Raises `AttributeError` if it is not a field of fixed size per world."""
+        """Make the tensor that `field` returns. Raises `AttributeError` if its size per world is not fixed."""
 
     @abstractmethod
     def step(self, substeps: int = 1) -> None:

@@ -89,9 +89,9 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
 
 
 def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
-    """Return hyperparameter -> (default, description), from SB3's signatures and docstrings.
+    """Return hyperparameter -> (default, description), from the signatures and docstrings of SB3's and kit's classes.
 
-    The default is None if SB3's default is not a number or a text.
+    The default is None if it is not a number or a text.
     """
     classes = (algorithm.policy, algorithm.stock, algorithm.trainer)
     documented = [cls for subclass in classes for cls in reversed(subclass.__mro__)]

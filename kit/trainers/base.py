@@ -25,7 +25,7 @@ from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
-"""On a GPU, metrics are by default logged at most every `READ_EVERY` iterations, because reading them waits for the GPU.
+"""On a GPU, metrics are by default logged at most every `READ_EVERY` iterations, since reading them waits for the GPU.
 Off-policy trainers count steps of all envs instead of iterations, and raise a smaller `log_interval` to this value."""
 
 
@@ -107,7 +107,7 @@ class TensorTrainer(BaseAlgorithm):
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
             self._unread.clear()
-        if reset_num_timesteps:  # SB3 adds num_timesteps again, but total_timesteps includes a loaded state's steps
+        if reset_num_timesteps:  # SB3 adds num_timesteps below, but total_timesteps includes it already
             total_timesteps -= self.num_timesteps
         self._ready = False
         custom = self._custom_logger

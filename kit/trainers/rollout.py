@@ -186,7 +186,7 @@ class Rollout:
         for name, frames in self.frames.items():
             earlier = frames - 1
             step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
-            # The stored frames before step 0 count as frames of step 0's episode, which therefore starts at step -earlier.
+            # the stored frames before step 0 count as part of step 0's episode, which thus starts at step -earlier
             starts = torch.where(self.done[:-1], step[1:], -earlier)
             first = torch.cat([torch.full_like(step[:1], -earlier), starts]).cummax(0).values
             row = (frame_steps(step, first, frames) + earlier) * self.n_envs

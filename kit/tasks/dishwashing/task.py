@@ -74,8 +74,8 @@ class Dishwashing(MujocoTask):
     upward (-1) to 50 N downward (1). Dirt is removed where the sponge presses and slides (module `dirt`). A plate is
     clean when at most 3 % of its dirt is left. A plate breaks when the contact force exceeds its limit, which is 50 to
     100 N and not observed; a sponge that moves down can hit the plate with 56 N. When a plate is clean, broken or has
-    taken too long, the tool is lifted automatically, and a lift brings the next plate. An episode is one shift; it never
-    terminates early. The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
+    taken too long, the tool is lifted automatically, and a lift brings the next plate. An episode is one shift; it
+    never terminates early. The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
 
     The policy observes `SEES`, with positions along x and y. The groups "critic" and "teacher" also see `PRIVILEGED`.
     The vector to nearby dirt is a mean over the cells, weighted by the dirt and by 1 / (r² + a²)², where r is the

@@ -159,7 +159,7 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        # The first access of `sim.actuator_force` computes it from the current state; after a step it is one substep old.
+        # The first access of `sim.actuator_force` computes it from the current state; after a step it is a substep old.
         # Access it before the first step, so that its values do not depend on when it is first used.
         self.actuator_force = sim.actuator_force  # (n, joints), N m
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees

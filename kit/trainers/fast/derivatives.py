@@ -51,7 +51,7 @@ def closed_form(derivatives: Callable[..., Derivatives]) -> Callable[[F], F]:
 
 
 def differentiate(loss: Loss, evaluated: Evaluated, batch: Batch, *numbers: Any) -> Derivatives:
-    """Differentiate `loss` w.r.t. `evaluated`: in closed form if it has the decorator `closed_form`, else by autograd."""
+    """Differentiate `loss` w.r.t. `evaluated`: by its `closed_form` derivatives if it has them, else by autograd."""
     derivatives = getattr(loss, "derivatives", None)
     if derivatives is not None:
         return derivatives(loss.__self__, evaluated, batch, *numbers)  # type: ignore[attr-defined]
