@@ -1,4 +1,4 @@
-"""Hyperparameters: of the presets fast, heavy and beast, and tuned ones for some tasks.
+"""Hyperparameters of the presets fast, heavy and beast, and hyperparameters tuned for some tasks.
 
 `kit.trainers.planning` reads them. For other tasks, the algorithm's defaults are in
 `kit.trainers.algorithm.Algorithm.row`.
@@ -63,7 +63,7 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 32, "n_steps": 64, "batch_size": 1024, "n_epochs": 4, "learning_rate": "lin_0.001", "gamma": 0.95,
         "max_grad_norm": 100.0, "log_std_init": -1.6, "normalize": {"norm_obs": False},
     } for env in ("Dishwashing", "DishwashingVideo")},
-    # A fast game without MuJoCo: preset "auto" doubles n_envs into the thousands. gamma = 0.997 has a horizon of 80 s.
+    # A fast game without MuJoCo: preset "auto" doubles n_envs up to 1,024 per core. gamma = 0.997: a horizon of 80 s.
     ("Mission", "PPO"): {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": 1e-3, "gamma": 0.997,
         "net_arch": [64, 64],

@@ -57,8 +57,8 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work. The older frames are
-    learned from through other samples, in which they are the newest.
+    Gradients flow through the newest frame only, which halves the work. The network learns from an older frame in other
+    samples, in which this frame is the newest.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:

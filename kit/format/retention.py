@@ -1,8 +1,8 @@
 """Checkpoint retention: decide which checkpoints of a run to delete, from their age, their size and the disk space.
 
-Kept are the last three checkpoints, and the newest of every hour of the last 24 hours. If they need more than the
-available room, the oldest are deleted first, because only the oldest need the oldest replay data. The newest is always
-kept. The best policy is stored in another folder, which retention ignores.
+Retention keeps the last three checkpoints, and the newest of every hour of the last 24 hours. If these need more than
+the available room, the oldest are deleted first, because only the oldest need the oldest replay data. The newest
+checkpoint is always kept. The best policy is stored in another folder, which retention ignores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def size(checkpoints: Sequence[Held]) -> int:
 
 
 def room(budget: int, held: int, free: int, disk: int) -> float:
-    """Return the bytes that checkpoints may use: at most `budget`, and leaving the spare space free.
+    """Return the bytes that checkpoints may use: at most `budget`, with the spare space left free.
 
     Checkpoints use `held` bytes now; the disk has `disk` bytes, of which `free` are free.
     """

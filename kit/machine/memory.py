@@ -24,7 +24,7 @@ def shortage(error: BaseException) -> str | None:
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return message.splitlines()[0]
-    # Overflow: too few contacts were allocated. The caller halves the envs after a shortage, which would not help here
+    # an Overflow (too few contacts allocated per env) is no shortage: fewer envs, the caller's remedy, would not help
     if not isinstance(error, RuntimeError) or isinstance(error, Overflow):
         return None
     if ALLOCATION_FAILED.search(message):
@@ -53,8 +53,8 @@ def no_garbage_collection() -> Iterator[None]:
 def keep_freed() -> None:
     """Make glibc keep freed memory for reuse instead of returning it to the system. No effect without glibc.
 
-    A batch of images takes a hundred megabytes. If its memory is returned, the system maps it again page by page, which
-    takes a quarter of the time of an update on the CPU.
+    A batch of images takes a hundred megabytes. If its memory is returned, the system maps it again page by page for
+    the next batch, which takes a quarter of the time of an update on the CPU.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -11,7 +11,7 @@ runs/<name>/
   replay/            segments of off-policy data, shared by checkpoints
   frozen/            frozen weights (never trained), shared by checkpoints and policies
   policies/          up to 20 policies kept from evaluations, without optimizer or env state
-  best/              the policy with the best evaluation, saved in the same way
+  best/              the policy with the best evaluation, saved like those in policies/
   videos/            mp4 files
   control/           commands to the training process, one file each
   .lock              held (flock) by the training process; the system frees it when that process dies
@@ -37,7 +37,8 @@ LOCK_PATIENCE_S = 0.5
 
 
 def create(config: RunConfig) -> Path:
-    """Create the run directory of `config`, with its config.yaml. Raises `UserError` if the name exists already."""
+    """Create the run directory of `config`, with its config.yaml. Raises `UserError` if it exists or cannot be
+    written."""
     if config.run_name is None:
         raise ValueError("create() takes a resolved config")
     with contextlib.ExitStack() as stack:

@@ -153,7 +153,7 @@ class Run:
         until: Callable[[dict[str, Any]], bool] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Block until the training process has ended, or until `until(status)` is true; return the last status.
+        """Block until `until(status)` is true (default: until the training process has ended); return the last status.
 
         `on_progress(status)` is called five times a second. Raises TimeoutError after `timeout` seconds.
         """
@@ -203,7 +203,10 @@ class Run:
         return self.find(step) if step != 0 or is_saved else None
 
     def is_untrained(self, saved: Checkpoint | None) -> bool:
-        """Whether `saved` (from `find_or_new`) has random weights. Older versions did not save this at step 0."""
+        """Whether `saved` (from `find_or_new`) has random weights.
+
+        Older versions of kit did not store this in the checkpoint of step 0; then True unless the run had a warm start.
+        """
         if saved is None or saved.step > 0:
             return saved is None
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))

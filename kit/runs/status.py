@@ -38,8 +38,8 @@ EMPTY: dict[str, Any] = {
     "updated": None,
 }
 SILENT_S = 60.0
-"""The copier process updates .sync.json every few seconds; after this many seconds without an update, it counts as
-dead."""
+"""The copier process, which copies the run to its store, updates .sync.json every few seconds. After this many seconds
+without an update, the process counts as dead."""
 KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
 """Keys whose values a new session keeps from the previous one."""
 
@@ -60,7 +60,7 @@ class Status:
 
     @staticmethod
     def create(run_path: Path, total_steps: int, **values: Any) -> None:
-        """Write the status of a run whose process is about to start; the process then writes its own."""
+        """Write the status of a run whose process is about to start. The process then overwrites it."""
         previous = {**EMPTY, **read_json(run_path / "status.json", {})}
         values = {**previous, "total_steps": total_steps, **values}
         values |= {"state": "starting", "phase": "starting", "message": "", "process": None, "updated": time.time()}

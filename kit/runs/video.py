@@ -74,7 +74,7 @@ def record(
 
 
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
-    """Play the first `among` episodes and return their numbers: failures first, each group by increasing return.
+    """Play the first `among` episodes; return their numbers: failures, then successes, each by increasing return.
 
     Starts no episode after `SEARCH_S` seconds. The numbers are valid as `record(episodes=...)`. Raises `UserError`.
     """
@@ -139,7 +139,7 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """Yield frames, (rows * size, columns * size, 3) uint8. A list of a thousand would take a gigabyte."""
+    """Yield frames, (rows * size, columns * size, 3) uint8. A list of a thousand frames would take a gigabyte."""
     stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:

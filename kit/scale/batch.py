@@ -4,7 +4,7 @@
     total_steps: 100000
     seeds: 5                        # five runs per job, with seeds 0 to 4; or a list of seeds
     at_once: 2                      # maximum number of runs side by side; default: as many as fit
-    cpus: 4                         # CPU cores per job on a cluster (kit.scale.cluster); also gpus
+    cpus: 4                         # CPU cores per job on a cluster (kit.scale.cluster); likewise gpus
     jobs:
       - {algo: PPO}
       - {algo: A2C, overrides: {learning_rate: 0.001}}
@@ -36,7 +36,7 @@ from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
-"""Memory of one run: 0.6 GB with PPO, 0.95 GB with SAC and a million transitions (tests/bench/memory.py)."""
+"""Memory assumed per run. Measured by tests/bench/memory.py: 0.6 GB with PPO, 0.95 GB with SAC and 1e6 transitions."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Job(StoredWork):
     trust: bool = False
     """As in `kit.resume`."""
     run: Run | None = None
-    """The run, once started."""
+    """The run; None until `start`, `look` or `fetch` has set it."""
 
     @property
     def path(self) -> Path:
@@ -79,7 +79,7 @@ class Job(StoredWork):
         return changes
 
     def start(self, threads: int) -> None:
-        """Start or resume the run, unless it is already training or finished."""
+        """Start or resume the run, unless it is already training; a finished run only if `total_steps` changes."""
         permit(self.config, self.trust)
         self.run = api.existing_run(self.config)
         if self.run is None:
@@ -142,7 +142,7 @@ def batch(
     trust: bool = False,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train all `jobs`: a YAML file (see above), a list of configs or mappings, or one config with `seeds`.
+    """Train all `jobs`: a YAML file (see the module), a list of configs or mappings, or one config with `seeds`.
 
     Run names consist of the batch's `name` (default: the file's name), env, algo and seed. If a job fails, the others
     continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to continue. `on="ray"` or "ray://HOST:PORT"
@@ -298,8 +298,8 @@ def check_stores(stores: Iterable[str | None]) -> None:
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
     """Return how many of `count` runs may train at the same time. `configs` are resolved.
 
-    The result is `at_once` if given. Else it is 1 with a GPU, or as many as cores and memory allow.
-    Raises `UserError` if `at_once` is more than the cores or the memory allow.
+    The result is `at_once` if it is set. Else it is 1 if any run uses a GPU, or as many as cores and memory allow.
+    Raises `UserError` if `at_once` is no whole number, or more than the cores or the memory allow.
     """
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     processes = max((config.processes for config in configs), default=1)

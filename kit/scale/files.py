@@ -52,7 +52,7 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
 
 
 def _row(job: StoredWork) -> dict[str, Any]:
-    """Return a job's row. If the job waits for another machine or for its store, the row's message is the reason."""
+    """Return a job's row of the results. If the job waits for another machine or its store, "message" is the reason."""
     try:
         row = job.look()
         held_s = job.held_for() if row["state"] == "waiting" else 0.0

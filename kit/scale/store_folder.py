@@ -26,7 +26,8 @@ class StoreFolder:
     def _store(self) -> Store:
         """The store, opened on first use, so that a store that does not answer raises only when it is used.
 
-        `open_store` never creates the store: if a mount is missing, files would go to a plain local folder.
+        Without `write=True`, `open_store` does not create the store: if a mount is missing, files would otherwise go to
+        a local folder.
         """
         if self._opened is None:
             self._opened = open_store(self._url)

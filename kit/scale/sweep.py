@@ -68,11 +68,11 @@ def sweep(
     trust: bool = False,
     on_progress: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
-    """Search hyperparameters. `path`: a YAML file (see above), or its content as a mapping.
+    """Search hyperparameters. `path`: a YAML file (see the module), or its content as a mapping.
 
-    Run names start with `name` (default: the file's name). Trials run here or `on` a cluster, as in `kit.batch`. Ctrl-C
-    stops all trials with a checkpoint; call `sweep` again to continue. `on_progress` is called twice a second with the
-    search; default: a progress bar. `trust` as in `kit.train`. Raises `UserError`.
+    Run names start with `name` (default: the file's name). Trials run on this machine or `on` a cluster, as in
+    `kit.batch`. Ctrl-C stops all trials with a checkpoint; call `sweep` again to continue. `on_progress` is called
+    twice a second with the search; default: a progress bar. `trust` as in `kit.train`. Raises `UserError`.
     """
     import warnings
 
@@ -123,7 +123,7 @@ def _search(
     on_progress: Callable[[Sweep], None],
     store_folder: StoreFolder | None,
 ) -> None:
-    """Run all trials, `at_once` side by side. `place` turns a job into one that runs here or on the cluster.
+    """Run all trials, `at_once` side by side. `place` turns a job into one that runs on this machine or the cluster.
 
     The journal with a trial's values is copied to the store before the trial's run starts. Otherwise another machine
     could choose other values for this trial, although the store already holds a run with the trial's name.
@@ -187,7 +187,7 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
     behind = False
     for step, score in [] if broken else scores[opened.reported :]:
         opened.reported += 1
-        # pruners compare scores at equal steps, but evaluations come up to an iteration later: round down
+        # pruners compare scores at equal steps, but an evaluation runs up to an iteration after it is due: round down
         trial.report(score, int(step // search.plan.eval_every * search.plan.eval_every))
         behind = behind or (working and trial.should_prune())
     if (broken or behind) and working and not job.stopped:

@@ -66,7 +66,7 @@ class Simulator(ABC):
 
     @abstractmethod
     def _register(self, name: str) -> torch.Tensor:
-        """Make the tensor that `field` returns. Raises `AttributeError` if it cannot be batched."""
+        """Make the tensor that `field` returns. Raises `AttributeError` if its size per world is not fixed."""
 
     @abstractmethod
     def step(self, substeps: int = 1) -> None:
@@ -99,7 +99,7 @@ class Simulator(ABC):
         """Recompute the constants that MuJoCo derives from the model's fields, in the worlds where `mask` (n,) is True.
 
         The constants are inverse weights, subtree masses and the like. Call this after a change of a `parameter`.
-        MuJoCo Warp keeps the compiled values instead.
+        With MuJoCo Warp, this does nothing: the constants keep the values of the compiled model.
         """
         return None
 

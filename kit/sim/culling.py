@@ -29,7 +29,7 @@ class PixelCulling:
     def rays(self, geom_xpos: torch.Tensor, cam_xpos: torch.Tensor, cam_xmat: torch.Tensor) -> list[torch.Tensor]:
         """Return for each view the indices of pixels (row-major) that can show a moving geom in any of k worlds.
 
-        `geom_xpos` (k, ngeom, 3) is of k worlds. `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) are the same in all.
+        `geom_xpos` (k, ngeom, 3) differs between worlds; `cam_xpos` (ncam, 3) and `cam_xmat` (ncam, 3, 3) do not.
         """
         centres = geom_xpos[:, self._geoms].flatten(0, 1)  # (k × g, 3)
         radii = self._radii.repeat(len(geom_xpos))

@@ -28,7 +28,8 @@ from kit.sim.layer import POSES, Layer
 BACKGROUND_RGBA = (0.80, 0.86, 0.92, 1.0)
 """Background colour of models without a skybox: a light sky."""
 WORLDS_PER_LAUNCH = 16
-"""Worlds per launch on the CPU. The worlds of a launch share their rays, so with more worlds culling removes fewer."""
+"""Worlds per launch on the CPU. All worlds of a launch render the same pixels, so with more worlds,
+pixel culling (`PixelCulling`) can skip fewer pixels."""
 
 Poses = torch.Tensor | np.ndarray
 Camera: TypeAlias = str | int | mujoco.MjvCamera
@@ -38,8 +39,8 @@ Camera: TypeAlias = str | int | mujoco.MjvCamera
 class Renderer:
     """Renders up to `n` worlds of `model` from `cameras`, uint8 images of `height` x `width` pixels.
 
-    There is one ray per pixel: four would antialias the edges, but take three times as long. `shadows` up to double the
-    time.
+    There is one ray per pixel: four would antialias the edges, but take three times as long. With `shadows`,
+    rendering takes up to twice the time.
     Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are then rendered in
     front of them, on the CPU only in the pixels that can show them. This gives the same images many times faster.
 
@@ -117,7 +118,7 @@ class Renderer:
         return images
 
     def _blocks(self, k: int, at_most: int | None = None) -> list[tuple[int, int]]:
-        """Split `k` worlds into launches of at most `at_most`; return (start, stop) of each."""
+        """Split `k` worlds into launches of at most `at_most`, one or more per thread; return each (start, stop)."""
         count = max(min(k, self._threads), -(-k // (at_most or self.n)))
         return list(pairwise(k * i // count for i in range(count + 1)))
 

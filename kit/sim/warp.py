@@ -26,7 +26,7 @@ from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
 from kit.sim.kernels import beside_torch, compiling, numbered, recording, wp
 
-import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
+import mujoco_warp as mjw  # isort: skip  initialises Warp: after kit.sim.kernels, which sets Warp up
 
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
           "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip
@@ -155,7 +155,7 @@ class WarpSim(Simulator):
         array = getattr(self._data, name, None)
         if not isinstance(array, wp.array) or name in _SHARED or array.shape[0] != self.n:
             raise AttributeError(f"'{name}' is not an array of MjData with a row per world, so it cannot be a field")
-        if array.size == 0:  # such as act in a model whose actuators have none
+        if array.size == 0:  # such as `act` if no actuator has an activation state
             inner = getattr(array.dtype, "_shape_", ())
             return torch.zeros((*array.shape, *inner), dtype=self.dtype, device=self.device)
         return wp.to_torch(array)

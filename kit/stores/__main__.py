@@ -25,7 +25,7 @@ from kit.stores.loop import Sync
 from kit.stores.urls import open_store
 
 LOCK = ".sync.lock"
-"""File in the run directory, locked (flock) by the copier. Each new copier appends its name; all earlier ones end."""
+"""File in the run directory, locked (flock) by the copier. A new copier appends its name; earlier copiers then end."""
 
 
 def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "") -> int:

@@ -4,9 +4,9 @@ Such mounts can disappear. A missing root folder is therefore not created again,
 below the mount point. Such mounts also cache. Therefore each file is written to a temporary name, fsynced and renamed,
 and before a read the system is asked to drop its cached copy.
 
-Google Drive moves deleted files, and those replaced by a rename, to its bin, where they still take up space. Therefore
-files are truncated first. During a replacement the old file is called `.kit-old-NAME`; if the process is killed during
-it, readers of NAME get the old file.
+Google Drive moves deleted files, and files replaced by a rename, to its bin, where they still take up space. Therefore
+files are truncated first. While a file NAME is replaced, the old file is called `.kit-old-NAME`; if the process is then
+killed, readers of NAME get the old file.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class DirectoryStore(Store):
                 each.mkdir()
 
     def _sweep(self, folder: Path, owned: bool) -> None:
-        """Remove temporary files of killed processes. `owned`: also in subfolders, and those of all other machines."""
+        """Remove temporary files of killed processes.
+
+        `owned`: no other machine writes below `folder`, so also remove other machines' files, and those in subfolders.
+        """
         for path in leftovers.left(folder, recursive=owned, sole_writer=owned):
             with contextlib.suppress(OSError):  # the next sweep tries again
                 self._remove(path)

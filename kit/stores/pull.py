@@ -1,7 +1,7 @@
 """Fetch a run from a store to this machine, to resume it here. The content of the store is not trusted.
 
-Names, sizes and the manifest are checked before files are fetched; every file's SHA-256 during the transfer; every
-safetensors header after it. A new run directory gets its final name when it is complete.
+Names, sizes and the manifest are checked before files are fetched, every file's SHA-256 is checked during the transfer,
+and every safetensors header after it. A new run directory gets its final name when it is complete.
 """
 
 from __future__ import annotations

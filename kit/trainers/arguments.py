@@ -37,7 +37,7 @@ RANGES = {
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
     **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
 }
-"""Hyperparameter -> (smallest, largest) valid value. Of a schedule, only the start value is checked."""
+"""Hyperparameter -> (smallest, largest) valid value. For a schedule, only the start value is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
@@ -89,9 +89,9 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
 
 
 def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
-    """Return hyperparameter -> (default, description), from SB3's signatures and docstrings.
+    """Return hyperparameter -> (default, description), from the signatures and docstrings of SB3's and kit's classes.
 
-    The default is None if SB3's default is not a number or a text.
+    The default is None if it is not a number or a text.
     """
     classes = (algorithm.policy, algorithm.stock, algorithm.trainer)
     documented = [cls for subclass in classes for cls in reversed(subclass.__mro__)]

@@ -25,7 +25,8 @@ from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 READ_EVERY = 4
-"""Iterations between two logs of metrics on a GPU, at least and by default: reading metrics waits for the GPU."""
+"""On a GPU, metrics are by default logged at most every `READ_EVERY` iterations, since reading them waits for the GPU.
+Off-policy trainers count steps of all envs instead of iterations, and raise a smaller `log_interval` to this value."""
 
 
 def skip_compiler_import() -> None:
@@ -106,7 +107,7 @@ class TensorTrainer(BaseAlgorithm):
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
             self._unread.clear()
-        if reset_num_timesteps:  # SB3 adds num_timesteps again, but total_timesteps includes a loaded state's steps
+        if reset_num_timesteps:  # SB3 adds num_timesteps below, but total_timesteps includes it already
             total_timesteps -= self.num_timesteps
         self._ready = False
         custom = self._custom_logger
@@ -131,7 +132,7 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary()
 
     def end(self) -> None:
-        """End the other processes of a distributed run after the last `learn`. Else do nothing."""
+        """In a distributed run, end the other processes after the last `learn`; in other runs, do nothing."""
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class TensorTrainer(BaseAlgorithm):
     ) -> None:
         """Add the episodes that end where `done` is True to SB3's window of recent episodes, `ep_info_buffer`.
 
-        The tensors have one shape. On a GPU, copies are kept until `_read_episodes`, so that no step synchronises.
+        All tensors have the same shape. On a GPU, copies are kept until `_read_episodes`, so that no step synchronises.
         """
         if self.device.type == "cpu":
             self._count_episodes(done, returns, lengths, success)
@@ -295,7 +296,7 @@ class TensorTrainer(BaseAlgorithm):
         if scaled(theirs) != (set() if self.normalizer is None else self.normalizer.scaled):
             raise UserError("only one of the two runs normalises observations; give both the same overrides normalize")
         if not mine.keys() <= theirs.keys():
-            state = {**state, "normalizer": {}}  # statistics of returns only, of other entries
+            state = {**state, "normalizer": {}}  # observations are not scaled and entries differ: load none
         self.load_policy(state)
         if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
             self.components()["optimizer"].load_state(state["optimizer"])

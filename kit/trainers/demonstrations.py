@@ -23,7 +23,8 @@ class Episode(NamedTuple):
     """One recorded episode of T steps."""
 
     obs: Obs
-    """(T + 1, ...): the observation before each step and the one after the last. Of a stack of images, the newest."""
+    """(T + 1, ...): the observation before each step and the one after the last. A frame stack is reduced to its newest
+    image."""
     actions: torch.Tensor
     """(T, ...) as the env takes them."""
     rewards: torch.Tensor
@@ -33,12 +34,15 @@ class Episode(NamedTuple):
 
 
 def recorded(obs: Obs, env: BatchEnv) -> Obs:
-    """Return what `Episode` holds of the observations `obs` (n, ...) of `env`: the policy's part, the newest images."""
+    """Reduce `obs` (n, ...) of `env` to the policy's entries and the newest image of each stack, for `Episode`."""
     return newest(pick(obs, env.obs_groups.get(POLICY)), image_stacks(env.observation_space, env.frames))
 
 
 def newest(obs: Obs, stacks: Mapping[str, int]) -> Obs:
-    """Return `obs` (n, ...) with the newest image in place of each of the `stacks`, also for a bare observation."""
+    """Return `obs` (n, ...) with each frame stack replaced by its newest image. `obs` is a dict or a single tensor.
+
+    `stacks`: image entry -> stack depth.
+    """
     if isinstance(obs, dict):
         return {name: x[:, -1] if name in stacks and isinstance(x, torch.Tensor) else x for name, x in obs.items()}
     return obs[:, -1] if stacks else obs
@@ -78,10 +82,10 @@ def rows_of(
 
 
 class Demonstrations:
-    """A replay buffer of recorded transitions; checkpoints hold its data as a file that all of them share."""
+    """A replay buffer of recorded transitions. Its data is a single file, which all checkpoints of the run share."""
 
     replay: Replay
-    """The data. In a resumed run, it is there after `load_state`."""
+    """The data. In a resumed run (`rows` None), `load_state` sets it."""
 
     def __init__(self, rows: Values | None, frames: Mapping[str, int], device: torch.device) -> None:
         self._frames, self._device = frames, device
@@ -96,7 +100,7 @@ class Demonstrations:
 
 
 def loaded(rows: Values, frames: Mapping[str, int], device: torch.device) -> Replay:
-    """Return a replay buffer that is full of `rows` (`rows_of`)."""
+    """Return a replay buffer filled completely with `rows` (from `rows_of`)."""
     replay = Replay(len(rows["rewards"]), 1, device, frames)
     replay.written = replay.capacity
     replay.load(dict(rows), 0)

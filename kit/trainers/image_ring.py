@@ -102,5 +102,5 @@ class ImageRing:
         """Return the ring, allocated at the first call for images like `images` (n, H, W, C)."""
         if self.ring is None:
             shape = (self.capacity, *images.shape)
-            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # takes no memory yet
+            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # on a CPU, takes no memory yet
         return self.ring

@@ -55,7 +55,7 @@ class Networks:
     def sample(self, rollout: Rollout, step: int, obs: Obs) -> torch.Tensor:
         """Sample actions (n, act) for policy inputs `obs`, store them in `rollout` and return them.
 
-        Values and log-probabilities are stored too: here, or for all steps at once in `finish`.
+        Values and log-probabilities are stored too: in this call, or for all steps at once in `finish`.
         """
         actions, values, log_probs = self.policy(obs)
         rollout.values[step] = values.flatten()

@@ -71,10 +71,11 @@ class ProximalTrainer(OnPolicyTrainer):
             self._log_update(metrics, *clip)
 
     def _held_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (parameter, its value) of all weights but the critic's while only the critic learns; else nothing.
+        """Return (parameter, copy of its value) of all weights but the critic's during `critic_warmup`; later [].
 
-        They are put back after every step, instead of having no gradient, because then Adam knows the size of their
-        gradients when they begin to learn. Without that, its first steps would be several times too long.
+        `train` puts these values back after every optimizer step. The weights still get gradients, so that Adam knows
+        the size of the gradients when the weights begin to learn. Otherwise Adam's first steps would be several times
+        too long.
         """
         if self.num_timesteps > self.critic_warmup:
             return []
@@ -168,9 +169,9 @@ class PPO(ProximalTrainer, sb3.PPO):
 
 
 def with_own_critic(weights: Values, policy: ActorCriticPolicy) -> Values:
-    """Return pretrained `weights` (name -> tensor) for `policy`, with its own critic where the pretrained one differs.
+    """Return pretrained `weights` (name -> tensor) for `policy`; if their critic does not fit, with its own.
 
-    A policy that sees one image has its network under another name if the env delivers it in a Dict.
+    For a single camera, the image network is renamed: its name depends on whether the env delivers the image in a Dict.
     """
     mine = policy.state_dict()
     cameras = {m[1] for name in mine if (m := re.match(r"features_extractor\.eyes\.(eye_\w*)\.", name))}

@@ -33,8 +33,8 @@ def both(a: Transitions, b: Transitions) -> Transitions:
 class Replay:
     """Ring buffer of the last `capacity` rows; a row is one step of all `n_envs` envs.
 
-    Rows are numbered from the first ever added, 0; row `r` is in slot `r % capacity`. The operating system provides the
-    memory only as rows are first written.
+    Rows are numbered from the first ever added, 0; row `r` is in slot `r % capacity`. On a CPU, the operating system
+    provides the memory only as rows are first written.
 
     `frames` maps image observations to the length T of their frame stacks. Each image is stored once: a row has the
     newest one only, and the last row of an episode also its final image. When the ring is full, the frames before its
@@ -157,7 +157,7 @@ class Replay:
 
     def _store_first_row(self, slot: int) -> None:
         """Store, for the row about to be written to `slot`, the first row of each env's episode."""
-        if self.written == self.first:  # the buffer is empty, new or after a loss
+        if self.written == self.first:  # the buffer is empty: it is new, or `forget` was called
             self._episode_starts = torch.zeros(self.capacity, self.n_envs, dtype=torch.int64, device=self.device)
             return
         first_row, last = self._first_rows(), (self.written - 1) % self.capacity
@@ -182,5 +182,5 @@ class Replay:
         """Return the column `name`; the first call allocates it, for rows of the shape and dtype of `row` (n, ...)."""
         if name not in self._columns:
             shape = (self.capacity, *row.shape)
-            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # takes no memory yet
+            self._columns[name] = torch.empty(shape, dtype=row.dtype, device=self.device)  # on a CPU: no memory yet
         return self._columns[name]

@@ -23,7 +23,8 @@ def gae(
     """Generalized advantage estimation (T, n) (Schulman et al., 2015).
 
     `rewards`, `values`, `done` (bool) are (T, n); `last_values` (n,) are the values after the last step. The sums stop
-    at every `done`, also at truncations. So call `Rollout.bootstrap` first, which adds the value of the rest.
+    at every `done`, also at truncations. So call `Rollout.bootstrap` first, which adds the value of the final
+    observation to the rewards of truncated steps.
     """
     not_done = (~done).to(values.dtype)
     next_values = torch.cat([values[1:], last_values.unsqueeze(0)])
@@ -185,7 +186,7 @@ class Rollout:
         for name, frames in self.frames.items():
             earlier = frames - 1
             step = torch.arange(self.n_steps, device=self.device).unsqueeze(1).expand(-1, self.n_envs)
-            # the frames before step 0 belong to the same episode as step 0, so that episode starts at step -earlier
+            # the stored frames before step 0 count as part of step 0's episode, which thus starts at step -earlier
             starts = torch.where(self.done[:-1], step[1:], -earlier)
             first = torch.cat([torch.full_like(step[:1], -earlier), starts]).cummax(0).values
             row = (frame_steps(step, first, frames) + earlier) * self.n_envs

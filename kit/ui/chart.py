@@ -14,7 +14,7 @@ from kit.ui import style
 from kit.ui.learning import Curve
 
 WIDTH, HEIGHT = 284, 190  # px
-LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT has room for half a label
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT fits half of the last x label
 MAX_POINTS = 300
 
 

@@ -23,7 +23,7 @@ LOOKS = 5
 SLOW_MPS = 0.1
 """Friction is multiplied by v / (v + `SLOW_MPS`): it vanishes at speed v = 0, so a sponge at rest stays at rest."""
 TINY = 1e-9
-"""Lower bound of denominators, which can be 0: for example, one plate in a million arrives clean."""
+"""Lower bound of denominators, such as the initial dirt of a plate, which is 0 for one plate in a million."""
 START_M = 0.08
 """Greatest distance of the sponge from the centre of the sink at the start of a shift, along x and along y."""
 LIFT_M = 0.1
@@ -34,9 +34,10 @@ SAUCE_RGB, BROKEN_RGB = (0.36, 0.17, 0.05), (0.75, 0.25, 0.22)
 TURN_M, EDGE_M = 0.04, 0.095
 """Spiral of the wiper: distance between its turns, and radius of its last turn, along the plate's rim."""
 SEEKER_GAIN = 30.0
-"""The seeker moves at full speed when the mean of the nearby dirt is farther away than a 30th of `scene.WELL_M`."""
+"""Gain of the scripted policy `seeker`: it moves at full speed if the nearby dirt (`_to_dirt`) is farther away than
+`scene.WELL_M` / 30 along x or y."""
 WIPER = (44.0, 0.4)
-"""Force, N, and speed, m/s, of the wiper. They are high, but no plate breaks (tests/bench/dishes.py)."""
+"""Force, N, and speed, m/s, of the scripted policy `wiper`: high, but no plate breaks (tests/bench/dishes.py)."""
 
 SEES = (
     Field("position of the sponge", 2, f"{scene.REACH_M} m"),
@@ -72,9 +73,9 @@ class Dishwashing(MujocoTask):
     The action (3,) in [-1, 1] is the sponge's velocity along x and y, in units of 0.4 m/s, and its force, from 10 N
     upward (-1) to 50 N downward (1). Dirt is removed where the sponge presses and slides (module `dirt`). A plate is
     clean when at most 3 % of its dirt is left. A plate breaks when the contact force exceeds its limit, which is 50 to
-    100 N and not observed; a sponge that comes down can press with 51 N. When a plate is clean, broken or has taken too
-    long, the tool is lifted automatically, and a lift brings the next plate. An episode is one shift; it never
-    terminates early. The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
+    100 N and not observed; a sponge that moves down can hit the plate with 56 N. When a plate is clean, broken or has
+    taken too long, the tool is lifted automatically, and a lift brings the next plate. An episode is one shift; it
+    never terminates early. The reward is money, in units of ten cents (module `economy`). `Rules` has every constant.
 
     The policy observes `SEES`, with positions along x and y. The groups "critic" and "teacher" also see `PRIVILEGED`.
     The vector to nearby dirt is a mean over the cells, weighted by the dirt and by 1 / (r² + a²)², where r is the
@@ -247,7 +248,7 @@ class Dishwashing(MujocoTask):
         return self._vectors()
 
     def _vectors(self) -> dict[str, Obs]:
-        """Return the entries "state" and "privileged", as far as the env delivers them."""
+        """Return those of the entries "state" and "privileged" that are in `delivered`."""
         entries = {"state": self._state, "privileged": self._privileged}
         return {name: entries[name]() for name in self.delivered if name in entries}
 

@@ -159,8 +159,8 @@ class Go1Joystick(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        # The first use registers the field with the values of the current state; a step updates them one substep late.
-        # Register it before the first step, so that the values do not depend on when they are used.
+        # The first access of `sim.actuator_force` computes it from the current state; after a step it is a substep old.
+        # Access it before the first step, so that its values do not depend on when it is first used.
         self.actuator_force = sim.actuator_force  # (n, joints), N m
         self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees
 

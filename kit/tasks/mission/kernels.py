@@ -123,7 +123,8 @@ def post(round_: wp.vec2, j: int) -> wp.vec2:
 def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.array2d(dtype=wp.int64)):
     """Step all games: one command per unit, held for five ticks of motion.
 
-    `attack` (n, 4) and `defend` (n, 3) are the commands of attackers and defenders; -1 marks a stock defender.
+    `attack` (n, 4) and `defend` (n, 3) are the commands of attackers and defenders. A command of -1 marks a stock
+    defender, which this kernel controls by fixed rules.
     """
     w = wp.tid()
     attackers = Four()

@@ -22,7 +22,7 @@ FADE = 0.975
 """Factor by which a trail's opacity falls per command: to a third in 11 s."""
 JUMP_M = 18.0
 """Distance, m, beyond which a trail is interrupted. No unit moves that far in four commands, but a unit that is sent
-back to its base does."""
+back to its base usually does."""
 KINDS = (("GROUND", BLUE), ("AIR", TEAL), ("DEFENDER", RED))
 DIAMOND, ARROW = ((1.3, 0.0), (0.0, 1.3), (-1.3, 0.0), (0.0, -1.3)), ((2.0, 0.0), (-1.2, 1.1), (-1.2, -1.1))
 """Corners (ahead, left) of the symbols of air units and defenders, in units of the symbol's size."""

@@ -25,7 +25,10 @@ TERMS = ("progress", "holding", "capture", "losses")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(Options):
-    """Rules of the game. The levels "easy" and "hard" change some defaults; see `LEVELS`."""
+    """Rules of the game. The levels "easy" and "hard" change some defaults; see `LEVELS`.
+
+    Stock defenders are those that follow fixed rules instead of a policy.
+    """
 
     task: ClassVar[str] = "Mission"
 
@@ -89,7 +92,7 @@ class Rules(Options):
 
     progress: float = number(0.05, 0.0, 100.0)
     """Reward per 100 m that an attacker moves closer to the zone, negative per 100 m that it moves away. Being sent
-    back to the base costs nothing here."""
+    back to the base costs nothing in this term."""
     presence: float = number(0.03, 0.0, 100.0)
     """Reward per second for each attacker in the zone. The term "holding" is the sum of this and `holding`."""
     holding: float = number(0.06, 0.0, 100.0)

@@ -5,7 +5,7 @@ ticks (1/20 s): whole numbers, which float32 counts exactly.
 
     attackers  (n, 4, 4)  x, y (m), waiting time left (ticks; 0: in the game), endurance left (ticks)
     defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
-    minds      (n, 3, 4)  pause left after a tag (ticks); stock defenders: alert left (ticks), goal x, y (m)
+    minds      (n, 3, 4)  pause left after a tag (ticks); stock defenders: ticks left to chase, goal x, y (m)
     field      (n, 2, 4)  zone x, y, base x, y (m); time held (ticks), commands given, patrol direction (unit vector)
     discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
     near       (n, 5, 4)  obstacle that a unit could hit within one command: for the 2 ground attackers the nearest
@@ -76,7 +76,10 @@ class Constants:
 
 @wp.struct
 class Games:
-    """State, observations and reward terms of all games; the arrays share memory with torch tensors."""
+    """State, observations and reward terms of all games; the arrays share memory with torch tensors.
+
+    `obs` is the observation of the attackers, `guard` that of the defenders.
+    """
 
     attackers: wp.array2d(dtype=wp.vec4)
     defenders: wp.array2d(dtype=wp.vec4)

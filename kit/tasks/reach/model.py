@@ -92,7 +92,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
     for name in FINGERS:
         joint = spec.joint(name)
-        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # the files' 4 kg need the removed weld
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # from 4 kg, too heavy without the mocap weld
         joint.damping, joint.armature = [200, 0, 0], 1
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)
