@@ -21,7 +21,8 @@ from kit.errors import UserError, check_whole, suggest
 from kit.trust import mark_source
 
 MAX_SEED = 2**32 - 1 - 3_000_003
-"""Largest seed of a run: numpy's largest seed, minus the offset of recorded episodes, the largest offset."""
+"""Largest seed of a run: numpy's largest minus `RECORD_SEED` (`kit.runs.demonstrations`), the largest constant that is
+added to a seed."""
 VERSION = 1
 """Format version of config.yaml. A config written by a newer version is refused."""
 

@@ -132,8 +132,8 @@ class GymnasiumEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
 
-        If `snapshots` is False, this starts new episodes with a seed computed from `snapshot`; the caller gets their
-        first observation from `reset()` without a seed.
+        If `snapshots` is False, the envs are reset with a seed computed from `snapshot`, and the first observations are
+        dropped. Call `reset` afterwards to start episodes and get their observations.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)

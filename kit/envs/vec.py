@@ -59,7 +59,7 @@ class TensorEnv(BatchEnv):
 
     @property
     def task_info(self) -> TaskInfo:
-        """The task's info; if the env delivers a single entry without a Dict, its fields in `sees` have the key "".
+        """The task's info. If the env delivers one entry without a Dict, `TaskInfo.sees` has only that entry, as "".
 
         For one release, the task's attribute may also have its former name, `card`.
         """

@@ -21,8 +21,8 @@ REPLAY, FROZEN = "replay", "frozen"
 """Folders of a run that hold files used by several checkpoints."""
 MAX_FILE_BYTES = 4 * 2**30
 MAX_TOTAL_BYTES = 8 * 2**30
-"""Largest total size of a checkpoint from a store, including shared files, unless the user allows more. A million
-transitions of Reach take under 1 GB."""
+"""Largest total size of a checkpoint from a store, including shared files, unless the user allows more. For
+comparison: SAC's replay data, which is shared, takes under 1 GB for a million transitions of Reach."""
 NO_LIMIT = 2**60
 """Stands for "no limit": for checkpoints that are on this machine already."""
 MAX_JSON_BYTES = 64 * 2**20

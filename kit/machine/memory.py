@@ -38,7 +38,7 @@ def shortage(error: BaseException) -> str | None:
 def no_garbage_collection() -> Iterator[None]:
     """Context manager: disable Python's garbage collector while a CUDA graph is recorded.
 
-    The collector might free an older graph, which would abort the recording or become part of the new graph
+    The collector might destroy an older graph. That call would abort the recording, or be recorded into the new graph
     (pytorch/pytorch#161037, mujocolab/mjlab#821).
     """
     was_enabled = gc.isenabled()

@@ -142,7 +142,8 @@ def describe(trainer: Trainer, env: BatchEnv) -> dict[str, Any]:
     }  # fmt: skip
     if (normalizer := trainer.normalizer) is not None and normalizer.norm_obs:
         normalized = dict(leaves("obs", PolicyView(obs_space).space))
-        # if the policy gets one field as a bare tensor, the normaliser names it "obs"; write the field's own name
+        # A group with one entry reaches the policy as a bare tensor, which the normaliser names "obs". The file uses
+        # the entry's own name, such as "obs.joints".
         aliases = {"obs": next(iter(normalized))} if "obs" not in normalized else {}
         about["normalizer"] = {"clip": normalizer.clip_obs, "epsilon": normalizer.epsilon} | {
             aliases.get(name, name): {"mean": moments.mean.tolist(), "var": moments.var.tolist()}
