@@ -68,6 +68,7 @@ def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: d
     assert not Path("runs").exists()
 
 
+@pytest.mark.storm  # the next one is longer, the same in a store that goes away
 @pytest.mark.timeout(400)
 def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
     process, run = batch(str(jobs)), Path("runs/bulk-s0")
