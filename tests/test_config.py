@@ -24,7 +24,7 @@ def test_the_configs_beside_the_notebooks_see_numbers_and_clips():
     assert (state.env, video.env) == ("Dishwashing", "DishwashingVideo")
     for config, seen in ((state, (69,)), (video, (8, 3, 64, 64))):
         assert envs.describe(config.env, config.env_options).observation_space.shape == seen
-    assert resolve(state).overrides["gamma"] == 0.98, "the task's own row"
+    assert resolve(state).overrides["gamma"] == 0.95, "the task's own row"
     assert resolve(video).encoder == "clip_cnn"
     assert resolve(video.replace(env="Dishwashing")).encoder == "auto", "nothing else says what is seen"
 
