@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 DONE, RAGGED = "done", "ends."
-"""Name of the column of episode ends, (rows, n_envs) bool, and prefix of the names of ragged columns. A ragged column,
-such as the last images of episodes, has one entry for each True in "done", in the same order, not one for each row."""
+"""Name of the column of episode ends, (rows, n_envs) bool, and prefix of ragged columns. A ragged column holds, for
+example, the last images of episodes: one entry for each True in "done", in the same order, instead of one per row."""
 PART_BYTES = 32_000_000
 """Approximate maximum size of a segment's file. Writing a segment of this size needs as much additional memory,
 because the file's bytes are made in memory first."""

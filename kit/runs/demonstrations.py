@@ -20,10 +20,10 @@ from gymnasium import Space, spaces
 from kit.config import SCRIPTED, RunConfig, folder_name
 from kit.envs.obs import POLICY, leaves, pick_space, tree_map
 from kit.envs.play import Player, play
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.format import leftovers
 from kit.runs.evaluation import TEST_SEED, Script, one_thread
-from kit.runs.finding import is_url, locate
+from kit.runs.finding import is_url, locate_step
 from kit.runs.opponents import make_env
 from kit.runs.run import opened
 from kit.trainers.clips import image_stacks
@@ -58,23 +58,23 @@ def record(
 ) -> Path:
     """Record whole episodes of a policy in the new folder `output`; return the folder.
 
-    `source`: a run (its best policy, or that of `step`), or "scripted" or "scripted:NAME", the scripted policy of
-    `env`. A run is recorded in its own env. Actions are deterministic. Raises `UserError`, and then leaves no folder.
+    `source`: RUN or RUN@STEP (by default its best policy; `step` also names one), or "scripted" or "scripted:NAME", the
+    scripted policy of `env`. A run is recorded in its own env. Actions are deterministic. Raises `UserError`, and then
+    leaves no folder.
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
-        raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
+    check_whole("episodes", episodes, 1)
     output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
     if output.exists():
         raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
     storage = _minari().MinariStorage
     scripted, _, script = str(source).partition(":")
-    run = None if scripted == SCRIPTED else opened(locate(source, runs_dir)[0], trust)
+    run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir)
     asked = RunConfig(env=env, env_options=env_options or {})
-    config = (asked if run is None else run.config).replace(device="cpu")
+    config = (asked if run is None else opened(run, trust).config).replace(device="cpu")
     n_envs = min(MAX_ENVS, episodes)
     batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
     try:
-        player: Player = Script(batch, script or None) if run is None else run.policy(step).as_actor()
+        player: Player = Script(batch, script or None) if run is None else run.policy(step or named).as_actor()
         spaces_ = _recorded_space(batch), batch.action_space
         output.parent.mkdir(parents=True, exist_ok=True)
         with leftovers.temporary(output.parent) as building, one_thread():
@@ -153,7 +153,7 @@ def _metadata(output: Path, config: RunConfig, source: str) -> dict[str, Any]:
 def check(config: RunConfig, env: Spaces) -> None:
     """Raise `UserError` if the dataset of `config` cannot be read or does not fit `env`. Reads no episodes."""
     if config.dataset is not None:
-        with _opened(config.dataset) as data:
+        with _opened(config.dataset, whole=False) as data:
             _check_spaces(config, data, env)
 
 
@@ -210,12 +210,15 @@ def _check_spaces(config: RunConfig, data: Any, env: Spaces | BatchEnv) -> None:
 
 
 @contextmanager
-def _opened(dataset: str) -> Iterator[Any]:
-    """Open the dataset: a folder, or its URL in a store, from which it is fetched. Raises `UserError`."""
+def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
+    """Open the dataset: a folder, or its URL in a store, from which it is fetched. Raises `UserError`.
+
+    Without `whole`, only the metadata of a URL is fetched.
+    """
     storage = _minari().MinariStorage
     with tempfile.TemporaryDirectory(prefix="kit-dataset-") as fetched:
         if is_url(dataset):
-            folder = _fetch(dataset, Path(fetched))
+            folder = _fetch(dataset, Path(fetched), whole)
         else:
             folder = Path(dataset).expanduser().absolute()
             folder = folder / "data" if (folder / "data").is_dir() else folder
@@ -232,7 +235,7 @@ def _opened(dataset: str) -> Iterator[Any]:
         yield data
 
 
-def _fetch(url: str, folder: Path) -> Path:
+def _fetch(url: str, folder: Path, whole: bool) -> Path:
     from kit.stores import open_store
 
     store = open_store(url)
@@ -241,7 +244,10 @@ def _fetch(url: str, folder: Path) -> Path:
     for name in FILES:
         if f"{prefix}{name}" not in files:
             raise UserError(f"dataset={url!r} has no {name}; name a folder that `kit record` or Minari wrote.")
-        store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
+        if whole or name == FILES[0]:
+            store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
+        else:
+            (folder / name).touch()  # Minari only looks whether it exists
     return folder
 
 

@@ -98,6 +98,13 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
     return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
 
 
+def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]:
+    """Find the run of `text`, RUN or RUN@STEP, as `locate` does; return it and STEP: a number, best, latest or None."""
+    name, at, step = str(text).rpartition("@")
+    run, _ = locate(name if at else text, runs_dir)
+    return run, None if not at else int(step) if step.isdecimal() else step
+
+
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
     """Like `locate`, for the latest unfinished run in `runs_dir`, or else in `store`."""
     for run in local_runs(runs_dir):

@@ -18,8 +18,8 @@ from kit.envs.obs import TEACHER, Obs, pick, pick_space
 from kit.envs.play import HiddenState, Player, restart
 from kit.errors import UserError
 from kit.runs.evaluation import Script
-from kit.runs.finding import locate
-from kit.runs.run import Run, load_policy, opened
+from kit.runs.finding import locate_step
+from kit.runs.run import load_policy, opened
 from kit.trust import mark_source
 
 if TYPE_CHECKING:
@@ -125,22 +125,15 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
 
 def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
     """Return config and policy of the run that `config.teacher` names."""
-    run, step = _find(config)
+    run, step = locate_step(str(config.teacher), config.runs_dir)
     return run.config, load_policy(run.config, run.find(step)).policy_state()
-
-
-def _find(config: RunConfig) -> tuple[Run, int | str | None]:
-    """Return the run that `config.teacher` names, fetched if it is a URL, and the step it names, or None."""
-    name, at, step = str(config.teacher).rpartition("@")
-    run, _ = locate(name if at else step, config.runs_dir)
-    return run, int(step) if step.isdecimal() else step if at else None
 
 
 def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` cannot teach in `env`, without making envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    run = opened(_find(config)[0], trust)
+    run = opened(locate_step(config.teacher, config.runs_dir)[0], trust)
     check_spaces(config, run.config, env)
 
 

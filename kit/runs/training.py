@@ -152,7 +152,7 @@ class Training:
             from kit.trainers.demonstrations import DATASET
 
             self.status.set(phase="loading the dataset")
-            saved = int(state["trainer"]["replay_written"]) > 0 or DATASET in state if state else False
+            saved = bool(state) and (DATASET in state or int(state["trainer"]["replay_written"]) > 0)
             trainer.set_dataset(None if saved else demonstrations.read(self.config, self._env), state)
 
     def _load_state(self, loaded: Checkpoint, state: dict[str, Any], replay: bool) -> dict[str, Any]:

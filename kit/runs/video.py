@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
 """Frames per second (approximate), maximum seconds of video per episode, and seconds that the last frame stays.
 
-Longer videos render slowly and make notebooks large. The environment variable KIT_FILM_S sets another maximum."""
+The environment variable KIT_FILM_S sets another maximum; longer videos take long to render and make notebooks large."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4

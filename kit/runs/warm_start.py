@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
-from kit.runs.finding import locate
+from kit.runs.finding import locate_step
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, opened
 
@@ -38,9 +38,8 @@ def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) ->
     """Read the policy `start_from`: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest. Raises `UserError`."""
     if str(start_from).endswith(".zip"):
         return _from_zip(Path(start_from), trust, algo)
-    name, at, step = str(start_from).rpartition("@")
-    run, _ = locate(name if at else start_from, runs_dir)
-    return _from_run(opened(run, trust), int(step) if step.isdecimal() else step if at else None)
+    run, step = locate_step(start_from, runs_dir)
+    return _from_run(opened(run, trust), step)
 
 
 def first_checkpoint(run: Run, warm: WarmStart) -> None:

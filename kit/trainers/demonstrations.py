@@ -23,8 +23,7 @@ class Episode(NamedTuple):
     """One recorded episode of T steps."""
 
     obs: Obs
-    """(T + 1, ...): the observation before each step and the one after the last. A frame stack is reduced to its newest
-    image."""
+    """(T + 1, ...): the first observation and the one after each step, with one image in place of a stack."""
     actions: torch.Tensor
     """(T, ...) as the env takes them."""
     rewards: torch.Tensor

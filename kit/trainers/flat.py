@@ -1,4 +1,4 @@
-"""Flat parameter vector and optimizer: clipping and steps take a few kernels, whatever the number of layers.
+"""All parameters as one vector, with an optimizer for it: clipping and stepping take few kernels for any network.
 
 SB3's save and load keep working, because parameters and the moments in SB3's optimizer become views of flat vectors.
 """

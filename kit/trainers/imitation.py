@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any
 
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import MaybeCallback
 from torch.nn import functional as F
 
 from kit.envs.obs import Obs
@@ -26,7 +25,7 @@ observations have contradictory labels. A squared loss learns their mean, which 
 the more frequent label. On DishwashingVideo, after 30,000 frames: 22 dollars an hour with 0.1, 9 with 1."""
 
 
-POLICIES = {"PPO": sb3.PPO, "SAC": sb3.SAC}
+POLICIES: dict[str, Any] = {"PPO": sb3.PPO, "SAC": sb3.SAC}
 """Value of `policy_of` -> SB3's class of that algorithm."""
 
 
@@ -60,11 +59,10 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
     ) -> None:
         if policy_of not in POLICIES:
             raise UserError(f"overrides policy_of={policy_of!r} is unknown; write {' or '.join(POLICIES)}.")
+        if policy_of == "SAC" and env is not None and not isinstance(env.action_space, spaces.Box):
+            raise UserError(f"overrides policy_of='SAC' needs a Box action space, not {env.action_space}; use PPO.")
         self.policy_of = policy_of
-        if policy_of == "SAC":
-            if env is not None and not isinstance(env.action_space, spaces.Box):
-                raise UserError(f"overrides policy_of='SAC' needs a Box action space, not {env.action_space}; use PPO.")
-            policy = sb3.SAC.policy_aliases[policy] if isinstance(policy, str) else policy
+        policy = POLICIES[policy_of].policy_aliases[policy] if isinstance(policy, str) else policy
         self.gradient_steps, self.buffer_size, self.random_shift = gradient_steps, buffer_size, random_shift
         # SB3 would check the batch size against a rollout, which imitation does not have
         super().__init__(policy, env, learning_rate, n_steps, n_steps, normalize_advantage=False, **kwargs)
@@ -83,33 +81,14 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1000,
-        tb_log_name: str | None = None,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train until `total_timesteps` steps are done. Metrics are logged every `log_interval` steps."""
-        total_timesteps, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
-        )
-        callback.on_training_start(locals(), globals())
-        while self.num_timesteps < total_timesteps:
-            before = self.num_timesteps
-            if not self._collect(callback):
-                break
-            self.train()
-            self.iteration += 1
-            if self.num_timesteps // log_interval > before // log_interval or self.num_timesteps >= total_timesteps:
-                self._log_update()
-                self._read_episodes()
-                self.dump_logs(self.iteration)
-            self._boundary()
-        callback.on_training_end()
-        return self
+    def _iterate(self, callback: BaseCallback) -> bool:
+        if not self._collect(callback):
+            return False
+        self.train()
+        return True
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        super().dump_logs(self.iteration)
 
     @abstractmethod
     def _collect(self, callback: BaseCallback) -> bool:

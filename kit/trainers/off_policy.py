@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
 from kit.encoders.frozen import FrozenView
@@ -18,7 +18,6 @@ from kit.envs.obs import Obs, tree_map
 from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError, check_whole
 from kit.presets import Row
-from kit.trainers.base import READ_EVERY
 from kit.trainers.demonstrations import DATASET, Demonstrations, Episode, rows_of
 from kit.trainers.replay import Replay, Transitions, both
 from kit.trainers.replay_trainer import ReplayTrainer
@@ -59,44 +58,13 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1000,
-        tb_log_name: str | None = None,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train until `total_timesteps` env steps are done.
-
-        Metrics are logged every `log_interval` env steps (in SB3: episodes) and at the end, on a GPU no more often
-        than every `READ_EVERY` steps of all envs.
-        """
-        if self.device.type != "cpu":
-            log_interval = max(log_interval, READ_EVERY * self.n_envs)
-        total_timesteps, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
-        )
-        callback.on_training_start(locals(), globals())
+    def _iterate(self, callback: BaseCallback) -> bool:
         assert isinstance(self.train_freq, TrainFreq)
-        while self.num_timesteps < total_timesteps:
-            before = self.num_timesteps
-            rollout = self._collect(callback, self.train_freq)
-            if not rollout.continue_training:
-                break
-            gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else rollout.episode_timesteps
-            if self._learning_started() and gradient_steps > 0:
-                self.train(gradient_steps, self.batch_size)
-            self.iteration += 1
-            log_due = self.num_timesteps // log_interval > before // log_interval
-            if log_due or self.num_timesteps >= total_timesteps:
-                self._log_update()
-                self._read_episodes()
-                self.dump_logs()
-            self._boundary()
-        callback.on_training_end()
-        return self
+        rollout = self._collect(callback, self.train_freq)
+        gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else rollout.episode_timesteps
+        if rollout.continue_training and self._learning_started() and gradient_steps > 0:
+            self.train(gradient_steps, self.batch_size)
+        return rollout.continue_training
 
     def _collect(self, callback: BaseCallback, train_freq: TrainFreq) -> RolloutReturn:
         """Step the envs for `train_freq` steps (or episodes) and store the transitions in the replay buffer."""

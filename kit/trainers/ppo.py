@@ -22,7 +22,7 @@ from kit.trainers.fast.derivatives import closed_form
 from kit.trainers.networks import Evaluated
 from kit.trainers.on_policy import OnPolicyTrainer
 from kit.trainers.rollout import Batch
-from kit.trainers.saving import State, Values
+from kit.trainers.saving import State, Values, held
 
 
 class ProximalTrainer(OnPolicyTrainer):
@@ -46,7 +46,7 @@ class ProximalTrainer(OnPolicyTrainer):
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
         rollout, metrics, kl = self.rollout_buffer.batch(), [], None
-        held = self._held_weights()  # (parameter, its value)
+        still = self._still()
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
@@ -59,9 +59,8 @@ class ProximalTrainer(OnPolicyTrainer):
                     kl = self._kl(evaluated[-1].log_prob - batch.log_probs)
                     if kl > 1.5 * self.target_kl:
                         break
-                self.networks.step(self.max_grad_norm)
-                for weights, value in held:
-                    weights.data.copy_(value)
+                with held(still):
+                    self.networks.step(self.max_grad_norm)
             self._n_updates += 1
             if self._log_now:
                 metrics.append(self._metrics(shuffled, evaluated, *clip))
@@ -70,17 +69,11 @@ class ProximalTrainer(OnPolicyTrainer):
         if self._log_now:
             self._log_update(metrics, *clip)
 
-    def _held_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (parameter, copy of its value) of all weights but the critic's during `critic_warmup`; later [].
-
-        `train` puts these values back after every optimizer step. The weights still get gradients, so that Adam knows
-        the size of the gradients when the weights begin to learn. Otherwise Adam's first steps would be several times
-        too long.
-        """
+    def _still(self) -> list[torch.Tensor]:
+        """Return the weights that do not change now: during `critic_warmup` all but the critic's, later none."""
         if self.num_timesteps > self.critic_warmup:
             return []
-        named = self.policy.named_parameters()
-        return [(p, p.detach().clone()) for name, p in named if not name.startswith(CRITICS)]
+        return [p for name, p in self.policy.named_parameters() if not name.startswith(CRITICS)]
 
     @closed_form(derivatives.ppo)
     def loss(self, new: Evaluated, batch: Batch, clip_range: Any, clip_range_vf: Any = None) -> torch.Tensor:

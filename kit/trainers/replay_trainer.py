@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Self
+
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
 
 from kit.encoders.frozen import FrozenView
 from kit.envs.obs import Obs
-from kit.trainers.base import TensorTrainer, tensor_env_of
+from kit.trainers.base import READ_EVERY, TensorTrainer, tensor_env_of
 from kit.trainers.clips import image_stacks
 from kit.trainers.replay import Replay
 from kit.trainers.saving import Component, Counters, State, Values
@@ -20,6 +26,8 @@ class ReplayTrainer(TensorTrainer):
     metric_names: tuple[str, ...]
     """Names of the values that an update returns, logged as "train/<name>"."""
     replay_buffer: Replay
+    dump_logs: Callable[..., None]
+    """SB3's method that writes the recorded metrics."""
 
     def _setup_model(self) -> None:
         if not isinstance(getattr(self, "replay_buffer", None), Replay):
@@ -33,6 +41,44 @@ class ReplayTrainer(TensorTrainer):
         self._metric_sums = torch.zeros(len(self.metric_names), device=self.device)
         self._metric_steps = 0
         super()._setup_model()
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1000,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train until `total_timesteps` steps are done.
+
+        Metrics are logged every `log_interval` steps (in SB3: episodes) and at the end, on a GPU no more often than
+        every `READ_EVERY` steps of all envs.
+        """
+        if self.device.type != "cpu":
+            log_interval = max(log_interval, READ_EVERY * self.n_envs)
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            before = self.num_timesteps
+            if not self._iterate(callback):
+                break
+            self.iteration += 1
+            log_due = self.num_timesteps // log_interval > before // log_interval
+            if log_due or self.num_timesteps >= total_timesteps:
+                self._log_update()
+                self._read_episodes()
+                self.dump_logs()
+            self._boundary()
+        callback.on_training_end()
+        return self
+
+    @abstractmethod
+    def _iterate(self, callback: BaseCallback) -> bool:
+        """Collect data, count it in `num_timesteps`, and update; return False if the callback ends training."""
 
     def _replay_obs(self, obs: Obs) -> Obs:
         """Return `obs` as it is stored in the replay buffer: with a frozen encoder's features instead of images."""

@@ -16,7 +16,7 @@ from kit.trainers.algorithm import Algorithm
 from kit.trainers.fast.stacked_sac import StackedSAC, can_stack
 from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, polyak_update
 from kit.trainers.replay import Transitions
-from kit.trainers.saving import State, Values
+from kit.trainers.saving import State, Values, held
 
 LOG_STD = -2.0
 """Log standard deviation, before tanh, of a pretrained policy's noise if `critic_warmup` > 0 without log_std_init."""
@@ -81,12 +81,8 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         if self.num_timesteps > self.critic_warmup:
             return self._gradient_step(batch, step)
-        held = [*self.actor.parameters(), *([] if self.log_ent_coef is None else [self.log_ent_coef])]
-        before = [p.detach().clone() for p in held]
-        metrics = self._gradient_step(batch, step)
-        for p, value in zip(held, before, strict=True):  # undo their step: see `ProximalTrainer._held_weights`
-            p.data.copy_(value)
-        return metrics
+        with held([*self.actor.parameters(), *([] if self.log_ent_coef is None else [self.log_ent_coef])]):
+            return self._gradient_step(batch, step)
 
     def _gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         polyak = step % self.target_update_interval == 0

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +70,19 @@ class FrozenWeights(Weights):
 
     def load_state(self, state: Values) -> None:
         self.policy.load_state_dict({**self.policy.state_dict(), **state})
+
+
+@contextmanager
+def held(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Context manager: an optimizer step in the block leaves `parameters` as they are.
+
+    Their values are put back, but they get gradients: when they begin to learn, Adam knows the size of the gradients.
+    Otherwise its first steps would be several times too long.
+    """
+    values = [(p, p.detach().clone()) for p in parameters]
+    yield
+    for p, value in values:
+        p.data.copy_(value)
 
 
 def frozen_names(policy: BasePolicy) -> set[str]:

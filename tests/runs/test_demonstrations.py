@@ -12,6 +12,7 @@ import torch
 
 import kit
 from kit.config import RunConfig
+from kit.envs import describe
 from kit.errors import UserError
 from kit.runs import demonstrations
 from kit.trainers import make_trainer
@@ -71,7 +72,7 @@ def test_a_run_is_recorded_in_its_own_env(tmp_path):
         env=STATE, algo="PPO", total_steps=64, n_envs=4, threads=1, runs_dir=str(tmp_path), run_name="r", eval_every=64,
         overrides={"n_steps": 16, "batch_size": 16},
     )  # fmt: skip
-    path = kit.record(run.path, tmp_path / "set", episodes=2)
+    path = kit.record(f"{run.path}@best", tmp_path / "set", episodes=2)
     episode = minari.MinariDataset(path)[0]
     actor = run.policy("best").as_actor()
     assert torch.allclose(actor(torch.tensor(episode.observations[:-1]))[0], torch.tensor(episode.actions), atol=1e-5)
@@ -130,6 +131,7 @@ def test_dataset_is_read_from_a_store(tmp_path, numbers):
     store.put({f"data/{path.name}": path for path in numbers.iterdir()})
     config = RunConfig(env=STATE, algo="BC", dataset=store.url)
     env = kit.make_vec(STATE, 1, "cpu", 0, 1)
+    demonstrations.check(config, describe(STATE))
     assert len(demonstrations.read(config, env)) == 40
 
 

@@ -21,7 +21,7 @@ from kit.tasks.dishwashing.rules import Rules
 LOOKS = 5
 """Number of times per step that force and removed dirt are computed: every 20 ms."""
 SLOW_MPS = 0.1
-"""Friction is multiplied by v / (v + `SLOW_MPS`): it vanishes at speed v = 0, so a sponge at rest stays at rest."""
+"""Speed at which friction is half. Friction at speed v is multiplied by v / (v + `SLOW_MPS`), so it is 0 at rest."""
 TINY = 1e-9
 """Lower bound of denominators, such as the initial dirt of a plate, which is 0 for one plate in a million."""
 START_M = 0.08

@@ -18,8 +18,8 @@ CAMERAS = ("view", "side", "front")
 front."""
 ARROW_RGB = (0.96, 0.45, 0.10)
 LINKS, LINK_M, TIP_M, RADIUS_M = 8, 0.08, 0.12, 0.014
-"""The arrow is a chain of capsules with a tip: number of capsules, length of a capsule (so long that no gaps appear),
-length of the tip, radius."""
+"""Size of the arrow, a chain of capsules with a tip: number of capsules, their length (so long that no gaps appear),
+length of the tip, and radius."""
 UNDERGROUND_M = -5.0
 
 
