@@ -124,3 +124,14 @@ def _others_in(folder: Path) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and Path(process.cwd()).is_relative_to(folder):
                 yield process
+
+
+def cut_twice(run: Run, steps: int) -> Iterator[None]:
+    """Train `run` and end its session by SIGTERM, then by SIGKILL, each `steps` after the last; yield after each."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        step = max((c.step for c in run.checkpoints()), default=-1)
+        session = Forked(run)
+        session.until(lambda step=step: any(c.step > step + steps for c in run.checkpoints()))
+        session.kill(number)
+        session.wait()
+        yield

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import h5py
 import minari
@@ -17,7 +16,7 @@ from kit.errors import UserError
 from kit.runs import demonstrations
 from kit.trainers import make_trainer
 from kit.trainers.planning import plan
-from tests.runs.crash import Forked, complete, create
+from tests.runs.crash import complete, create, cut_twice
 from tests.runs.test_resume import assert_same_end
 
 CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
@@ -95,12 +94,7 @@ def test_cut_run_ends_like_the_uncut_one_without_the_dataset(tmp_path, images, n
     fields = {"env": env, "dataset": str(lent), "total_steps": 2000, "n_envs": 2, "checkpoint_every": 200}
     uncut, cut = (create(tmp_path, name, algo, overrides, eval_every=1000, **fields) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        step = max((c.step for c in cut.checkpoints()), default=-1)
-        session = Forked(cut)
-        session.until(lambda step=step: any(c.step > step + 200 for c in cut.checkpoints()))
-        session.kill(number)
-        session.wait()
+    for _ in cut_twice(cut, 200):
         shutil.rmtree(lent, ignore_errors=True)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from stable_baselines3 import PPO
 import kit
 from kit.errors import UserError
 from kit.runs.evaluation import EVAL_SEED, Evaluator
-from tests.runs.crash import Forked, complete, create
+from tests.runs.crash import complete, create, cut_twice
 from tests.runs.test_resume import assert_same_end, killed_at_random
 
 CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
@@ -39,12 +38,7 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
     source = "scripted" if kind == "scripted" else str(shutil.copytree(teacher.path, tmp_path / "lent"))
     uncut, cut = (student(tmp_path, name, source, checkpoint_every=64, eval_every=400) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        step = max((c.step for c in cut.checkpoints()), default=-1)
-        session = Forked(cut)
-        session.until(lambda step=step: any(c.step > step + 100 for c in cut.checkpoints()))
-        session.kill(number)
-        session.wait()
+    for _ in cut_twice(cut, 100):
         shutil.rmtree(tmp_path / "lent", ignore_errors=True)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)
