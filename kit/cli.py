@@ -162,7 +162,10 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    viewer = kit.ui.view(options.run, options.step, options.port, options.trust)
+    env_options = RunConfig.from_text("env_options", options.env_options)
+    viewer = kit.ui.view(
+        options.run, options.step, options.port, options.trust, env=options.env, env_options=env_options
+    )
     print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
     try:
         viewer.wait()
@@ -392,16 +395,18 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = add("evaluate", "play episodes and report return and success rate", _evaluate, reports=True)
     video = add("video", "record a video of a policy", _video)
     fingerprint = add("fingerprint", "print a SHA-256 of the complete training state of a checkpoint", _fingerprint)
-    view = add("view", "show a policy live in the browser, in 3-D; walking robots take a joystick", _view)
+    view = add("view", "show a policy live in the browser, in 3-D; steer robots, record demonstrations", _view)
+    view.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN}; default: act in --env by hand")
     export = add("export", "write a policy for use without kit, with a description of its inputs and outputs", _export)
     push = add("push", "publish a policy on the Hugging Face Hub, with model card, scores, video, zip and ONNX", _push)
     record = add("record", "record episodes of a policy as a dataset in Minari's format", _record)
     record.add_argument("source", metavar="RUN|scripted[:NAME]", help="a run, or a scripted policy of the task --env")
     record.add_argument("output", metavar="FOLDER", help="the folder to write, which must not exist")
-    record.add_argument("--env", default="Reach", help="the task of a scripted policy; default: Reach")
-    record.add_argument("--env-options", default="", metavar="JSON", help="options of that task; default: none")
+    for sub, use in ((record, "of a scripted policy"), (view, "without RUN")):
+        sub.add_argument("--env", default="Reach", help=f"the task {use}; default: Reach")
+        sub.add_argument("--env-options", default="", metavar="JSON", help="options of that task; default: none")
     record.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes; default: 0")
-    for sub in (evaluate, video, fingerprint, view, export, push):
+    for sub in (evaluate, video, fingerprint, export, push):
         sub.add_argument("run", metavar="RUN", help=RUN)
     for sub in (evaluate, video, view, export, push, record):
         sub.add_argument("--step", type=_step, help=STEP)

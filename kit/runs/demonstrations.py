@@ -7,9 +7,8 @@ the newest image is stored, without loss; kit rebuilds the stacks when it reads 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from gymnasium import Space, spaces
 
 from kit.config import SCRIPTED, RunConfig, folder_name
 from kit.envs.obs import POLICY, leaves, pick_space, tree_map
-from kit.envs.play import Player, play
+from kit.envs.play import Player, Transition, play
 from kit.errors import UserError, check_whole
 from kit.format import leftovers
 from kit.runs.evaluation import TEST_SEED, Script, one_thread
@@ -30,6 +29,8 @@ from kit.trainers.clips import image_stacks
 from kit.trainers.demonstrations import Episode, newest, recorded
 
 if TYPE_CHECKING:
+    from minari.data_collector import EpisodeBuffer
+
     from kit.envs.contract import BatchEnv
     from kit.envs.registry import Spaces
 
@@ -63,10 +64,8 @@ def record(
     leaves no folder.
     """
     check_whole("episodes", episodes, 1)
-    output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
-    if output.exists():
-        raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
-    storage = _minari().MinariStorage
+    output = _free(output)
+    _minari()
     scripted, _, script = str(source).partition(":")
     run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir)
     asked = RunConfig(env=env, env_options=env_options or {})
@@ -75,47 +74,79 @@ def record(
     batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
     try:
         player: Player = Script(batch, script or None) if run is None else run.policy(step or named).as_actor()
-        spaces_ = _recorded_space(batch), batch.action_space
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with leftovers.temporary(output.parent) as building, one_thread():
-            data = storage.new(building, *spaces_, data_format="hdf5", jpeg_encoding=False)
-            for done, episode in enumerate(_episodes(batch, player, episodes, seed + RECORD_SEED), 1):
-                data.update_episodes([episode])
-                on_progress(done, episodes)
-            data.update_metadata(_metadata(output, config, str(source)))
-            building.rename(output)
+        with one_thread():
+            return write(output, batch, config, str(source), _episodes(batch, player, episodes, seed, on_progress))
     finally:
         batch.close()
+
+
+def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes: Iterable[EpisodeBuffer]) -> Path:
+    """Write `episodes`, recorded in `env` of `config`, to the new folder `output`; return its absolute path.
+
+    `source`: the name of who acted. Raises `UserError` if `output` exists.
+    """
+    output = _free(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with leftovers.temporary(output.parent) as building:
+        spaces_ = _recorded_space(env), env.action_space
+        data = _minari().MinariStorage.new(building, *spaces_, data_format="hdf5", jpeg_encoding=False)
+        for episode in episodes:
+            data.update_episodes([episode])
+        data.update_metadata(_metadata(output, config, source))
+        building.rename(output)
     return output
 
 
-def _episodes(env: BatchEnv, player: Player, episodes: int, seed: int) -> Iterator[Any]:
-    """Play `episodes` episodes, and yield each as Minari's `EpisodeBuffer`."""
-    from minari.data_collector import EpisodeBuffer
+def _free(output: str | Path) -> Path:
+    """Return the absolute path of `output`. Raises `UserError` if it exists."""
+    output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
+    if output.exists():
+        raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
+    return output
 
-    n = env.num_envs
-    steps: list[list[tuple[Any, ...]]] = [[] for _ in range(n)]
-    left = episodes
 
-    def row(x: torch.Tensor, i: int) -> Any:
-        return x[i].numpy().copy()
+def _episodes(
+    env: BatchEnv, player: Player, episodes: int, seed: int, on_progress: Progress
+) -> Iterator[EpisodeBuffer]:
+    recorder, done = Recorder(env), 0
+    for now in play(env, player, env.reset(seed=seed + RECORD_SEED), -(-episodes // env.num_envs)):
+        for episode in recorder.add(now)[: episodes - done]:
+            yield episode
+            done += 1
+            on_progress(done, episodes)
 
-    for now in play(env, player, env.reset(seed=seed), -(-episodes // n)):
+
+class Recorder:
+    """Collects the steps of an env's episodes until they are whole."""
+
+    def __init__(self, env: BatchEnv) -> None:
+        self._env = env
+        self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
+
+    def add(self, now: Transition) -> list[EpisodeBuffer]:
+        """Add one step of all envs; return the episodes that it ends and that count, as Minari's `EpisodeBuffer`."""
+        from minari.data_collector import EpisodeBuffer
+
+        env, whole = self._env, []
         done, obs, final = now.terminated | now.truncated, recorded(now.obs, env), recorded(now.info["final_obs"], env)
-        for i in range(n):
+        for i, steps in enumerate(self._steps):
+
+            def row(x: torch.Tensor, i: int = i) -> Any:
+                return x[i].numpy().copy()
+
             values = (obs, now.action, now.reward, now.terminated, now.truncated)
-            steps[i].append(tuple(tree_map(partial(row, i=i), x) for x in values))
+            steps.append(tuple(tree_map(row, x) for x in values))
             if not done[i]:
                 continue
-            before, actions, rewards, terminated, truncated = zip(*steps[i], strict=True)
-            steps[i] = []
-            if now.ended[i] and left:
-                left -= 1
-                whole = tree_map(lambda *x: np.stack(x), *before, tree_map(partial(row, i=i), final))
-                yield EpisodeBuffer(
-                    observations=whole, actions=np.stack(actions), rewards=np.stack(rewards).tolist(),
+            before, actions, rewards, terminated, truncated = zip(*steps, strict=True)
+            steps.clear()
+            if now.ended[i]:
+                observations = tree_map(lambda *x: np.stack(x), *before, tree_map(row, final))
+                whole.append(EpisodeBuffer(
+                    observations=observations, actions=np.stack(actions), rewards=np.stack(rewards).tolist(),
                     terminations=np.stack(terminated).tolist(), truncations=np.stack(truncated).tolist(),
-                )  # fmt: skip
+                ))  # fmt: skip
+        return whole
 
 
 def _recorded_space(env: BatchEnv | Spaces, frames: dict[str, int] | None = None) -> Space:

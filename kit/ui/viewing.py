@@ -1,4 +1,4 @@
-"""Live 3-D viewer in the browser: shows a policy in its MuJoCo scene, with controls for checkpoint and joystick."""
+"""Live 3-D viewer in the browser: shows a policy in its MuJoCo scene; you can act by hand, and record episodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import copy
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,18 @@ import mujoco
 import numpy as np
 import torch
 
+from kit.config import RunConfig
 from kit.envs import MujocoTask, TensorEnv
-from kit.envs.play import play
+from kit.envs.obs import Obs
+from kit.envs.play import HiddenState, Player, play
 from kit.errors import UserError, need
-from kit.runs.evaluation import EVAL_SEED
+from kit.runs.demonstrations import Recorder, write
+from kit.runs.evaluation import EVAL_SEED, Script
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
 from kit.tasks.joystick.task import Joystick
+from kit.tasks.reach.task import Reach
+from kit.trust import permit
 
 HOST = "127.0.0.1"
 HEIGHT = 640
@@ -30,28 +37,47 @@ IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
 
 
-class Viewer:
-    """Plays the policy of `step` (default: the best; 0: the initial policy) in real time while a browser is connected.
+BY_HAND = "by hand"
+KEYS = ("IK", "JL", "UO")
+"""Keys that move the target, or change the commanded velocity, along the first, second and third axis: plus, minus."""
+NUDGE_M = 0.02
+"""Distance that a key press moves the target."""
 
-    It plays episode after episode until `close`. Open `url` in a browser; in a notebook the viewer displays itself.
-    Raises `UserError` for a task without MuJoCo.
+
+class Viewer:
+    """Plays a policy in real time while a browser is connected, episode after episode, until `close`.
+
+    `source`: a run, whose policy of `step` plays first (default: the best; 0: the initial policy), or a config, in
+    whose env a scripted policy plays, or you by hand. Open `url` in a browser; in a notebook the viewer displays
+    itself. Raises `UserError` for a task without MuJoCo, and for a config in whose env nobody can act.
     """
 
-    def __init__(self, run: Run, step: int | str | None = None, port: int = 8080) -> None:
+    def __init__(self, source: Run | RunConfig, step: int | str | None = None, port: int = 8080) -> None:
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
-        self.run = run
-        self._env = make_env(run.config.replace(device="cpu"), 1, run.config.seed + EVAL_SEED, 1)
+        run = source if isinstance(source, Run) else None
+        self.config = (source.config if isinstance(source, Run) else source).replace(device="cpu")
+        self.name = self.config.env if run is None else run.name
+        self._env = make_env(self.config, 1, self.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
-            raise UserError(f"env={run.config.env!r} has no MuJoCo scene to view; `kit video` records a video of it.")
+            raise UserError(f"env={self.config.env!r} has no MuJoCo scene to view; `kit video` records a video of it.")
         self._task = self._env.task
-        self._policies = {
-            "before training" if run.is_untrained(run.find_or_new(number)) else f"step {number:,}": number
-            for number in run.steps()
-        }
-        checkpoint = run.find_or_new(step)
-        first = checkpoint.step if checkpoint else 0
-        chosen = next(name for name, number in self._policies.items() if number == first)
+        self._policies: dict[str, Callable[[bool], Player]] = {}
+        chosen = BY_HAND
+        if run is not None:
+            checkpoint = run.find_or_new(step)
+            for number in run.steps():
+                title = "before training" if run.is_untrained(run.find_or_new(number)) else f"step {number:,}"
+                self._policies[title] = partial(self._trained, run, number)
+                if number == (checkpoint.step if checkpoint else 0):
+                    chosen = title
+        if isinstance(task := self._task, Reach):
+            self._policies[BY_HAND] = lambda noise: ByHand(task, self._target)
+        for name in self._task.scripts:
+            self._policies[f"scripted: {name}"] = partial(self._scripted, name)
+        if not self._policies:
+            self._env.close()
+            raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
         self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
         self.port = self._server.get_port()
         self.url = f"http://{HOST}:{self.port}"
@@ -61,10 +87,16 @@ class Viewer:
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
         self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
         self._place_camera()
-        self._build(self._server.gui, chosen)
+        self._build(self._server.gui, chosen if chosen in self._policies else next(iter(self._policies)))
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._play, name=f"view-{run.name}", daemon=True)
+        self._thread = threading.Thread(target=self._play, name=f"view-{self.name}", daemon=True)
         self._thread.start()
+
+    def _trained(self, run: Run, step: int, noise: bool) -> Player:
+        return load_policy(run.config, run.find_or_new(step)).as_actor(not noise)
+
+    def _scripted(self, name: str, noise: bool) -> Player:
+        return Script(self._env, name)
 
     def wait(self) -> None:
         self._thread.join()
@@ -76,7 +108,7 @@ class Viewer:
         self._env.close()
 
     def __repr__(self) -> str:
-        return f"{self.run.name} plays at {self.url}"
+        return f"{self.name} plays at {self.url}"
 
     def _ipython_display_(self) -> None:
         from IPython.display import IFrame, display
@@ -113,12 +145,51 @@ class Viewer:
         button = gui.add_button("new episode")
         button.on_click(lambda _: setattr(self, "_new_episode", True))
         self._joystick: list[Any] = []
-        if isinstance(self._task, Joystick):
+        if isinstance(self._task, Reach):
+            hand_w = self._task.hand_w[0].tolist()
+            self._target = self._server.scene.add_transform_controls(
+                "target", scale=0.15, position=hand_w, disable_rotations=True
+            )
+            self._add_keys(gui, "move the target", self._move_target)
+        elif isinstance(self._task, Joystick):
             with gui.add_folder("joystick"):
                 self._steer = gui.add_checkbox("steer with these sliders", initial_value=False)
                 names = ("forward, m/s", "left, m/s", "turn, rad/s")
                 limits = zip(names, self._task.most_speed, strict=True)
                 self._joystick = [gui.add_slider(name, -most, most, 0.05, initial_value=0.0) for name, most in limits]
+            self._add_keys(gui, "change the velocity", self._move_slider)
+        with gui.add_folder("record demonstrations"):
+            self._recording = gui.add_checkbox("record", initial_value=False)
+            self._folder = gui.add_text("folder", initial_value="demonstrations")
+            self._save_button = gui.add_button("save", disabled=True)
+            self._recorded = gui.add_markdown("no episode recorded")
+        self._save_button.on_click(lambda _: self._save())
+        self._episodes: list[Any] = []
+
+    def _add_keys(self, gui: Any, action: str, move: Callable[[int, int], None]) -> None:
+        for axis, keys in enumerate(KEYS):
+            for key, sign in zip(keys, (1, -1), strict=True):
+                command = gui.add_command(f"{action}: {'xyz'[axis]} {'+-'[sign < 0]}", hotkey=key)
+                command.on_trigger(lambda _, axis=axis, sign=sign: move(axis, sign))
+
+    def _move_target(self, axis: int, sign: int) -> None:
+        position = np.array(self._target.position)
+        position[axis] += sign * NUDGE_M
+        self._target.position = position
+
+    def _move_slider(self, axis: int, sign: int) -> None:
+        slider, self._steer.value = self._joystick[axis], True
+        slider.value = float(np.clip(slider.value + 0.2 * sign * slider.max, slider.min, slider.max))
+
+    def _save(self) -> None:
+        """Write the recorded episodes to the folder, and begin to count anew."""
+        try:
+            path = write(Path(self._folder.value), self._env, self.config, self._policy.value, self._episodes)
+        except UserError as error:
+            self._recorded.content = str(error)
+            return
+        self._recorded.content = f"{len(self._episodes)} episodes saved in {path}"
+        self._episodes, self._save_button.disabled = [], True
 
     # -- playing ---------------------------------------------------------------------------------------------------
 
@@ -129,14 +200,15 @@ class Viewer:
             if not self._server.get_clients():
                 self._closed.wait(IDLE_S)
                 continue
-            requested = self._policies[self._policy.value], self._noise.value
-            if requested != loaded:
-                policy = load_policy(self.run.config, self.run.find_or_new(requested[0]))
-                actor, restart, loaded = policy.as_actor(not requested[1]), True, requested
+            requested = self._policy.value, self._noise.value, self._recording.value
+            if requested != loaded:  # a recorded episode is whole: start a new one
+                player, restart, loaded = self._policies[requested[0]](requested[1]), True, requested
             if restart or self._new_episode:
                 episode, self._new_episode, step, episode_return = episode + 1, False, 0, 0.0
-                obs = self._env.reset(seed=self.run.config.seed + EVAL_SEED + episode)
-                transitions, restart = play(self._env, actor, obs, episodes=1), False
+                obs = self._env.reset(seed=self.config.seed + EVAL_SEED + episode)
+                transitions, restart, recorder = play(self._env, player, obs, episodes=1), False, Recorder(self._env)
+                if isinstance(self._task, Reach):
+                    self._target.position = self._task.hand_w[0].numpy()
                 self._caption.content = f"episode {episode}, step 0"
                 self._update_scene()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
@@ -149,6 +221,10 @@ class Viewer:
                 flags = transition.info.get("success") if restart else None
                 success = "" if flags is None else "**success**" if flags[0] else "no success"
                 self._caption.content = f"episode {episode}, step {step}, return {episode_return:.2f} {success}"
+                if requested[2] and (whole := recorder.add(transition)):
+                    self._episodes += whole
+                    self._recorded.content = f"episodes recorded: {len(self._episodes)}"
+                    self._save_button.disabled = False
                 if not restart:
                     self._update_scene()
             self._closed.wait(max(0.0, due - time.monotonic()))
@@ -159,10 +235,41 @@ class Viewer:
         self._scene.update_from_arrays(*arrays)
 
 
-def view(run: Run | str | Path, step: int | str | None = None, port: int = 8080, trust: bool = False) -> Viewer:
-    """Show the policy of `step` (default: the best) of `run` live in this notebook.
+class ByHand:
+    """A player that moves the hand of Reach towards a target that is dragged in the viewer."""
+
+    def __init__(self, task: Reach, target: Any) -> None:
+        self._task, self._target = task, target
+
+    def initial_state(self, n: int) -> HiddenState:
+        """Return an empty hidden state."""
+        return ()
+
+    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
+        target_w = torch.as_tensor(np.array(self._target.position), dtype=self._task.dtype)
+        return self._task.toward(target_w.expand(self._task.n, 3)), hidden_state
+
+
+def view(
+    run: Run | str | Path | None = None,
+    step: int | str | None = None,
+    port: int = 8080,
+    trust: bool = False,
+    *,
+    env: str = "Reach",
+    env_options: dict[str, Any] | None = None,
+) -> Viewer:
+    """Show the policy of `step` (default: the best) of `run` live in this notebook; without a run, act in `env`.
+
+    Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
+    the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Tick "record" to
+    keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
 
     On a remote machine the viewer works in Colab, or through `ssh -L`. Needs the pip extra `view`. `trust` as in
     `kit.resume`.
     """
-    return Viewer(opened(run, trust), step, port)
+    if run is not None:
+        return Viewer(opened(run, trust), step, port)
+    config = RunConfig(env=env, env_options=env_options or {})
+    permit(config, trust)
+    return Viewer(config, step, port)

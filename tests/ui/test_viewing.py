@@ -13,7 +13,9 @@ import kit
 from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
+from kit.runs.demonstrations import read
 from kit.tasks.joystick.task import Joystick
+from kit.tasks.reach.task import Reach
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for
 
@@ -43,6 +45,40 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
     finally:
         shown.close()
         torch.set_num_threads(threads)
+
+
+def test_an_episode_by_hand_becomes_a_dataset(tmp_path: Path, page: Any) -> None:
+    pytest.importorskip("mjviser")
+    pytest.importorskip("minari")
+    threads = torch.get_num_threads()
+    shown = kit.ui.view(env="Reach", port=8891)
+    try:
+        page.set_viewport_size({"width": 420, "height": 420})  # drawn without a GPU
+        page.goto(shown.url)
+        shown._folder.value, shown._recording.value, shown._speed.value = str(tmp_path / "mine"), True, 3.0
+        task = shown._task
+        assert isinstance(task, Reach)
+
+        def dragged() -> bool:
+            shown._target.position = task.sim.mocap_pos[0, 0].numpy()
+            return bool(shown._episodes)
+
+        wait_for(dragged, 60)
+        shown._save()
+        assert "episodes saved in" in shown._recorded.content
+    finally:
+        shown.close()
+        torch.set_num_threads(threads)
+    env = kit.make_vec("Reach", 1)
+    first, *_ = read(kit.RunConfig(dataset=str(tmp_path / "mine")), env)
+    env.close()
+    assert first.rewards.sum() > 0.5, "the hand came closer to the goal by at least 10 cm"
+
+
+def test_nobody_can_act_in_an_env_without_script_or_hand() -> None:
+    pytest.importorskip("mjviser")
+    with pytest.raises(UserError, match="no scripted policy and cannot be moved by hand; name a run"):
+        kit.ui.view(env="Ant")
 
 
 def test_a_joystick_steers_until_the_episode_is_over() -> None:

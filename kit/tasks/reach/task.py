@@ -28,6 +28,11 @@ SUCCESS_BONUS = 1.0
 PRECISION_BONUS = 1.0
 EFFORT_COST = 0.002
 
+HAND_GAIN_PER_S, HAND_SPEED_MPS = 4.0, 0.8
+"""`toward`: speed of the hand per metre of distance, and its limit."""
+DAMPING_M = 0.1
+"""`toward`: damping of the least squares; larger values move the joints less near singular poses."""
+
 CENTRE_W = (1.15, 0.75, 0.85)
 """Centre of the hand's workspace, m; observed positions are relative to this point."""
 
@@ -57,6 +62,7 @@ class Reach(MujocoTask):
     episode_steps = 100
     cameras = CAMERAS
     shadows = False
+    scripts = ("straight",)
     train_steps = 100_000
     random_terms = MappingProxyType({
         "mass": ModelTerm(("body_mass", "body_inertia"), low=0.8, high=1.25, each=True),
@@ -96,10 +102,11 @@ class Reach(MujocoTask):
         assert [joint.qposadr[0] for joint in joints] == list(range(9)), "qpos must hold the arm's joints, then fingers"
         arm = self._arm = len(ARM)
         # Views of the simulator's memory, always current:
-        self._hand_w = sim.site_xpos[:, model.site(HAND).id]
+        self.hand_w = sim.site_xpos[:, model.site(HAND).id]
         self._goal_w = sim.mocap_pos[:, model.body(GOAL).mocapid[0]]
         self._angles, self._velocities, self._finger_m = sim.qpos[:, :arm], sim.qvel[:, :arm], sim.qpos[:, arm]
         self._arm_command, self._finger_command = sim.ctrl[:, :arm], sim.ctrl[:, arm:]
+        self._joint_ids = torch.tensor([joint.id for joint in joints[:arm]], device=sim.device)
         self._bank_w = torch.as_tensor(goal_bank(), dtype=sim.dtype, device=sim.device)
         self._rest = torch.as_tensor(REST, dtype=sim.dtype, device=sim.device)
         self._centre_w = torch.as_tensor(CENTRE_W, dtype=sim.dtype, device=sim.device)
@@ -121,7 +128,7 @@ class Reach(MujocoTask):
         self._arm_command.copy_(action)
 
     def measure(self) -> None:
-        self._to_goal_w = self._goal_w - self._hand_w
+        self._to_goal_w = self._goal_w - self.hand_w
         self._distance = self._to_goal_w.norm(dim=1)
         self._near = self._distance < SUCCESS_M
         self._closing = self._finger_command[:, 0] == 0.0  # the close command has been sent
@@ -133,7 +140,7 @@ class Reach(MujocoTask):
             [
                 self._angles,
                 self._velocities,
-                2 * (self._hand_w - self._centre_w),
+                2 * (self.hand_w - self._centre_w),
                 2 * (self._goal_w - self._centre_w),
                 4 * self._to_goal_w,
                 (self._finger_m / FINGER_OPEN_M).unsqueeze(1),
@@ -153,6 +160,24 @@ class Reach(MujocoTask):
 
     def success(self) -> torch.Tensor:
         return self._reached
+
+    def straight(self) -> torch.Tensor:
+        """Scripted policy: move the hand straight to the goal. Returns actions (n, 7)."""
+        return self.toward(self._goal_w)
+
+    def toward(self, target_w: torch.Tensor) -> torch.Tensor:
+        """Return actions (n, 7) that move the hand in a straight line to `target_w` (n, 3), world frame, m.
+
+        Damped least squares (Wampler, 1986): joint velocities J^T (J J^T + damping^2)^-1 v for the hand's velocity v.
+        """
+        axes_w, anchors_w = self.sim.xaxis[:, self._joint_ids], self.sim.xanchor[:, self._joint_ids]
+        jacobian_t = torch.linalg.cross(axes_w, self.hand_w.unsqueeze(1) - anchors_w)  # (n, 7, 3)
+        to_target_w = target_w - self.hand_w
+        distance = to_target_w.norm(dim=1, keepdim=True).clamp(min=1e-6)
+        velocity_w = to_target_w / distance * (HAND_GAIN_PER_S * distance).clamp(max=HAND_SPEED_MPS)
+        square = jacobian_t.mT @ jacobian_t + DAMPING_M**2 * torch.eye(3, dtype=target_w.dtype, device=target_w.device)
+        action = (jacobian_t @ torch.linalg.solve(square, velocity_w.unsqueeze(2))).squeeze(2)
+        return action / action.abs().amax(1, keepdim=True).clamp(min=1.0)
 
     def info(self) -> dict[str, torch.Tensor]:
         return {"distance": self._distance, "within_5cm": self._distance < PRECISE_M}
