@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kit.envs import make_vec
+from kit.envs.play import play
+from kit.runs.evaluation import Script
 from kit.sim import make_sim
 from kit.tasks.reach.model import ARM, CAMERAS, FINGER_OPEN_M, HAND, REST, TABLE_TOP_M, build_model, goal_bank
 from kit.tasks.reach.task import PRECISION_BONUS, PROGRESS_PER_M, SUCCESS_BONUS, SUCCESS_M
@@ -189,3 +191,11 @@ def test_every_camera_shows_the_goal_where_it_is(camera):
     red = (pictures[:, 0, :, :, 0].int() - pictures[:, 0, :, :, 1].int()) > 60
     first, second = (torch.nonzero(r).double().mean(0) for r in red)
     assert (first - second).norm() > 8, "pixels apart"
+
+
+def test_the_scripted_arm_reaches_every_goal_in_a_straight_line() -> None:
+    env = make_vec("Reach", 32, "cpu", 0)
+    obs = env.reset(seed=5)
+    reached = [now.info["success"][now.ended] for now in play(env, Script(env, "straight"), obs, 1)]
+    env.close()
+    assert torch.cat(reached).all()
