@@ -98,7 +98,7 @@ def test_a_viewer_names_them(parent: Run, child: Run) -> None:
     for run, names in ((parent, ["before training", "step 64"]), (child, ["step 0", "step 64"])):
         shown = Viewer(run, 0, port=8891)
         shown.close()
-        assert list(shown._policies) == names
+        assert list(shown._policies) == [*names, "by hand", "scripted: straight"]
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "written by an older version"])
