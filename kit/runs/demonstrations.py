@@ -75,7 +75,8 @@ def record(
     try:
         player: Player = Script(batch, script or None) if run is None else run.policy(step or named).as_actor()
         with one_thread():
-            return write(output, batch, config, str(source), _episodes(batch, player, episodes, seed, on_progress))
+            played = _episodes(batch, player, episodes, seed + RECORD_SEED, on_progress)
+            return write(output, batch, config, str(source), played)
     finally:
         batch.close()
 
@@ -108,8 +109,9 @@ def _free(output: str | Path) -> Path:
 def _episodes(
     env: BatchEnv, player: Player, episodes: int, seed: int, on_progress: Progress
 ) -> Iterator[EpisodeBuffer]:
+    """Play `episodes` episodes, and yield each."""
     recorder, done = Recorder(env), 0
-    for now in play(env, player, env.reset(seed=seed + RECORD_SEED), -(-episodes // env.num_envs)):
+    for now in play(env, player, env.reset(seed=seed), -(-episodes // env.num_envs)):
         for episode in recorder.add(now)[: episodes - done]:
             yield episode
             done += 1
@@ -117,9 +119,10 @@ def _episodes(
 
 
 class Recorder:
-    """Collects the steps of an env's episodes until they are whole."""
+    """Collects the steps of an env's episodes until they are whole. Raises `UserError` without Minari."""
 
     def __init__(self, env: BatchEnv) -> None:
+        _minari()
         self._env = env
         self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
 

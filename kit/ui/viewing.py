@@ -20,7 +20,7 @@ from kit.envs import MujocoTask, TensorEnv
 from kit.envs.obs import Obs
 from kit.envs.play import HiddenState, Player, play
 from kit.errors import UserError, need
-from kit.runs.demonstrations import Recorder, write
+from kit.runs.demonstrations import RECORD_SEED, Recorder, write
 from kit.runs.evaluation import EVAL_SEED, Script
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
@@ -38,8 +38,8 @@ IDLE_S = 0.2
 
 
 BY_HAND = "by hand"
-KEYS = ("IK", "JL", "UO")
-"""Keys that move the target, or change the commanded velocity, along the first, second and third axis: plus, minus."""
+KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
+"""Keys for more and for less: of the target's x, y and z, or of the commanded velocity forward, left and turn."""
 NUDGE_M = 0.02
 """Distance that a key press moves the target."""
 
@@ -63,7 +63,7 @@ class Viewer:
             raise UserError(f"env={self.config.env!r} has no MuJoCo scene to view; `kit video` records a video of it.")
         self._task = self._env.task
         self._policies: dict[str, Callable[[bool], Player]] = {}
-        chosen = BY_HAND
+        chosen: str | None = None
         if run is not None:
             checkpoint = run.find_or_new(step)
             for number in run.steps():
@@ -87,7 +87,7 @@ class Viewer:
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
         self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
         self._place_camera()
-        self._build(self._server.gui, chosen if chosen in self._policies else next(iter(self._policies)))
+        self._build(self._server.gui, chosen or next(iter(self._policies)))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._play, name=f"view-{self.name}", daemon=True)
         self._thread.start()
@@ -150,27 +150,27 @@ class Viewer:
             self._target = self._server.scene.add_transform_controls(
                 "target", scale=0.15, position=hand_w, disable_rotations=True
             )
-            self._add_keys(gui, "move the target", self._move_target)
+            self._add_keys(gui, ("target x", "target y", "target z"), self._move_target)
         elif isinstance(self._task, Joystick):
             with gui.add_folder("joystick"):
                 self._steer = gui.add_checkbox("steer with these sliders", initial_value=False)
                 names = ("forward, m/s", "left, m/s", "turn, rad/s")
                 limits = zip(names, self._task.most_speed, strict=True)
                 self._joystick = [gui.add_slider(name, -most, most, 0.05, initial_value=0.0) for name, most in limits]
-            self._add_keys(gui, "change the velocity", self._move_slider)
+            self._add_keys(gui, names, self._move_slider)
         with gui.add_folder("record demonstrations"):
             self._recording = gui.add_checkbox("record", initial_value=False)
             self._folder = gui.add_text("folder", initial_value="demonstrations")
             self._save_button = gui.add_button("save", disabled=True)
             self._recorded = gui.add_markdown("no episode recorded")
         self._save_button.on_click(lambda _: self._save())
-        self._episodes: list[Any] = []
+        self._episodes: list[tuple[str, Any]] = []  # (policy, episode)
 
-    def _add_keys(self, gui: Any, action: str, move: Callable[[int, int], None]) -> None:
-        for axis, keys in enumerate(KEYS):
-            for key, sign in zip(keys, (1, -1), strict=True):
-                command = gui.add_command(f"{action}: {'xyz'[axis]} {'+-'[sign < 0]}", hotkey=key)
-                command.on_trigger(lambda _, axis=axis, sign=sign: move(axis, sign))
+    def _add_keys(self, gui: Any, names: tuple[str, ...], move: Callable[[int, int], None]) -> None:
+        """Add a key for more and one for less of each value in `names`; they call `move(index, 1 or -1)`."""
+        for index, (name, (more, less)) in enumerate(zip(names, KEYS, strict=True)):
+            gui.add_command(f"{name}: more", hotkey=more).on_trigger(lambda _, i=index: move(i, 1))
+            gui.add_command(f"{name}: less", hotkey=less).on_trigger(lambda _, i=index: move(i, -1))
 
     def _move_target(self, axis: int, sign: int) -> None:
         position = np.array(self._target.position)
@@ -182,14 +182,26 @@ class Viewer:
         slider.value = float(np.clip(slider.value + 0.2 * sign * slider.max, slider.min, slider.max))
 
     def _save(self) -> None:
-        """Write the recorded episodes to the folder, and begin to count anew."""
+        """Save the recorded episodes as a dataset in the folder whose name is entered."""
+        saved, self._episodes = self._episodes, []  # episodes that end meanwhile are for the next save
+        policies = ", ".join(dict.fromkeys(policy for policy, _ in saved))
         try:
-            path = write(Path(self._folder.value), self._env, self.config, self._policy.value, self._episodes)
-        except UserError as error:
-            self._recorded.content = str(error)
+            path = write(Path(self._folder.value), self._env, self.config, policies, (episode for _, episode in saved))
+        except (UserError, OSError) as error:
+            self._episodes, self._recorded.content = saved + self._episodes, str(error)
             return
-        self._recorded.content = f"{len(self._episodes)} episodes saved in {path}"
-        self._episodes, self._save_button.disabled = [], True
+        self._recorded.content = f"episodes saved: {len(saved)}, in {path}"
+        self._save_button.disabled = not self._episodes
+
+    def _new_recorder(self) -> Recorder | None:
+        """Return a recorder if "record" is ticked. If Minari is missing, say so and untick it."""
+        if not self._recording.value:
+            return None
+        try:
+            return Recorder(self._env)
+        except UserError as error:
+            self._recording.value, self._recorded.content = False, str(error)
+            return None
 
     # -- playing ---------------------------------------------------------------------------------------------------
 
@@ -205,8 +217,9 @@ class Viewer:
                 player, restart, loaded = self._policies[requested[0]](requested[1]), True, requested
             if restart or self._new_episode:
                 episode, self._new_episode, step, episode_return = episode + 1, False, 0, 0.0
-                obs = self._env.reset(seed=self.config.seed + EVAL_SEED + episode)
-                transitions, restart, recorder = play(self._env, player, obs, episodes=1), False, Recorder(self._env)
+                recorder = self._new_recorder()
+                seed = self.config.seed + (EVAL_SEED if recorder is None else RECORD_SEED) + episode
+                transitions, restart = play(self._env, player, self._env.reset(seed=seed), episodes=1), False
                 if isinstance(self._task, Reach):
                     self._target.position = self._task.hand_w[0].numpy()
                 self._caption.content = f"episode {episode}, step 0"
@@ -221,8 +234,8 @@ class Viewer:
                 flags = transition.info.get("success") if restart else None
                 success = "" if flags is None else "**success**" if flags[0] else "no success"
                 self._caption.content = f"episode {episode}, step {step}, return {episode_return:.2f} {success}"
-                if requested[2] and (whole := recorder.add(transition)):
-                    self._episodes += whole
+                if recorder is not None and (whole := recorder.add(transition)):
+                    self._episodes += [(requested[0], each) for each in whole]
                     self._recorded.content = f"episodes recorded: {len(self._episodes)}"
                     self._save_button.disabled = False
                 if not restart:
@@ -259,8 +272,9 @@ def view(
     env: str = "Reach",
     env_options: dict[str, Any] | None = None,
 ) -> Viewer:
-    """Show the policy of `step` (default: the best) of `run` live in this notebook; without a run, act in `env`.
+    """Show the policy of `run` live in this notebook in 3-D; without a run, act in `env` by hand.
 
+    `step`: the policy to begin with; default: the best.
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
     the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Tick "record" to
     keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.

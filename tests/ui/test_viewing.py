@@ -65,7 +65,7 @@ def test_an_episode_by_hand_becomes_a_dataset(tmp_path: Path, page: Any) -> None
 
         wait_for(dragged, 60)
         shown._save()
-        assert "episodes saved in" in shown._recorded.content
+        assert "episodes saved: " in shown._recorded.content
     finally:
         shown.close()
         torch.set_num_threads(threads)
