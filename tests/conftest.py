@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
 
 from kit.errors import UserError
+
+# Before PyTorch is imported, and for every process that a test starts: with several tests at once, PyTorch's threads
+# wait for each other most of the time. Trainers set the number of threads that their config names.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 REMEDIES = {
     "strace": "system calls that fail: apt-get install strace",

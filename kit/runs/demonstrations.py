@@ -21,7 +21,8 @@ from kit.envs.obs import POLICY, leaves, pick_space, tree_map
 from kit.envs.play import Player, Transition, play
 from kit.errors import UserError, check_whole
 from kit.format import leftovers
-from kit.runs.evaluation import TEST_SEED, Script, one_thread
+from kit.machine.settings import one_thread
+from kit.runs.evaluation import TEST_SEED, Script
 from kit.runs.finding import is_url, locate_step
 from kit.runs.opponents import make_env
 from kit.runs.run import opened

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, opened
 
@@ -113,19 +113,6 @@ def evaluate(
     evaluator.close()
     assert result is not None
     return result
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in the block. More threads do not speed up batches of a few dozen envs."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Script:

@@ -245,7 +245,7 @@ class Training:
 
     def _test(self) -> None:
         """Test the best policy once, in other episodes than those that selected it. Raises `Interrupted` if stopped."""
-        from kit.runs.evaluation import Evaluator, one_thread
+        from kit.runs.evaluation import Evaluator
 
         best = self.run.best()
         if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
@@ -254,7 +254,7 @@ class Training:
         generators = self.trainer.components()["rng"]
         before, evaluator = generators.state(), Evaluator(self.config.replace(device="cpu"))
         try:
-            with one_thread():
+            with settings.one_thread():
                 # load from best/: in checkpoints/, the writer may be deleting the same step
                 result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
         finally:

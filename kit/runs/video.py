@@ -15,6 +15,7 @@ import numpy as np
 
 from kit.errors import UserError, need
 from kit.format.leftovers import temporary
+from kit.machine.settings import one_thread
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
@@ -73,6 +74,7 @@ def record(
     return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
 
 
+@one_thread()
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
     """Play the first `among` episodes; return their numbers: failures, then successes, each by increasing return.
 
@@ -91,6 +93,7 @@ def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) 
     return [episode for *_, episode in sorted(results)]
 
 
+@one_thread()
 def render_video(
     views: Sequence[View],
     path: Path,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kit.errors import UserError, need
+from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy
 
@@ -19,6 +20,7 @@ GLOW = np.array([255.0, 220.0, 0.0])
 """RGB colour of the influential regions."""
 
 
+@one_thread()
 def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after: int = AFTER) -> list[np.ndarray]:
     """Show each camera's image and its saliency map, in `n_envs` envs, after playing `after` steps.
 
