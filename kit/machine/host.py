@@ -40,6 +40,11 @@ def connect(store: str | None) -> None:
                     print(f"{name} is not among this notebook's secrets (the key at the left): {type(error).__name__}.")
 
 
+def notebook() -> str | None:
+    """Return the path of the notebook in which this process or its parent runs, or None if Jupyter does not say it."""
+    return os.environ.get("JPY_SESSION_NAME")
+
+
 def session_ender() -> Callable[[], object]:
     """Return a function that ends this rented machine's session. Raises `UserError` on other machines."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")

@@ -13,6 +13,7 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
+from kit.machine import host
 from kit.runs import control, directory, opponents, provenance, status, tracking
 from kit.runs.finding import locate, locate_unfinished
 from kit.runs.run import Run, opened
@@ -180,7 +181,7 @@ def create(
         envs.child_environ(config)  # raises if another process cannot make the env
     opponents.check(config)
     tracking.check(config.tracker)
-    planned = plan(config)
+    requested, planned = config.to_dict(), plan(config)
     config = planned.config
     env = envs.describe(config.env, config.env_options)
     teacher.check(config, env, trust)
@@ -192,8 +193,11 @@ def create(
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
+        # not env_options: kit does not change them, and they may contain secrets, which stores must not get
+        changed = {name: requested[name] for name, value in config.to_dict().items() if value != requested[name]}
+        extra = {"parent": warm.parent} if warm is not None else {}
+        provenance.write(path, requested=changed, notebook=host.notebook(), **extra)
         if warm is not None:
-            provenance.write(path, parent=warm.parent)
             first_checkpoint(Run(path), warm)
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)

@@ -50,11 +50,25 @@ class Run:
         """The resolved config, from config.yaml."""
         return RunConfig.load(self.path / "config.yaml", of_run=True)
 
+    @property
+    def requested(self) -> RunConfig:
+        """The config as the user asked for it, with "auto" where kit chose; for runs of kit 0.2 the resolved config."""
+        return self.config.replace(**(self._created("requested") or {}))
+
+    @property
+    def notebook(self) -> str | None:
+        """Path of the notebook that started the run, or None if it was not a notebook or Jupyter did not say which."""
+        return self._created("notebook")
+
     @cached_property
     def parent(self) -> tuple[str, int | None] | None:
         """Source of the warm start: a run's name and step, or a zip's name and None. None without a warm start."""
-        first = next((entry["parent"] for entry in provenance.read(self.path) if "parent" in entry), None)
+        first = self._created("parent")
         return (first["name"], first.get("step")) if first else None
+
+    def _created(self, key: str) -> Any:
+        """Return the value of `key` that was recorded when the run was created, or None."""
+        return next((entry[key] for entry in provenance.read(self.path) if key in entry), None)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,18 @@ class Dashboard:
         watching.start()
         self._watching = watching
 
+    def leave(self) -> None:
+        """Stop watching the run, which continues, and clear the display."""
+        self.run = None
+        if self._watching is not None and self._watching is not threading.current_thread():
+            self._watching.join()  # it draws at most once more
+        for box in (self._head, self._message, self._curves, self._video):
+            box.value = ""
+        self._shown_videos = []
+        for button in (self.pause_button, self.stop_button, self.save_button):
+            button.disabled = True
+        self._changed()
+
     @property
     def is_working(self) -> bool:
         return self.run is not None and self.run.is_working()

@@ -13,6 +13,7 @@ from kit.runs.finding import local_runs
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
 from kit.runs.video import COLUMNS, View, failures_first
+from kit.ui.panel import Panel
 from kit.ui.style import Page, percent
 from kit.ui.videos import EPISODES, PolicyVideo, players
 
@@ -25,10 +26,15 @@ SIZE, SMALL = {1: 480, 2: 400, 3: 288}, 216
 """Number of views side by side -> width and height of each view in pixels; `SMALL` for four or more views."""
 
 
-def find_run(run: str | Path | Run | None = None, runs_dir: str = "runs") -> Run:
-    """Return a run by name or path; default: the latest run that has a policy. Raises `UserError` if there is none."""
+def find_run(run: str | Path | Run | Panel | None = None, runs_dir: str = "runs") -> Run:
+    """Return a run by name or path, or a panel's run; default: the latest run that has a policy.
+
+    Raises `UserError` if there is none.
+    """
     if isinstance(run, Run):
         return run
+    if isinstance(run, Panel):
+        return run.find_run()
     if run is not None:
         inside = Path(runs_dir) / run
         return Run(inside if inside.exists() else run)

@@ -50,6 +50,12 @@ class Panel(Dashboard):
         self._end(self.run)
         return self
 
+    def find_run(self) -> Run:
+        """Return the run that the panel shows. Raises `UserError` if it shows none."""
+        if self.run is None:
+            raise UserError("this panel has no run yet; press its button first, and run this cell again.")
+        return self.run
+
     def _start_run(self) -> Run:
         raise NotImplementedError
 
@@ -79,8 +85,8 @@ class TrainPanel(Panel):
 
     >>> panel = kit.ui.TrainPanel(config).show()
 
-    Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run in
-    `runs_dir` is already training, the panel shows that run.
+    Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run of this
+    notebook and env is already training in `runs_dir`, the panel shows that run. A button shows another one.
     """
 
     def __init__(
@@ -94,6 +100,20 @@ class TrainPanel(Panel):
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
+
+    def find_run(self) -> Run:
+        """Return the run that the panel shows, or else the latest run with a policy of its name, env and algorithm.
+
+        Raises `UserError` if there is none.
+        """
+        c = self.config
+        if self.run is not None:
+            return self.run
+        for run in local_runs(c.runs_dir):
+            same = (run.config.env, run.config.algo) == (c.env, c.algo) and c.run_name in (None, run.name)
+            if same and (run.checkpoints() or run.best()):
+                return run
+        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {c.env} with {c.algo}; press Train and wait for it.")
 
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
@@ -119,7 +139,10 @@ class TrainPanel(Panel):
         self.pasted.observe(lambda change: self._paste(change["new"]), names="value")
         self.task = Fold(w, "What this task is", "kit-task", task)
         self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
-        self.buttons.children = (self.train_button, *self.buttons.children)
+        self.watch_button = w.Button(layout=w.Layout(width="auto", min_width="96px", display="none"))
+        self.watch_button.add_class("kit-watch-button")
+        self.watch_button.on_click(lambda _: self.do(self._watch_or_leave))
+        self.buttons.children = (self.train_button, *self.buttons.children, self.watch_button)
         self.choices = w.Accordion(
             [self.form.view], selected_index=0, layout=w.Layout(max_width="920px", margin="4px 0")
         )
@@ -128,14 +151,37 @@ class TrainPanel(Panel):
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
-        for run in local_runs(self.config.runs_dir):
-            if self.config.run_name in (None, run.name) and run.is_working():
-                self.form.fill(run.config)
+        for run in working_runs(self.config.runs_dir):
+            if run.name == self.config.run_name or (self.config.run_name is None and self._is_own(run)):
+                self.form.fill(run.requested)
                 self.attach(run)
                 self._show_label(f"{run.name} is already training: this panel shows and controls it.", True)
-                self.do(partial(self.form.hyper.show, run.config, run.config))
+                self.do(partial(self.form.hyper.show, run.requested, run.config))
                 return
         self._edited()
+
+    def _is_own(self, run: Run) -> bool:
+        """Whether `run` trains this panel's env and was started from this notebook."""
+        return run.config.env == self.config.env and run.notebook == host.notebook()
+
+    def _watch_or_leave(self) -> None:
+        """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
+        if self.is_working:
+            self.leave()
+        elif runs := working_runs(self.config.runs_dir):
+            self.attach(runs[0])
+        else:
+            self._edited()  # that run has ended
+
+    def _draw_watch_button(self) -> None:
+        runs = [] if self.is_working else working_runs(self.config.runs_dir)
+        if self.is_working and self.run is not None:
+            self.watch_button.description, self.watch_button.icon = "Leave", "sign-out"
+            self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
+        elif runs:
+            self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
+            self.watch_button.tooltip = "Another notebook or program trains this run"
+        self.watch_button.layout.display = "flex" if self.is_working or runs else "none"
 
     def _edited(self) -> None:
         """Called after each edit: show an error at once; without an error, show an estimate once it is computed."""
@@ -150,6 +196,7 @@ class TrainPanel(Panel):
         self._update_title()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
+        self._draw_watch_button()
         if self.is_working:  # measuring the speed now would slow down training and give wrong values
             self._show_label("", True)
         else:
@@ -177,6 +224,7 @@ class TrainPanel(Panel):
         """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
         self.choices.selected_index = None if self.is_working else 0
         self._update_title()
+        self._draw_watch_button()
         if self.is_working:
             self.train_button.disabled = True
         else:
@@ -193,6 +241,11 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         self._show_label("", valid=False)
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
+
+
+def working_runs(runs_dir: str) -> list[Run]:
+    """Return the runs in `runs_dir` that a process trains, latest first."""
+    return [run for run in local_runs(runs_dir) if run.is_working()]
 
 
 class Fold:
@@ -281,6 +334,8 @@ class Estimator:
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
+            if others := working_runs(config.runs_dir):
+                estimate += f" {others[0].name} is training too, so both are slower; press Watch to see it."
             show(estimate, True)
         except Exception as error:
             show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -17,15 +17,20 @@ import kit
 from kit import cli
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
+from kit.format import checkpoint
 from kit.measure import speed
 from kit.measure.speed import Speed
+from kit.runs.api import create
+from kit.runs.run import Run
 from kit.trainers import algorithm
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
+from kit.ui.gallery import find_run
 from kit.ui.headless import RunFailed
 from kit.ui.hyper import Hyperparameters, stock_value
 from kit.ui.panel import TrainPanel
+from kit.ui.resume import ResumePanel
 from tests.ui.fabricate import at_work, make_run, text_of, wait_for, watch_to_the_end
 
 ipywidgets = pytest.importorskip("ipywidgets")
@@ -255,6 +260,60 @@ def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
     wait_for(lambda: not panel.train_button.disabled)
     watch_to_the_end(panel)
     panel.estimator.cancel()
+
+
+def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "busy", config={"env": "Ant-v5"})
+    asked = RunConfig(runs_dir=str(tmp_path), n_envs="auto")
+    with at_work(run):
+        panel = TrainPanel(asked).show()
+        assert panel.run is None and panel.form.read() == asked
+        wait_for(lambda: "busy is training too" in panel.label.value, 60)
+        assert panel.watch_button.description == "Watch busy" and not panel.train_button.disabled
+        panel.watch_button.click()
+        wait_for(lambda: "busy" in text_of(panel, "kit-head") and panel.watch_button.description == "Leave")
+        assert panel.form.read() == asked
+        panel.watch_button.click()
+        wait_for(lambda: panel.watch_button.description == "Watch busy")
+        assert run.is_working() and text_of(panel, "kit-head") == "" and panel.pause_button.disabled
+        wait_for(lambda: not panel.train_button.disabled, 60)
+    panel.estimator.cancel()
+
+
+def test_a_panel_shows_the_run_of_its_notebook_with_auto_as_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = RunConfig(runs_dir=str(tmp_path), total_steps=5000, overrides={"gamma": 0.9})
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/01_train.ipynb")
+    run = create(asked, {}, other_process=True)
+    assert run.config.n_envs != "auto" and run.requested == asked
+    with at_work(run):
+        panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+        assert panel.find_run().name == run.name and panel.form.read() == asked
+        panel.leave()
+        monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/08_many_runs.ipynb")
+        other = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+        assert other.run is None
+        other.estimator.cancel()
+    panel.estimator.cancel()
+
+
+def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:
+    run = make_run(folder, name, config=config)
+    checkpoint.write(run.path / "checkpoints", 600, {"trainer": {"num_timesteps": 600}})
+    return run
+
+
+def test_the_run_of_a_panel_is_never_one_of_another_task(tmp_path: Path) -> None:
+    mine = make_trained(tmp_path, "mine")
+    make_trained(tmp_path, "stranger", {"env": "Ant-v5"})
+    make_trained(tmp_path, "other_algo", {"algo": "SAC"})
+    assert find_run(None, str(tmp_path)).name == "other_algo"
+    assert find_run(TrainPanel(RunConfig(runs_dir=str(tmp_path)))).name == mine.name
+    with pytest.raises(UserError, match="no run of Hopper-v5 with PPO; press Train"):
+        find_run(TrainPanel(RunConfig(runs_dir=str(tmp_path), env="Hopper-v5")))
+    with pytest.raises(UserError, match="no run yet"):
+        find_run(ResumePanel(runs_dir=str(tmp_path)))
 
 
 def test_with_nobody_there_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
