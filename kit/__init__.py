@@ -23,6 +23,7 @@ _WHERE = {
     "export": "kit.runs.export",
     "push": "kit.runs.publish",
     "make_vec": "kit.envs",
+    "check_task": "kit.envs.check",
     "verify": "kit.machine",
     "machine": "kit.machine",
     "measure": "kit.measure",

@@ -49,6 +49,15 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _check(options: argparse.Namespace) -> int:
+    from kit.trust import permit
+
+    env_options = RunConfig.from_text("env_options", options.env_options)
+    permit(RunConfig(env=options.env), trust=True)  # typing the name is consent
+    kit.check_task(options.env, env_options, options.steps, say=lambda line: print(f"ok  {line}", flush=True))
+    return 0
+
+
 def _encoders(options: argparse.Namespace) -> int:
     from kit.encoders import ENCODERS
 
@@ -333,6 +342,11 @@ def _parser() -> argparse.ArgumentParser:
     add("verify", "check this machine: what is installed, and what is missing for training", _verify, reports=True)
 
     add("encoders", "list the encoders for images and clips: cost, and when to use which", _encoders, reports=True)
+
+    check = add("check", "check a task or env of your own with random actions, before you train on it", _check)
+    check.add_argument("env", metavar="ENV", help="module:Class of your task or Gymnasium env, or an env's id")
+    check.add_argument("--env-options", default="", metavar="JSON", help="options of the env; default: none")
+    check.add_argument("--steps", type=int, default=500, metavar="N", help="steps of random actions; default: 500")
 
     train = add("train", "start a run and train it to the end", _train)
     train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; flags override it")

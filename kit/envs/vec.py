@@ -6,10 +6,11 @@ import mujoco
 import torch
 from gymnasium import spaces
 
-from kit.envs.contract import BatchEnv, Step
+from kit.envs.contract import BatchEnv, Info, Step
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
+from kit.envs.outputs import check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task, maybe_any
 from kit.envs.task_info import TaskInfo
@@ -51,6 +52,7 @@ class TensorEnv(BatchEnv):
         self._limit: torch.Tensor | None = None
         """(n,) random, shorter time limits of the first episodes, set by `stagger`."""
         self._generator = torch.Generator(self.device)
+        self._is_checked = False
         self._randomizer: Randomizer | None = None
         if task.randomized:
             sim = task.sim if isinstance(task, MujocoTask) else None
@@ -78,7 +80,10 @@ class TensorEnv(BatchEnv):
         self._length = torch.zeros_like(self._length)
         self._limit = None
         self._reset_task(self._all_envs)
-        return self._stacks.reset(self._deliver(self.task.observe()))
+        obs = self.task.observe()
+        if not self._is_checked:
+            check_first_obs(self.task, obs, self.num_envs)
+        return self._stacks.reset(self._deliver(obs))
 
     def stagger(self) -> None:
         """Draw random time limits for the first episodes if the task is `staggered`; else do nothing."""
@@ -101,7 +106,10 @@ class TensorEnv(BatchEnv):
         reward = task.reward(action)
         terminated = task.terminated()
         success = task.success()
-        failed = task.failed()
+        failed, info = task.failed(), task.info()
+        if not self._is_checked:
+            check_first_step(task, self.num_envs, reward, terminated, success, failed, info)
+            self._is_checked = True
         if failed is not None:  # terminate with zeros, because NaN or infinity would spoil the networks
             obs = select(failed, tree_map(torch.zeros_like, obs), obs)
             reward = torch.where(failed, 0.0, reward)
@@ -114,9 +122,9 @@ class TensorEnv(BatchEnv):
         out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
         truncated = out_of_time & ~terminated
         done = out_of_time | terminated
-        info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **task.info()}
+        extra: Info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length}
         if success is not None:
-            info["success"] = success
+            extra["success"] = success
         if self.autoreset and maybe_any(done):
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
@@ -124,7 +132,7 @@ class TensorEnv(BatchEnv):
             if self._limit is not None:
                 self._limit = torch.where(done, self.episode_steps, self._limit)
             obs = self._first_obs(done, obs)
-        return obs, reward.to(self.dtype), terminated, truncated, info
+        return obs, reward.to(self.dtype), terminated, truncated, {**extra, **info}
 
     def _reset_task(self, envs: torch.Tensor) -> None:
         if self._randomizer is not None:

@@ -168,6 +168,7 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
+    from kit.envs import check
     from kit.runs import demonstrations, teacher
     from kit.trainers.planning import plan
 
@@ -184,6 +185,8 @@ def create(
     requested, planned = config.to_dict(), plan(config)
     config = planned.config
     env = envs.describe(config.env, config.env_options)
+    if ":" in config.env and env.batched:
+        check.check_one_step(config.env, config.env_options)
     teacher.check(config, env, trust)
     demonstrations.check(config, env)
     if config.store:

@@ -201,10 +201,19 @@ class TensorTrainer(BaseAlgorithm):
         ended = done.flatten().nonzero().flatten()
         self._episode_num += len(ended)
         ended = ended[-self._stats_window_size :]
+        self._check_finite(returns.flatten()[ended])
         for total, length in zip(returns.flatten()[ended].tolist(), lengths.flatten()[ended].tolist(), strict=True):
             self.ep_info_buffer.append({"r": total, "l": length, "t": 0.0})
         if success is not None:
             self.ep_success_buffer.extend(success.flatten()[ended].float().tolist())
+
+    def _check_finite(self, rewards: torch.Tensor) -> None:
+        """Raise `UserError` if one of the `rewards` (or returns) is NaN or infinite: the policy would become NaN."""
+        if not bool(torch.isfinite(rewards).all()):
+            raise UserError(
+                f"a reward is NaN or infinite, before step {self.num_timesteps:,}; `kit check ENV` looks for the step "
+                "in your own task; mend it and resume from the last checkpoint."
+            )
 
     # -- exact state -----------------------------------------------------------------------------------------------
 

@@ -86,6 +86,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             obs = tree_map(torch.clone, self._last_obs)
             scaled = self._next_action(self._last_obs)
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
+            if self.device.type == "cpu":  # on a GPU, reading it synchronises
+                self._check_finite(reward)
             done, new_obs = terminated | truncated, self._replay_obs(new_obs)
             next_obs = new_obs if frozen and not done.any() else self._replay_obs(info["final_obs"])
             self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done)

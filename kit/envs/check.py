@@ -1,0 +1,196 @@
+"""Check a task or env of your own before you train on it: shapes, dtypes, NaN, seeds, resets, snapshots, images.
+
+A failed check is one sentence with the likely slip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+
+from kit.envs.contract import BatchEnv
+from kit.envs.obs import Obs, leaves
+from kit.envs.outputs import fail, require, require_finite
+from kit.envs.registry import find, make_vec, without_opponents
+from kit.envs.task import Task
+from kit.errors import UserError
+
+N, SEED = 3, 0
+"""Number of envs of a check, which no other size of a task is likely to equal, and its seed."""
+REPEATED = 20
+"""Steps that are simulated twice, to compare the results bit for bit."""
+Say = Callable[[str], object]
+
+
+def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: int = 500, say: Say = print) -> None:
+    """Check the task or Gymnasium env `env` with random actions; `say` gets one line per check that it passes.
+
+    A task is checked with three envs, for `steps` steps: spaces; shapes, dtypes and finite values of all that its
+    methods return; `reset` only changes the envs of its mask and draws the same number of random numbers for any mask;
+    the same seed gives the same steps; a restored snapshot continues bit for bit; images. A Gymnasium env goes through
+    Gymnasium's own `check_env`. Raises `UserError` at the first failed check.
+    """
+    if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
+        _check_gymnasium(env, env_options or {}, say)
+        return
+    made = make_vec(env, N, seed=SEED, threads=1, env_options=env_options)  # checks the first observation
+    task: Task = made.task  # type: ignore[attr-defined]
+    try:
+        say(f"observation: {made.observation_space}")
+        say(f"action: {task.action_space}")
+        made.step(_actions(made))  # checks the first step
+        say("shapes, dtypes and finite values of observation, reward, terminated, success, failed and info")
+        _check_masks(made, task)
+        say("reset changes the envs of its mask only, and draws as many random numbers for any mask")
+        _check_seeds(made)
+        say(f"the same seed gives the same {REPEATED} steps, whatever other random generators do")
+        _check_snapshot(made)
+        say(f"a restored snapshot continues bit for bit, for {REPEATED} steps")
+        say(_check_steps(made, task, steps))
+        if task.cameras:
+            image = made.render(None, 64, 64)
+            require(task, "render()", image, (N, 1, 64, 64, 3), torch.uint8)
+            say(f"images of the cameras {', '.join(task.cameras)}")
+    finally:
+        made.close()
+
+
+#
+
+
+def check_one_step(env: str, env_options: Mapping[str, Any] | None = None) -> None:
+    """Check what the task's methods return in a reset and one step. Raises `UserError`."""
+    made = make_vec(env, N, seed=SEED, threads=1, env_options=without_opponents(env, env_options or {}))
+    try:
+        made.step(_actions(made))  # an env checks its first reset and its first step
+    finally:
+        made.close()
+
+
+def _check_masks(env: BatchEnv, task: Task) -> None:
+    """Check that `reset` leaves alone the envs that its mask leaves out, and draws independently of the mask."""
+    generator, states = torch.Generator(task.device), []
+    for mask in ([True, False, False], [False, False, False], [True, True, True]):
+        env.reset(SEED)
+        for _ in range(2):
+            env.step(_actions(env))
+        before = _kept(task)
+        task.reset(torch.tensor(mask, device=task.device), generator.manual_seed(SEED))
+        states.append(generator.get_state())
+        for name, value in _kept(task).items():
+            changed = (value != before[name]).flatten(1).any(1) if value.ndim > 1 else value != before[name]
+            if bool((changed & ~torch.tensor(mask, device=task.device)).any()):
+                raise UserError(
+                    f"env={task.name!r}: reset(mask) changed {name!r} of an env that `mask` leaves out; assign with "
+                    "torch.where(mask, new, old) or x[mask] = new[mask]."
+                )
+    if not all(torch.equal(state, states[0]) for state in states):
+        raise UserError(
+            f"env={task.name!r}: reset draws more random numbers for some masks than for others; draw for all self.n "
+            "envs and keep those of the mask, so that an env's numbers do not depend on the other envs."
+        )
+
+
+def _kept(task: Task) -> dict[str, torch.Tensor]:
+    """Copy those tensors of the task's snapshot that have one row per env."""
+    return {name: x.clone() for name, x in task.snapshot().items() if x.ndim and len(x) == N}
+
+
+def _check_seeds(env: BatchEnv) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = _played(env, env.reset(SEED))
+        torch.manual_seed(2)
+        second = _played(env, env.reset(SEED))
+    _compare(env, first, second, "the same seed gave another", "draw with the generator that `reset` gets")
+
+
+def _check_snapshot(env: BatchEnv) -> None:
+    env.reset(SEED)
+    for action in _sequence(env, 5):
+        env.step(action)
+    snapshot = env.snapshot()
+    first = _played(env)
+    env.restore(snapshot)
+    hint = "name every tensor of the task's state in `keeps`, and change it in place"
+    _compare(env, first, _played(env), "after a restored snapshot, step {step} gave another", hint)
+
+
+def _played(env: BatchEnv, first: Obs | None = None) -> list[dict[str, torch.Tensor]]:
+    """Play `REPEATED` steps; return observation, reward and terminated of each, copied."""
+    rows = [] if first is None else [first]
+    results = [{name: x.clone() for name, x in leaves("observation", row)} for row in rows]
+    for action in _sequence(env, REPEATED):
+        obs, reward, terminated, _, _ = env.step(action)
+        row = {**dict(leaves("observation", obs)), "reward": reward, "terminated": terminated}
+        results.append({name: x.clone() for name, x in row.items()})
+    return results
+
+
+def _compare(env: BatchEnv, one: list[Any], other: list[Any], problem: str, hint: str) -> None:
+    for step, (a, b) in enumerate(zip(one, other, strict=True)):
+        for name, value in a.items():
+            if not torch.equal(value, b[name]):
+                what = f"{problem.format(step=step + 1)} {name.replace('.', ' ', 1)}"
+                raise UserError(f"env={env.task.name!r}: {what}; {hint}.")  # type: ignore[attr-defined]
+
+
+def _check_steps(env: BatchEnv, task: Task, steps: int) -> str:
+    """Step with random actions, and check that all values are finite and inside of the space. Return a summary."""
+    obs, ended, successes, returns = env.reset(SEED), 0, 0, torch.zeros(0)
+    for action in _sequence(env, steps):
+        obs, reward, terminated, truncated, info = env.step(action)
+        require_finite(task, "reward()", reward)
+        for name, value in leaves("observe()", obs):
+            require_finite(task, name, value)
+        _check_bounds(task, env.observation_space, obs)
+        done = terminated | truncated
+        ended += int(done.sum())
+        successes += int((info["success"] & done).sum()) if "success" in info else 0
+        returns = torch.cat([returns, info["episode_return"][done].cpu().float()])
+    text = f"{steps} steps of random actions in {N} envs: "
+    if not ended:
+        return f"{text}no episode ended (a time limit of {task.episode_steps:,} steps)"
+    success = f", {successes} with success" if "success" in info else ""
+    return f"{text}{ended} episodes ended{success}, returns {returns.min():.3g} to {returns.max():.3g}"
+
+
+def _check_bounds(task: Task, space: gymnasium.Space, obs: Any) -> None:
+    if isinstance(space, spaces.Dict):
+        for name, inner in space.items():
+            _check_bounds(task, inner, obs[name])
+    elif isinstance(space, spaces.Box) and obs.is_floating_point():
+        low, high = (torch.as_tensor(bound, dtype=obs.dtype, device=obs.device) for bound in (space.low, space.high))
+        slack = 1e-5 * (1 + obs.abs())
+        if bool(((obs < low - slack) | (obs > high + slack)).any()):
+            got = f"values from {obs.min():.3g} to {obs.max():.3g}"
+            expected = f"{space.low.min():.3g} to {space.high.max():.3g} as observation_space says"
+            fail(task, "observe()", got, expected, "widen the space or clamp the values")
+
+
+def _sequence(env: BatchEnv, steps: int) -> list[torch.Tensor]:
+    """Return the same random actions (n, ...) for every call."""
+    env.action_space.seed(SEED)
+    return [_actions(env) for _ in range(steps)]
+
+
+def _actions(env: BatchEnv) -> torch.Tensor:
+    return torch.stack([torch.as_tensor(env.action_space.sample()) for _ in range(N)])
+
+
+def _check_gymnasium(env: str, env_options: Mapping[str, Any], say: Say) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    entry = find(env)
+    try:
+        made: Any = entry(**env_options) if isinstance(entry, type) else gymnasium.make(entry, **env_options)
+        check_env(made.unwrapped, skip_render_check=True)
+        made.close()
+    except Exception as error:
+        problem = " ".join((str(error) or type(error).__name__).split())
+        raise UserError(f"env={env!r} fails Gymnasium's check_env: {problem}") from None
+    say("Gymnasium's check_env")

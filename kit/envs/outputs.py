@@ -1,0 +1,108 @@
+"""Check what a task's methods return: shapes, dtypes, devices, finite values.
+
+A failed check is one sentence: the method, what it returned, what was expected, and the likely slip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from kit.envs.obs import Obs
+from kit.envs.task import Task
+from kit.errors import UserError
+
+
+def check_first_obs(task: Task, obs: Obs, n: int) -> None:
+    """Check what `task.observe` returned for `n` envs against its observation space. Raises `UserError`."""
+    _check_obs(task, "observe()", task.observation_space, obs, n, None if not task.obs_groups else task.delivered)
+
+
+def check_first_step(
+    task: Task,
+    n: int,
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    success: torch.Tensor | None,
+    failed: torch.Tensor | None,
+    info: Mapping[str, torch.Tensor],
+) -> None:
+    """Check what the methods of `task` returned after a step of `n` envs. Raises `UserError`."""
+    require(task, "reward()", reward, (n,))
+    require(task, "terminated()", terminated, (n,), torch.bool)
+    for name, value in (("success()", success), ("failed()", failed)):
+        if value is not None:
+            require(task, name, value, (n,), torch.bool)
+    require_finite(task, "reward()", reward if failed is None else reward[~failed])
+    for name, value in info.items():
+        require(task, f"info()[{name!r}]", value, (n,))
+
+
+def _check_obs(
+    task: Task, what: str, space: gymnasium.Space, obs: Any, n: int, needed: tuple[str, ...] | None = None
+) -> None:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping):
+            fail(task, what, _kind(obs), f"a dict with the keys {', '.join(space)}", "return {name: tensor}")
+        for name in space if needed is None else needed:
+            if name not in obs:
+                got = f"the keys {', '.join(map(str, obs)) or 'none'}"
+                fail(task, what, got, f"also {name!r}", "add that entry, or remove it from observation_space")
+            _check_obs(task, f"{what}[{name!r}]", space[name], obs[name], n)
+        return
+    is_float = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    require(task, what, obs, (n, *(space.shape or ())), torch.uint8 if space.dtype == np.uint8 else None)
+    if obs.is_floating_point() != is_float:
+        hint = "convert it with .float()" if is_float else "convert it with .long(), or make the space a float Box"
+        fail(task, what, f"dtype {obs.dtype}", f"{'floating-point numbers' if is_float else 'integers'}", hint)
+    failed = task.failed()
+    require_finite(task, what, obs if failed is None else obs[~failed])
+
+
+def require(task: Task, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """Raise `UserError` unless `value` is a tensor of `shape` and `dtype` (default: any) on the task's device."""
+    n = shape[0]
+    if not isinstance(value, torch.Tensor):
+        hint = "torch.as_tensor converts numpy arrays" if hasattr(value, "shape") else "torch.full((self.n,), x) has n"
+        fail(task, what, _kind(value), f"a tensor {_text(shape)}", hint)
+    got = tuple(value.shape)
+    if got != shape:
+        hint = f"its leading size is the number of envs, {n} here"
+        if what.startswith("observe") and got[:1] == (n,):
+            hint = "it must agree with observation_space"
+        elif got == (*shape, 1):
+            hint = "leave out keepdim=True, or take [..., 0]"
+        elif got == ():
+            hint = "it is a single number for all envs; reduce over dim=1 only, as in x.sum(1)"
+        elif len(got) == len(shape) + 1:
+            hint = "reduce the last dimension, as in x.sum(-1)"
+        fail(task, what, f"shape {_text(got)}", _text(shape), hint)
+    if dtype is not None and value.dtype != dtype:
+        hint = "compare, as in x > 0, or convert with .bool()" if dtype == torch.bool else "convert it with .to(dtype)"
+        fail(task, what, f"dtype {value.dtype}", f"{dtype}", hint)
+    if value.device.type != task.device.type:
+        fail(task, what, f"a tensor on {value.device}", f"{task.device}", "make it with device=self.device")
+
+
+def require_finite(task: Task, what: str, value: torch.Tensor) -> None:
+    bad = ~torch.isfinite(value)
+    if bool(bad.any()):
+        hint = "look for a division by zero, or a root or logarithm of a negative number"
+        fail(task, what, "NaN or infinity", "finite numbers", hint)
+
+
+def fail(task: Task, what: str, got: str, expected: str, hint: str) -> NoReturn:
+    raise UserError(f"env={task.name!r}: {what} returned {got}, expected {expected}; {hint}.")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"the type {type(value).__name__}"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"

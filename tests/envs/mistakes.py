@@ -1,0 +1,109 @@
+"""A task without mistakes, and others that differ from it by one that people make."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+
+from kit.envs import Task
+
+
+class Good(Task):
+    """A point on a line that moves by its action and is paid for being near 0."""
+
+    keeps = ("x",)
+    episode_steps = 30
+    control_dt_s = 0.1
+
+    def __init__(self) -> None:
+        self.observation_space: spaces.Space = spaces.Box(-2, 2, (1,))
+        self.action_space = spaces.Box(-1, 1, (1,))
+
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        super().build(n, device)
+        self.x = torch.zeros(n, 1)
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        self.x.copy_(torch.where(mask[:, None], torch.rand(self.n, 1, generator=generator) - 0.5, self.x))
+
+    def advance(self, action: torch.Tensor) -> None:
+        self.x.add_(0.1 * action).clamp_(-2, 2)
+
+    def observe(self) -> torch.Tensor:
+        return self.x.clone()
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return -self.x.abs()[:, 0]
+
+    def terminated(self) -> torch.Tensor:
+        return self.x[:, 0] > 1
+
+
+class Column(Good):
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return -self.x.abs()
+
+
+class Scalar(Good):
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return -self.x.abs().mean()
+
+
+class Numpy(Good):
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return (-self.x.abs()[:, 0]).numpy()  # type: ignore[return-value]
+
+
+class Float(Good):
+    def terminated(self) -> torch.Tensor:
+        return (self.x[:, 0] > 1).float()
+
+
+class Wide(Good):
+    def observe(self) -> torch.Tensor:
+        return torch.cat([self.x, self.x], 1)
+
+
+class Whole(Good):
+    def observe(self) -> torch.Tensor:
+        return self.x.long()
+
+
+class Keyless(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"x": self.observation_space, "speed": self.observation_space})
+
+    def observe(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"x": self.x.clone()}
+
+
+class Late(Good):
+    """Its reward is NaN where x > 0.6, which an episode never starts with."""
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return (0.6 - self.x[:, 0]).sqrt()
+
+
+class Forgets(Good):
+    keeps = ()
+
+
+class Own(Good):
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        self.x.copy_(torch.where(mask[:, None], torch.rand(self.n, 1) - 0.5, self.x))
+
+
+class All(Good):
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        self.x.copy_(torch.rand(self.n, 1, generator=generator) - 0.5)
+
+
+class Few(Good):
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        self.x[mask] = torch.rand(int(mask.sum()), 1, generator=generator) - 0.5
+
+
+class Narrow(Good):
+    def advance(self, action: torch.Tensor) -> None:
+        self.x.add_(3 * action)

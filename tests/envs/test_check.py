@@ -1,0 +1,74 @@
+"""Mistakes in a task of one's own are one sentence: from `kit check`, and before a training starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit import cli
+from kit.envs import names
+from kit.errors import UserError
+
+MODULE = "tests.envs.mistakes"
+IN_FIRST_STEP = {
+    "Column": r"reward\(\) returned shape \(3, 1\), expected \(3,\); leave out keepdim=True",
+    "Scalar": r"reward\(\) returned shape \(\), expected \(3,\); it is a single number for all envs",
+    "Numpy": r"reward\(\) returned the type ndarray, expected a tensor \(3,\)",
+    "Float": r"terminated\(\) returned dtype torch.float32, expected torch.bool; compare",
+    "Wide": r"observe\(\) returned shape \(3, 2\), expected \(3, 1\); it must agree with observation_space",
+    "Whole": r"observe\(\) returned dtype torch.int64, expected floating-point numbers",
+    "Keyless": r"observe\(\) returned the keys x, expected also 'speed'",
+}
+LATER = {
+    "Late": r"reward\(\) returned NaN or infinity",
+    "Forgets": "after a restored snapshot, step 1 gave another observation; name every tensor .* `keeps`",
+    "Own": "the same seed gave another observation; draw with the generator",
+    "All": r"reset\(mask\) changed 'task.x' of an env that `mask` leaves out",
+    "Few": "reset draws more random numbers for some masks",
+    "Narrow": r"observe\(\) returned values from -[0-9.]+ to [0-9.]+, expected -2 to 2",
+}
+
+
+@pytest.mark.parametrize(("mistake", "says"), [*IN_FIRST_STEP.items(), *LATER.items()])
+def test_a_mistake_is_named_with_its_remedy(mistake: str, says: str) -> None:
+    with pytest.raises(UserError, match=f"env='{MODULE}:{mistake}': {says}"):
+        kit.check_task(f"{MODULE}:{mistake}", say=lambda line: None)
+
+
+@pytest.mark.parametrize("env", [f"{MODULE}:Good", *names()])
+def test_a_right_task_passes(env: str) -> None:
+    lines: list[str] = []
+    kit.check_task(env, steps=40, say=lines.append)
+    assert any("bit for bit" in line for line in lines)
+
+
+def test_the_command_says_what_passed_and_checks_gymnasium_envs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in ((["Pendulum-v1"], 0), ([f"{MODULE}:Good", "--steps", "60"], 0), ([f"{MODULE}:Late"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["check", *arguments])
+        assert ended.value.code == code
+    said = capsys.readouterr()
+    assert "ok  Gymnasium's check_env" in said.out and "60 steps of random actions in 3 envs" in said.out
+    assert said.err.startswith("kit: env='tests.envs.mistakes:Late': reward() returned NaN")
+
+
+@pytest.mark.parametrize("mistake", IN_FIRST_STEP)
+def test_no_training_starts_with_a_mistake(mistake: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=IN_FIRST_STEP[mistake]):
+        kit.train(env=f"{MODULE}:{mistake}", total_steps=100, runs_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides"), [("PPO", {"n_steps": 64, "batch_size": 64}), ("SAC", {"learning_starts": 64})]
+)
+def test_a_reward_that_turns_nan_ends_the_run_with_a_sentence(
+    algo: str, overrides: dict[str, int], tmp_path: Path
+) -> None:
+    fields = {"total_steps": 4000, "n_envs": 4, "runs_dir": str(tmp_path), "overrides": overrides, "eval_every": 0}
+    with pytest.raises(UserError, match=r"a reward is NaN or infinite, before step [0-9,]+; `kit check ENV`"):
+        kit.train(env=f"{MODULE}:Late", algo=algo, **fields)
+    (run,) = kit.runs(str(tmp_path))
+    assert run.status()["state"] == "failed" and "NaN" in run.status()["message"]
