@@ -38,7 +38,7 @@ def check_first_step(
     for name, value in (("success()", success), ("failed()", failed)):
         if value is not None:
             require(task, name, value, (n,), torch.bool)
-    require_finite(task, "reward()", reward if failed is None else reward[~failed])
+    require_finite(task, "reward()", reward, failed)
     for name, value in info.items():
         require(task, f"info()[{name!r}]", value, (n,))
 
@@ -60,8 +60,7 @@ def _check_obs(
     if obs.is_floating_point() != is_float:
         hint = "convert it with .float()" if is_float else "convert it with .long(), or make the space a float Box"
         fail(task, what, f"dtype {obs.dtype}", f"{'floating-point numbers' if is_float else 'integers'}", hint)
-    failed = task.failed()
-    require_finite(task, what, obs if failed is None else obs[~failed])
+    require_finite(task, what, obs, task.failed())
 
 
 def require(task: Task, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -89,8 +88,14 @@ def require(task: Task, what: str, value: Any, shape: tuple[int, ...], dtype: to
         fail(task, what, f"a tensor on {value.device}", f"{task.device}", "make it with device=self.device")
 
 
-def require_finite(task: Task, what: str, value: torch.Tensor) -> None:
-    bad = ~torch.isfinite(value)
+def require_finite(task: Task, what: str, value: torch.Tensor, failed: torch.Tensor | None = None) -> None:
+    """Raise `UserError` if `value` (n, ...) is NaN or infinite in an env that has not `failed` (n,).
+
+    Only on the CPU, because reading from a GPU synchronises.
+    """
+    if value.device.type != "cpu":
+        return
+    bad = ~torch.isfinite(value if failed is None else value[~failed])
     if bool(bad.any()):
         hint = "look for a division by zero, or a root or logarithm of a negative number"
         fail(task, what, "NaN or infinity", "finite numbers", hint)
