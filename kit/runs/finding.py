@@ -106,9 +106,10 @@ def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Like `locate`, for the latest unfinished run in `runs_dir`, or else in `store`."""
+    """Like `locate`, for the latest unfinished run in `runs_dir`, or else in `store`. Skips trials that were pruned."""
     for run in local_runs(runs_dir):
-        if run.status()["state"] in ("interrupted", "failed"):
+        now = run.status()
+        if now["state"] in ("interrupted", "failed") and now["phase"] != "pruned":
             return run, {}
     if store is None:
         raise UserError(f"runs_dir={runs_dir!r} holds no unfinished run; `kit train` starts one.")

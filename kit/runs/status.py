@@ -66,6 +66,12 @@ class Status:
         values |= {"state": "starting", "phase": "starting", "message": "", "process": None, "updated": time.time()}
         write_atomic(run_path / "status.json", json.dumps(values, indent=1), durable=False)
 
+    @staticmethod
+    def mark_pruned(run_path: Path) -> None:
+        """Set the phase of a run that a search has stopped early to "pruned"; its state stays "interrupted"."""
+        if previous := read_json(run_path / "status.json", {}):  # on a cluster, the run may be on another machine
+            write_atomic(run_path / "status.json", json.dumps({**previous, "phase": "pruned"}, indent=1), durable=False)
+
     def set(self, **values: Any) -> None:
         """Change some values. The states paused, interrupted, finished and failed also set the phase to their name."""
         with self._lock:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from kit.errors import UserError, need
 from kit.machine.progress import progress_bar
 from kit.runs import directory
+from kit.runs.status import Status
 from kit.scale.batch import check_stores, slots
 from kit.scale.store_folder import StoreFolder
 from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, plan, run_name, suggest, writable
@@ -200,6 +201,7 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
     elif now["state"] == "finished" and scores:
         _record(search, trial, "COMPLETE", scores[-1][1], steps)
     elif job.stopped:
+        Status.mark_pruned(job.path)
         _record(search, trial, "PRUNED", None, steps, f"behind the others at step {steps:,}")
     else:
         _record(search, trial, "FAIL", None, steps, work.error or now["message"] or "it was never evaluated")

@@ -54,7 +54,7 @@ def result(run: Run, warning: str = "") -> style.Page:
         parts.append(style.note(test))
     if verdict := learnt(run):
         text = f"{text} {verdict[0]}"
-        parts.append(f"<p class='{'kit-good' if verdict[1] else 'kit-bad'}' style='margin:6px 0'>{verdict[0]}</p>")
+        parts.append(f"<p class='kit-{verdict[1]}' style='margin:6px 0'>{verdict[0]}</p>")
     parts.append(style.image(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))
@@ -73,12 +73,12 @@ def tested(run: Run) -> str:
     return f"Tested in {row['test/episodes']} new episodes, which were not used to choose the policy: {policy}."
 
 
-def learnt(run: Run) -> tuple[str, bool] | None:
-    """Compare the last policy with the initial policy; return a sentence and whether the policy improved.
+def learnt(run: Run) -> tuple[str, str] | None:
+    """Compare the last policy with the initial policy; return a sentence and "good", "bad" or "neutral".
 
     The policy improved if its success rate is significantly higher. If success rates do not differ significantly, it
-    improved if its mean return is higher by more than two standard errors. Returns None if the initial policy was not
-    evaluated.
+    improved if its mean return is higher by more than two standard errors; that is not "good" yet if no episode
+    succeeds. Returns None if the initial policy was not evaluated.
     """
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
@@ -88,13 +88,19 @@ def learnt(run: Run) -> tuple[str, bool] | None:
         (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
         if success_differs(*rates):
             word = "It learnt" if now > then else "It got worse"
-            return f"{word}: {style.percent(now)} success, from {style.percent(then)} at the start.", now > then
+            text = f"{word}: {style.percent(now)} success, from {style.percent(then)} at the start."
+            return text, "good" if now > then else "bad"
     gain = after["eval/mean_return"] - before["eval/mean_return"]
     error = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
-    better, worse = gain > 2 * error, gain < -2 * error
-    word = "It learnt" if better else "It got worse" if worse else "No measurable improvement"
-    now, then = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # + 0.0: no "-0.00"
-    return f"{word}: a mean return of {now}, from {then} at the start.", better
+    current, initial = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no "-0.00"
+    change = f"a mean return of {current}, from {initial} at the start."
+    if abs(gain) <= 2 * error or current == initial:
+        return f"No measurable improvement: {change}", "neutral"
+    if gain < 0:
+        return f"It got worse: {change}", "bad"
+    if after.get("eval/success_rate") == 0:
+        return f"It improved, but no episode succeeds yet: {change}", "neutral"
+    return f"It learnt: {change}", "good"
 
 
 def sentence(run: Run) -> str:

@@ -124,6 +124,8 @@ def head(name: str, now: dict[str, Any]) -> str:
 
 def state(now: dict[str, Any]) -> tuple[str, str]:
     """Return the colour and the text for a run's state."""
+    if now.get("phase") == "pruned":
+        return GREY, "pruned"
     return COLOURS.get(now["state"], GREY), "training" if now["state"] == "running" else now["state"]
 
 

@@ -235,6 +235,8 @@ def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
         assert row["steps"] < 640 and "behind the others at step" in row["message"]
         assert row["env_options"]["pay"] < sorted(done)[len(done) // 2]
         assert kit.Run(f"runs/{row['run']}").status()["state"] == "interrupted", "it can be resumed"
+    with pytest.raises(UserError, match="holds no unfinished run"):
+        kit.resume()
     assert found.best is not None and found.best.env_options["pay"] == max(done)
     page = kit.ui.sweep(path)
     assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.image is not None

@@ -74,12 +74,12 @@ def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("gain", "words", "good"),
-    [(3.0, "It learnt: a mean return of 3.50, from 0.50 at the start.", True),
-     (2.0, "No measurable improvement: a mean return of 2.50", False),
-     (-3.0, "It got worse: a mean return of -2.50", False)],
+    ("gain", "words", "verdict"),
+    [(3.0, "It learnt: a mean return of 3.50, from 0.50 at the start.", "good"),
+     (2.0, "No measurable improvement: a mean return of 2.50", "neutral"),
+     (-3.0, "It got worse: a mean return of -2.50", "bad")],
 )  # fmt: skip
-def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float, words: str, good: bool) -> None:
+def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float, words: str, verdict: str) -> None:
     """Chance: 3 / √9 and 4 / √16, together √2; twice that is 2.83."""
     run = make_run(tmp_path, rows=0)
     assert result.learnt(run) is None
@@ -88,7 +88,7 @@ def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float
     named = [dict(zip(names, row, strict=True)) for row in rows]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
     said, learnt = result.learnt(run)
-    assert said.startswith(words) and learnt is good
+    assert said.startswith(words) and learnt == verdict
     assert said in result.result(run)._repr_html_()
 
 
@@ -104,7 +104,24 @@ def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str
     rows += [{"step": 800, "eval/mean_return": 21.0, "eval/success_rate": rate, **shared}]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said, learnt = result.learnt(run)
-    assert said.startswith(words) and learnt is (rate == 0.7)
+    assert said.startswith(words) and learnt == ("good" if rate == 0.7 else "neutral")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [((-5.0, 0.0), (5.0, 0.0), "It improved, but no episode succeeds yet: a mean return of 5.00"),
+     ((-0.5, 0.0), (-0.501, 0.0), "No measurable improvement: a mean return of -0.50, from -0.50")],
+)  # fmt: skip
+def test_nothing_is_green_without_a_success_nor_red_without_a_change(
+    tmp_path: Path, before: tuple[float, float], after: tuple[float, float], words: str
+) -> None:
+    run = make_run(tmp_path, rows=0)
+    names = ("eval/mean_return", "eval/success_rate")
+    rows = [{"step": step, "eval/std_return": 1e-6, "eval/episodes": 20, **dict(zip(names, values, strict=True))}
+            for step, values in ((0, before), (800, after))]  # fmt: skip
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said, verdict = result.learnt(run)
+    assert said.startswith(words) and verdict == "neutral"
 
 
 def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
