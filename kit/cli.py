@@ -146,7 +146,10 @@ def _video(options: argparse.Namespace) -> int:
             bar.total = at_most
             bar.update(done - bar.n)
 
-        episodes = failures_first(run, options.step)[:episodes] if options.failures else episodes
+        if options.failures:
+            played, text = failures_first(run, options.step)
+            print(text, file=sys.stderr)
+            episodes = played[:episodes]
         path = record(run, options.step, cameras, episodes, options.size, options.output, on_frame)
     print(path)
     return 0

@@ -15,6 +15,10 @@ class UserError(ValueError):
     The command line prints the message and exits with code 2.
     """
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return [f"UserError: {self}"]
+
 
 class Interrupted(Exception):
     """Raised by a trainer's `learn()` to stop in the middle of an iteration.

@@ -331,6 +331,7 @@ def bar(seconds: float, show: bool = True) -> Iterator[Report]:
             shown.update(min(100, round(100 * (time.perf_counter() - start) / seconds)) - shown.n)
 
         yield report
+        shown.update(100 - shown.n)  # tqdm shows a bar that ends early in red
 
 
 if __name__ == "__main__":

@@ -75,10 +75,11 @@ def record(
 
 
 @one_thread()
-def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> list[int]:
-    """Play the first `among` episodes; return their numbers: failures, then successes, each by increasing return.
+def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> tuple[list[int], str]:
+    """Play the first `among` episodes; return their numbers, and a sentence such as "3 of 50 episodes failed".
 
-    Starts no episode after `SEARCH_S` seconds. The numbers are valid as `record(episodes=...)`. Raises `UserError`.
+    The numbers are in order: failures, then successes, each by increasing return. Starts no episode after `SEARCH_S`
+    seconds. The numbers are valid as `record(episodes=...)`. Raises `UserError`.
     """
     player, results, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
     try:
@@ -90,7 +91,9 @@ def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) 
                 break
     finally:
         player.env.close()
-    return [episode for *_, episode in sorted(results)]
+    failed = sum(not succeeded for succeeded, *_ in results)
+    text = f"{failed or 'none'} of {len(results)} episodes failed" if player.has_success else "the lowest returns first"
+    return [episode for *_, episode in sorted(results)], text
 
 
 @one_thread()
@@ -173,6 +176,9 @@ def _grid(players: Sequence[_Player], size: int) -> np.ndarray:
 class _Player:
     """One policy in one env, seen by one or several cameras."""
 
+    has_success = False
+    """Whether an episode has ended and the env said if it was a success."""
+
     def __init__(self, views: Sequence[View]) -> None:
         run, step = views[0].run, views[0].step
         self._seed = run.config.seed + EVAL_SEED
@@ -201,7 +207,7 @@ class _Player:
             self._obs, self.ended = step.next_obs, bool(step.ended[0])
             self._step, self.episode_return = self._step + 1, self.episode_return + float(step.reward[0])
             if self.ended and "success" in step.info:
-                self.succeeded = bool(step.info["success"][0])
+                self.succeeded, self.has_success = bool(step.info["success"][0]), True
                 self._outcome, self._colour = ("success", GREEN) if self.succeeded else ("no success", RED)
 
     def draw(self, size: int) -> list[np.ndarray]:

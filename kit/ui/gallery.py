@@ -72,10 +72,11 @@ def from_cameras(
 def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | str | None = None) -> Page:
     """Video of failed episodes of the policy of `step` (default: the best), out of up to 50 episodes.
 
-    If fewer than `episodes` fail, episodes with the lowest returns are added.
+    If fewer than `episodes` fail, episodes with the lowest returns are added. The title says how many failed.
     """
     number = run.find(step).step
-    return _video([View(run, number, camera, _title(run, number))], tuple(failures_first(run, number)[:episodes]))
+    played, text = failures_first(run, number)
+    return _video([View(run, number, camera, f"{_title(run, number)}: {text}")], tuple(played[:episodes]))
 
 
 def checkpoints_side_by_side(

@@ -129,7 +129,7 @@ class TrainPanel(Panel):
         self.train_button.on_click(lambda _: self._train())
         self.label = w.HTML("", layout=w.Layout(margin="2px 0 4px 0"))
         self.label.add_class("kit-label")
-        self.form = Form(self.config, self._edited, self.dollars_per_hour)
+        self.form = Form(self.config, self._typed, self.dollars_per_hour)
         self.estimator = Estimator(self._show_label, self.form.hyper.show)
         self.pasted = w.Textarea(
             placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
@@ -183,8 +183,16 @@ class TrainPanel(Panel):
             self.watch_button.tooltip = "Another notebook or program trains this run"
         self.watch_button.layout.display = "flex" if self.is_working or runs else "none"
 
+    def _typed(self) -> None:
+        """Called after each edit by the user. An older message, such as why a run could not start, may be outdated."""
+        if not self.is_working:
+            self.say("")
+        elif self.run is not None and not (self._watching and self._watching.is_alive()):
+            self.attach(self.run)  # another panel or program has resumed the run
+        self._edited()
+
     def _edited(self) -> None:
-        """Called after each edit: show an error at once; without an error, show an estimate once it is computed."""
+        """Show an error at once; without an error, show an estimate once it is computed."""
         self.estimator.cancel()
         try:
             self.config, price = self.form.read(), self.form.read_price()

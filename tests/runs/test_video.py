@@ -102,7 +102,7 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     overrides = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}
     fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
     run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
-    order = video.failures_first(run, among=8)
+    order, text = video.failures_first(run, among=8)
     said = captions(monkeypatch)
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []
@@ -110,3 +110,4 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     played = list(dict.fromkeys((int(m[1]) - 1, m[3] == "success", float(m[2])) for m in ends if m))
     assert [episode for episode, *_ in played] == order and sorted(order) == list(range(8))
     assert [how for _, *how in played] == sorted(how for _, *how in played), "failures, then successes, by return"
+    assert text == f"{sum(not success for _, success, _ in played)} of 8 episodes failed"

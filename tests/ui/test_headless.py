@@ -69,3 +69,10 @@ def test_a_line_never_passes_100_percent(tmp_path: Path) -> None:
     line = headless.line(run.status())
     assert line.startswith("100 %")
     assert "return     4.25" in line
+
+
+def test_a_wrong_request_in_a_notebook_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    shell.run_cell("import kit\nkit.train(env='Raech')")
+    said = capsys.readouterr().out.strip()
+    assert said.startswith("UserError: env='Raech' is unknown") and "\n" not in said

@@ -245,6 +245,20 @@ def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: p
     panel.train_button.click()
     wait_for(lambda: "exists in runs" in text_of(panel, "kit-message"))
     wait_for(lambda: not panel.train_button.disabled)
+    panel.form.entries["run_name"].value = "leg"
+    assert text_of(panel, "kit-message") == "", "what was wrong is no longer asked for"
+
+
+def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "moved", state="interrupted")
+    panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+    panel.attach(run)
+    watch_to_the_end(panel)
+    with at_work(run):
+        panel.form.entries["seed"].value = "1"
+        wait_for(lambda: "training" in text_of(panel, "kit-head") and panel.choices.selected_index is None)
+    watch_to_the_end(panel)
+    panel.estimator.cancel()
 
 
 def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
