@@ -11,11 +11,13 @@ import math
 import numpy as np
 
 from kit.ui import style
-from kit.ui.learning import Curve
+from kit.ui.learning import MEANINGS, Curve
 
 WIDTH, HEIGHT = 284, 190  # px
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT fits half of the last x label
 MAX_POINTS = 300
+HOVER_POINTS, HOVER_PX = 60, 6
+"""Number of points per line that show their value when pointed at, and their radius."""
 
 
 def chart(curve: Curve, total_steps: int) -> str:
@@ -36,7 +38,8 @@ def chart(curve: Curve, total_steps: int) -> str:
         up = (HEIGHT - TOP - BOTTOM) * (min(max(y, low), high) - low) / (high - low)
         return LEFT + across, HEIGHT - BOTTOM - up
 
-    parts = [f'<text x="{LEFT}" y="14" font-weight="600" font-size="12.5">{curve.title}</text>']
+    meaning = f"<title>{MEANINGS.get(curve.title, '')}</title>"
+    parts = [f'<text x="{LEFT}" y="14" font-weight="600" font-size="12.5">{curve.title}{meaning}</text>']
     for y in ticks(low, high, 4):
         _, py = at(0, y)
         label = style.percent(y) if curve.percent else f"{y:g}"
@@ -58,13 +61,35 @@ def chart(curve: Curve, total_steps: int) -> str:
             parts.append(f'<text x="{legend_x + 8}" y="14" opacity=".8">{name}</text>')
             dots.append((legend_x, 10, 3.5))
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}" stroke="none"/>' for x, y, r in dots]
+        parts += [_hover(name, curve, point, at(*point)) for point in points[:: max(1, len(points) // HOVER_POINTS)]]
     if not len(values):
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{(HEIGHT + TOP - BOTTOM) / 2}"'
         parts.append(f'<text {middle} text-anchor="middle" opacity=".55">no data yet</text>')
     return (
-        f'<svg class="kit-curve" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'stroke="currentColor" fill="none">{"".join(parts)}</svg>'
+        f'<svg class="kit-curve" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{_summary(curve)}" stroke="currentColor" fill="none">{"".join(parts)}</svg>'
     )
+
+
+def _hover(name: str, curve: Curve, point: np.ndarray, at: tuple[float, float]) -> str:
+    """Return an invisible circle with a tooltip: step and value of `point`."""
+    text = f"{name}, step {point[0]:,.0f}: {_value(curve, point[1])}"
+    circle = f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{HOVER_PX}" stroke="none" pointer-events="all">'
+    return f"{circle}<title>{text}</title></circle>"
+
+
+def _summary(curve: Curve) -> str:
+    """Return the curve as a sentence for screen readers: its last values."""
+    parts = [
+        f"{name} {_value(curve, points[-1, 1])} at step {points[-1, 0]:,.0f}"
+        for name, points in (("training", curve.training), ("evaluation", curve.evaluation))
+        if len(points)
+    ]
+    return f"{curve.title}: {', '.join(parts) or 'no values yet'}"
+
+
+def _value(curve: Curve, value: float) -> str:
+    return style.percent(value) if curve.percent else f"{value:.4g}"
 
 
 def thinned(points: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 from kit import envs
 from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, to_text
 from kit.errors import UserError, need
+from kit.ui.fold import Fold
 from kit.ui.hyper import Hyperparameters, text_entry
 from kit.ui.task import sensible_steps
 
@@ -46,18 +47,14 @@ class Form:
         self.hyper = Hyperparameters(w, self._override)
         rest = [name for name in self.entries if not any(name in names for names in GROUPS.values())]
         more = w.HBox([*(self.entries[name] for name in rest), self.price], layout=w.Layout(flex_flow="row wrap"))
-        fold = w.Accordion(
-            [self.hyper.view, more], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None
-        )
-        fold.set_title(0, "Hyperparameters")
-        fold.set_title(1, "More")
-        fold.add_class("kit-more")
+        folds = [Fold(w, "Hyperparameters", "kit-hyperparameters", [self.hyper.view])]
+        folds.append(Fold(w, "More", "kit-more", [more]))
         columns = []
         for title, names in GROUPS.items():
             heading = w.HTML(f"<b style='font:650 13px system-ui,sans-serif;opacity:.8'>{title}</b>")
             column = [heading, *(self.entries[name] for name in names)]
             columns.append(w.VBox(column, layout=w.Layout(margin="0 8px 0 0", max_width="100%")))
-        self.view = w.VBox([w.HBox(columns, layout=w.Layout(flex_flow="row wrap")), fold])
+        self.view = w.VBox([w.HBox(columns, layout=w.Layout(flex_flow="row wrap")), *(fold.view for fold in folds)])
 
     def read(self) -> RunConfig:
         """Return the RunConfig in the form. Raises `UserError` for an invalid value."""

@@ -89,7 +89,7 @@ def text_entry(
     return (kind or w.Text)(
         description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
         description_allow_html=True, style={"description_width": f"{label_px}px"},
-        layout=w.Layout(width=f"{width_px}px"), **settings,
+        layout=w.Layout(width=f"{width_px}px", max_width="100%"), **settings,
     )  # fmt: skip
 
 

@@ -20,6 +20,15 @@ MEASURES = (
 COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
 
 
+MEANINGS = {
+    "Success rate": "Share of episodes that ended in success. train: recent training episodes, with exploration "
+    "noise; eval: evaluations without noise.",
+    "Mean return": "Sum of the rewards of an episode, averaged over episodes. train: recent training episodes, with "
+    "exploration noise; eval: evaluations without noise.",
+}
+"""Title of a curve -> its tooltip."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One metric over environment steps. `training` and `evaluation` are (k, 2) pairs (step, value), k >= 0."""

@@ -20,6 +20,7 @@ from kit.runs.finding import local_runs
 from kit.runs.run import Run
 from kit.ui import as_code, style
 from kit.ui.dashboard import Dashboard
+from kit.ui.fold import Fold, PageFold
 from kit.ui.form import Form
 from kit.ui.headless import follow, nobody_there
 from kit.ui.task import task
@@ -137,17 +138,14 @@ class TrainPanel(Panel):
         )  # fmt: skip
         self.pasted.add_class("kit-pasted")
         self.pasted.observe(lambda change: self._paste(change["new"]), names="value")
-        self.task = Fold(w, "What this task is", "kit-task", task)
-        self.code = Fold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
+        self.task = PageFold(w, "What this task is", "kit-task", task)
+        self.code = PageFold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
         self.watch_button = w.Button(layout=w.Layout(width="auto", min_width="96px", display="none"))
         self.watch_button.add_class("kit-watch-button")
         self.watch_button.on_click(lambda _: self.do(self._watch_or_leave))
         self.buttons.children = (self.train_button, *self.buttons.children, self.watch_button)
-        self.choices = w.Accordion(
-            [self.form.view], selected_index=0, layout=w.Layout(max_width="920px", margin="4px 0")
-        )
-        self.choices.add_class("kit-choices")
-        self.view.children = (self.task.view, self.choices, self.code.view, self.label, *self.view.children)
+        self.choices = Fold(w, "", "kit-choices", [self.form.view], is_open=True)
+        self.view.children = (self.task.view, self.choices.view, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
     def _shown(self) -> None:
@@ -169,7 +167,9 @@ class TrainPanel(Panel):
         if self.is_working:
             self.leave()
         elif runs := working_runs(self.config.runs_dir):
+            self.estimator.cancel()
             self.attach(runs[0])
+            self._show_label(f"{runs[0].name} was started elsewhere; the form keeps its own settings.", True)
         else:
             self._edited()  # that run has ended
 
@@ -181,7 +181,7 @@ class TrainPanel(Panel):
         elif runs:
             self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
             self.watch_button.tooltip = "Another notebook or program trains this run"
-        self.watch_button.layout.display = "flex" if self.is_working or runs else "none"
+        self.watch_button.layout.display = None if self.is_working or runs else "none"
 
     def _typed(self) -> None:
         """Called after each edit by the user. An older message, such as why a run could not start, may be outdated."""
@@ -230,7 +230,7 @@ class TrainPanel(Panel):
 
     def _changed(self) -> None:
         """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
-        self.choices.selected_index = None if self.is_working else 0
+        self.choices.is_open = not self.is_working
         self._update_title()
         self._draw_watch_button()
         if self.is_working:
@@ -243,7 +243,7 @@ class TrainPanel(Panel):
 
     def _update_title(self) -> None:
         c = self.config
-        self.choices.set_title(0, f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}")
+        self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}")
 
     def _train(self) -> None:
         self.estimator.cancel()
@@ -254,46 +254,6 @@ class TrainPanel(Panel):
 def working_runs(runs_dir: str) -> list[Run]:
     """Return the runs in `runs_dir` that a process trains, latest first."""
     return [run for run in local_runs(runs_dir) if run.is_working()]
-
-
-class Fold:
-    """A collapsible section of a panel. When it is opened, `draw` makes its page in a thread.
-
-    `draw` gets the arguments of the last `choose` call. `name`: CSS class; `below`: widgets below the page.
-    """
-
-    def __init__(self, w: Any, title: str, name: str, draw: Callable[..., style.Page], *below: Any) -> None:
-        self._make, self._page = draw, w.HTML()
-        self.view = w.Accordion(
-            [w.VBox([self._page, *below])], layout=w.Layout(max_width="920px", margin="4px 0"), selected_index=None
-        )
-        self.view.set_title(0, title)
-        self.view.add_class(name)
-        self.view.observe(lambda _: self._draw(), names="selected_index")
-        self._chosen: tuple[Any, ...] | None = None
-        self._drawn: tuple[Any, ...] | None = None
-
-    def choose(self, *arguments: Any) -> None:
-        """Set the arguments of `draw`. If the page is unfolded, draw it again."""
-        self._chosen = arguments
-        self._draw()
-
-    def _draw(self) -> None:
-        chosen = self._chosen
-        if self.view.selected_index is None or chosen is None or chosen == self._drawn:
-            return
-        self._drawn = chosen
-        self._page.value = style.wrap(style.note("…"))
-
-        def draw() -> None:
-            try:
-                page = self._make(*chosen)._repr_html_()
-            except Exception as error:
-                page = style.wrap(style.note(str(error) or type(error).__name__, bad=True))
-            if chosen == self._drawn:
-                self._page.value = page
-
-        threading.Thread(target=draw, daemon=True).start()
 
 
 class Estimator:

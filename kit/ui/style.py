@@ -52,7 +52,10 @@ CSS = """
 .kit pre.kit-code{margin:0 0 8px;padding:8px 10px!important;border-radius:6px;background:rgba(128,128,128,.12);
   overflow-x:auto;font:12.5px/1.5 ui-monospace,Menlo,monospace;white-space:pre-wrap;user-select:all}
 .kit-dim{opacity:.65}
-.kit-choices .jupyter-widget-Collapse-contents,.kit-choices .p-Collapse-contents{padding:6px 8px}
+.kit-fold-button.jupyter-button{text-align:left;white-space:normal;padding:3px 8px;margin:0;border:0;
+  background:rgba(128,128,128,.12);color:inherit;box-shadow:none}
+.kit-fold-button.jupyter-button:focus-visible{outline:2px solid #2a78d6;outline-offset:-2px}
+.kit-fold{border:1px solid rgba(128,128,128,.28);border-radius:4px}
 .kit-choices .widget-inline-hbox{max-width:100%}
 .kit-changed .widget-label{color:#eb6834;font-weight:650}
 .kit-wrong input,.kit-wrong select{border-color:#d73027!important;box-shadow:0 0 0 1px #d73027}

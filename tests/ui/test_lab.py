@@ -55,7 +55,7 @@ def test_train_pause_save_stop_and_resume_by_buttons(train: Notebook) -> None:
     train.see(".kit-label .kit-bad", "total_steps='many'")
     train.see(".kit-wrong.kit-field-total_steps")
     type_in(train, "total_steps", "100000")
-    train.page.locator(".kit-more >> text=Hyperparameters").click()
+    train.page.locator(".kit-hyperparameters >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
     train.see(".kit-changed.kit-hyper-gamma")
     run = begin(train, "pressed")

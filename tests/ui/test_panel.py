@@ -114,9 +114,9 @@ def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_pat
 
 
 def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
-    page = panel.task.view.children[0].children[0]
+    page = panel.task.page
     assert page.value == ""
-    panel.task.view.selected_index = 0
+    panel.task.is_open = True
     wait_for(lambda: "per metre that the hand moves closer to the goal" in page.value, 60)
     panel.form.entries["env"].value = "CartPole-v1"
     wait_for(lambda: "one of 2 choices" in page.value, 60)
@@ -154,8 +154,8 @@ def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path, monkeypatch: py
 
 
 def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
-    page = panel.code.view.children[0].children[0]
-    panel.code.view.selected_index = 0
+    page = panel.code.page
+    panel.code.is_open = True
     wait_for(lambda: "kit train --env Reach" in page.value, 60)
     panel.form.entries["seed"].value = "7"
     wait_for(lambda: "--seed 7" in page.value, 60)
@@ -256,7 +256,7 @@ def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
     watch_to_the_end(panel)
     with at_work(run):
         panel.form.entries["seed"].value = "1"
-        wait_for(lambda: "training" in text_of(panel, "kit-head") and panel.choices.selected_index is None)
+        wait_for(lambda: "training" in text_of(panel, "kit-head") and not panel.choices.is_open)
     watch_to_the_end(panel)
     panel.estimator.cancel()
 

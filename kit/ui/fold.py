@@ -1,0 +1,84 @@
+"""Collapsible sections of panels. A button folds them, so that the keyboard and screen readers reach them.
+
+The headers of ipywidgets' Accordion are plain divs, which take no focus.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kit.ui import style
+
+
+class Fold:
+    """A collapsible section: a button with the title, and below it, while `is_open`, the widgets `children`.
+
+    `w`: ipywidgets; `name`: CSS class of the view.
+    """
+
+    def __init__(self, w: Any, title: str, name: str, children: Sequence[Any], is_open: bool = False) -> None:
+        self.button = w.ToggleButton(value=is_open, layout=w.Layout(width="100%", height="auto"))
+        self.button.add_class("kit-fold-button")
+        self._content = w.VBox(list(children), layout=w.Layout(padding="6px 8px"))
+        self._title = title
+        self.view = w.VBox([self.button, self._content], layout=w.Layout(max_width="920px", margin="4px 0"))
+        self.view.add_class(name)
+        self.view.add_class("kit-fold")
+        self.button.observe(lambda _: self._draw(), names="value")
+        self._draw()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the section shows its children."""
+        return bool(self.button.value)
+
+    @is_open.setter
+    def is_open(self, value: bool) -> None:
+        self.button.value = value
+
+    def set_title(self, title: str) -> None:
+        """Set the text of the button."""
+        self._title = title
+        self._draw()
+
+    def _draw(self) -> None:
+        self.button.description = f"{'▾' if self.is_open else '▸'} {self._title}"
+        self._content.layout.display = "flex" if self.is_open else "none"
+
+
+class PageFold(Fold):
+    """A collapsible section with a page of HTML. When it is opened, `make` makes the page in a thread.
+
+    `make` gets the arguments of the last `choose` call. `below`: widgets below the page.
+    """
+
+    def __init__(self, w: Any, title: str, name: str, make: Callable[..., style.Page], *below: Any) -> None:
+        self._make, self.page = make, w.HTML()
+        self._chosen: tuple[Any, ...] | None = None
+        self._drawn: tuple[Any, ...] | None = None
+        super().__init__(w, title, name, [self.page, *below])
+
+    def choose(self, *arguments: Any) -> None:
+        """Set the arguments of `make`. If the section is open, make the page again."""
+        self._chosen = arguments
+        self._draw()
+
+    def _draw(self) -> None:
+        super()._draw()
+        chosen = self._chosen
+        if not self.is_open or chosen is None or chosen == self._drawn:
+            return
+        self._drawn = chosen
+        self.page.value = style.wrap(style.note("…"))
+
+        def make() -> None:
+            try:
+                page = self._make(*chosen)._repr_html_()
+            except Exception as error:
+                page = style.wrap(style.note(str(error) or type(error).__name__, bad=True))
+            if chosen == self._drawn:
+                self.page.value = page
+
+        threading.Thread(target=make, daemon=True).start()
