@@ -45,6 +45,11 @@ def notebook() -> str | None:
     return os.environ.get("JPY_SESSION_NAME")
 
 
+def is_taken_away() -> bool:
+    """Return whether this is a machine that its provider takes away with all files: Colab, or a RunPod pod."""
+    return "google.colab" in sys.modules or "RUNPOD_POD_ID" in os.environ
+
+
 def session_ender() -> Callable[[], object]:
     """Return a function that ends this rented machine's session. Raises `UserError` on other machines."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")

@@ -26,6 +26,8 @@ from kit.ui.headless import follow, nobody_there
 from kit.ui.task import task
 
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
+NOTICE_S = 60
+"""Seconds between the notice that the machine's session will end, and its end."""
 SETTLE_S = 0.4
 """Seconds after the last edit until the estimate starts."""
 
@@ -34,7 +36,7 @@ class Panel(Dashboard):
     """Base class of panels: a dashboard that can start a run. Subclasses define `_start_run`.
 
     `end_session=True` ends the Colab session, or stops the RunPod pod, once the run is finished and its last checkpoint
-    is in the store.
+    is in the store. With a user there, a button keeps the session open during the last `NOTICE_S` seconds.
     """
 
     def __init__(self, end_session: bool = False) -> None:
@@ -51,6 +53,15 @@ class Panel(Dashboard):
         self._end(self.run)
         return self
 
+    def _build(self, w: Any) -> None:
+        super()._build(w)
+        self._kept_open = threading.Event()
+        self.keep_button = w.Button(description="Keep the session open", icon="hand-paper-o", button_style="warning")
+        self.keep_button.layout.width, self.keep_button.layout.display = "auto", "none"
+        self.keep_button.add_class("kit-keep-button")
+        self.keep_button.on_click(lambda _: self._kept_open.set())
+        self.buttons.children = (*self.buttons.children, self.keep_button)
+
     def find_run(self) -> Run:
         """Return the run that the panel shows. Raises `UserError` if it shows none."""
         if self.run is None:
@@ -66,8 +77,21 @@ class Panel(Dashboard):
         if reason := not_safe(run):
             message = f"The session stays open: {reason}."
             print(message) if nobody_there() else self.say(message, bad=True)
-        else:
+        elif nobody_there() or self._count_down():
             self._end_session()
+
+    def _count_down(self) -> bool:
+        """Announce the end of the session for `NOTICE_S` seconds; return False if the user keeps it open."""
+        self._kept_open.clear()
+        self.keep_button.layout.display = None
+        for left_s in range(NOTICE_S, 0, -1):
+            self.say(f"The run is finished and in the store; the session of this machine ends in {left_s} s.")
+            if self._kept_open.wait(1):
+                break
+        self.keep_button.layout.display = "none"
+        kept = self._kept_open.is_set()
+        self.say("The session stays open." if kept else "The session ends.")
+        return not kept
 
 
 def not_safe(run: Run) -> str | None:
@@ -304,6 +328,8 @@ class Estimator:
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
             if others := working_runs(config.runs_dir):
                 estimate += f" {others[0].name} is training too, so both are slower; press Watch to see it."
+            if config.store is None and host.is_taken_away():
+                estimate += " Without a store, the run is lost when this machine is taken away."
             show(estimate, True)
         except Exception as error:
             show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -359,6 +359,35 @@ def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch:
         ended.clear()
 
 
+@pytest.mark.parametrize(("notice_s", "press"), [(60, True), (1, False)])
+def test_a_person_can_keep_the_session_open(
+    notice_s: int, press: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
+    monkeypatch.setattr(panel_module, "NOTICE_S", notice_s)
+    panel = TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
+    store = {"url": "hf://me/runs", "step": 600, "time": 1.0, "state": "ok", "error": ""}
+    panel.attach(make_run(tmp_path, "done", config={"store": str(tmp_path)}, store=store))
+    if press:
+        wait_for(lambda: "ends in 60 s" in text_of(panel, "kit-message") and panel.keep_button.layout.display is None)
+        panel.keep_button.click()
+    watch_to_the_end(panel)
+    assert ended == ([] if press else [True])
+    assert ("stays open" in text_of(panel, "kit-message")) == press
+    panel.estimator.cancel()
+
+
+def test_a_machine_that_is_taken_away_asks_for_a_store(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNPOD_POD_ID", "4711")
+    panel.form.entries["seed"].value = "1"
+    wait_for(lambda: "Without a store, the run is lost" in panel.label.value, 60)
+    panel.form.entries["store"].value = str(tmp_path / "store")
+    wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value, 60)
+
+
 @pytest.mark.parametrize(
     ("typed", "layers"), [("64,64", [64, 64]), ("128, 64", [128, 64]), ("[32]", [32]), ("256,256", [256, 256])]
 )
