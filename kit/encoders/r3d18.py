@@ -85,7 +85,15 @@ def torchvision(encoder: str) -> Any:
         _KEPT.append(library)
         return importlib.import_module("torchvision")
     except ImportError as error:
-        raise UserError(f"encoder={encoder!r} needs torchvision ({error}); pip install 'kit[video]'.") from None
+        raise UserError(
+            f"encoder={encoder!r} needs torchvision ({error}); pip install 'torchvision=={_fitting()}': "
+            "another one would replace this machine's torch."
+        ) from None
+
+
+def _fitting() -> str:
+    """Return the version of torchvision for the installed torch: 0.N with torch 2.(N - 15), since torch 2.0."""
+    return f"0.{int(torch.__version__.split('.')[1]) + 15}.*"
 
 
 _KEPT: list[Any] = []

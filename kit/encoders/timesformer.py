@@ -67,7 +67,7 @@ def _transformers() -> tuple[Any, Any]:
     try:
         from transformers import TimesformerConfig, TimesformerModel
     except ImportError as error:
-        raise UserError(f"encoder='timesformer' needs transformers ({error}); pip install 'kit[video]'.") from None
+        raise UserError(f"encoder='timesformer' needs transformers ({error}); pip install 'kit[clips]'.") from None
     return TimesformerConfig, TimesformerModel
 
 

@@ -37,7 +37,8 @@ FOOTNOTE = (
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
-EXTRAS = {"jobs": "video,stores,gpu", "sweep": "video,stores,gpu,scale", "notebook": "notebook,video,stores,gpu"}
+EXTRAS = {"jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale"}
+EXTRAS |= {"notebook": "notebook,video,stores,s3,gpu"}
 
 
 PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}

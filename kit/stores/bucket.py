@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from kit.errors import UserError, need
@@ -31,7 +32,9 @@ class BucketStore(Store):
         self._scheme = url.split("://")[0].lower()
         options: dict[str, Any] = {"use_listings_cache": False}
         if self._scheme in _S3:
-            need("s3fs", "stores")
+            if not find_spec("s3fs"):  # pip takes the newest, and with it an fsspec that others on Colab cannot use
+                fits = f"s3fs=={fsspec.__version__}"
+                raise UserError(f"store={url!r} needs s3fs; pip install '{fits}', which fits this machine's fsspec.")
             retries = {"max_attempts": 2, "mode": "standard"}
             options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": 60, "retries": retries}
         try:

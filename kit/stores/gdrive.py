@@ -28,7 +28,7 @@ class GoogleDriveLink(Store):
             raise Unusable(url, "can only be read; use drive:folder, hf://user/repo or s3://bucket to write.")
         if not link.startswith("https://drive.google.com/drive/") or "/folders/" not in link:
             raise Unusable(url, "cannot be parsed; write gdrive-link: and a shared Drive folder's link.")
-        self._gdown: Any = need("gdown", "stores")
+        self._gdown: Any = need("gdown", "drive")
         try:
             files = self._gdown.download_folder(
                 url=link, output="run", skip_download=True, quiet=True, use_cookies=False, timeout=TIMEOUT_S

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import UserError
-from kit.stores import StoreError, open_store
+from kit.stores import StoreError, bucket, open_store
 from kit.stores.folder import DirectoryStore
 
 
@@ -150,3 +150,10 @@ def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path, monkeypatch: pytes
             store.swap("a.json", b"old", b"new")
     assert len(waited) >= 10
     assert store.swap("a.json", b"old", b"new"), "the lock of a process that is gone holds nobody"
+
+
+def test_without_s3fs_the_version_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "find_spec", lambda name: None)
+    monkeypatch.setattr("fsspec.__version__", "2025.3.0")
+    with pytest.raises(UserError, match=r"store='s3://robots/runs' needs s3fs; pip install 's3fs==2025.3.0'"):
+        open_store("s3://robots/runs")
