@@ -91,7 +91,8 @@ class Form:
             self.entries["total_steps"].value = to_text(after)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
-        w, name, explanation = self._w, field.name, field.metadata["help"]
+        w, name, default = self._w, field.name, getattr(RunConfig(), field.name)
+        explanation = f"{field.metadata['help']}; default: {_field_text(default) or 'none'}"
         if name in CHOICES:
             options = tuple(dict.fromkeys((*CHOICES[name], text)))
             return text_entry(w, name, explanation, kind=w.Dropdown, options=options, value=text)

@@ -85,12 +85,17 @@ def stock_value(record: algorithm.Algorithm, name: str) -> Any:
 def text_entry(
     w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
 ) -> Any:
-    """Return an entry whose label has the tooltip `explanation`. `w`: ipywidgets; `kind`: widget class (Text)."""
-    return (kind or w.Text)(
-        description=f"<span title='{html.escape(explanation)}'>{name.replace('_', ' ')}</span>",
-        description_allow_html=True, style={"description_width": f"{label_px}px"},
+    """Return an entry that shows `explanation` while it has the focus or the pointer is on its label.
+
+    `w`: ipywidgets; `kind`: widget class (Text).
+    """
+    label = f"{name.replace('_', ' ')}<span class='kit-help' role='tooltip'>{html.escape(explanation)}</span>"
+    entry = (kind or w.Text)(
+        description=label, description_allow_html=True, style={"description_width": f"{label_px}px"},
         layout=w.Layout(width=f"{width_px}px", max_width="100%"), **settings,
     )  # fmt: skip
+    entry.add_class("kit-entry")
+    return entry
 
 
 def value_of(text: str) -> Any:

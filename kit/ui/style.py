@@ -55,6 +55,13 @@ CSS = """
 .kit-fold-button.jupyter-button{text-align:left;white-space:normal;padding:3px 8px;margin:0;border:0;
   background:rgba(128,128,128,.12);color:inherit;box-shadow:none}
 .kit-fold-button.jupyter-button:focus-visible{outline:2px solid #2a78d6;outline-offset:-2px}
+.kit-train-panel .widget-box,.kit-entry,.kit-entry .widget-label{overflow:visible!important}
+.kit-entry{position:relative}
+.kit-help{display:none;position:absolute;z-index:20;left:8px;top:calc(100% + 3px);width:calc(100% - 20px);padding:6px 10px;
+  white-space:normal;text-align:left;font-size:12.5px;line-height:1.4;border-radius:6px;border:1px solid #2a78d6;
+  background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);
+  box-shadow:0 2px 8px rgba(0,0,0,.25)}
+.kit-entry:focus-within .kit-help,.kit-entry .widget-label:hover .kit-help{display:block}
 .kit-fold{border:1px solid rgba(128,128,128,.28);border-radius:4px}
 .kit-choices .widget-inline-hbox{max-width:100%}
 .kit-changed .widget-label{color:#eb6834;font-weight:650}

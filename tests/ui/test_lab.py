@@ -57,6 +57,7 @@ def test_train_pause_save_stop_and_resume_by_buttons(train: Notebook) -> None:
     type_in(train, "total_steps", "100000")
     train.page.locator(".kit-hyperparameters >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
+    train.see(".kit-hyper-gamma .kit-help", "Discount factor")
     train.see(".kit-changed.kit-hyper-gamma")
     run = begin(train, "pressed")
     assert run.config.overrides["gamma"] == 0.95
