@@ -13,6 +13,7 @@ from kit.ui.picker import RunPicker
 from kit.ui.plots import inside, learning_curve
 from kit.ui.result import report
 from kit.ui.resume import ResumePanel
+from kit.ui.runs_page import runs
 from kit.ui.search import sweep
 from kit.ui.seeing import what_it_sees
 from kit.ui.task import task
@@ -31,5 +32,5 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Dashboard", "ResumePanel", "RunFailed", "RunPicker", "TrainPanel", "account", "checkpoints_side_by_side",
     "compare", "connect", "economy", "failures", "find_run", "from_cameras", "inside", "learning_curve", "nobody_there",
-    "report", "runs_side_by_side", "standings", "statistics", "sweep", "task", "video", "view", "what_it_sees",
+    "report", "runs", "runs_side_by_side", "standings", "statistics", "sweep", "task", "video", "view", "what_it_sees",
 ]  # fmt: skip

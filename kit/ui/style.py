@@ -45,6 +45,8 @@ CSS = """
 .kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:2px 9px;
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
 .kit-run .kit-bar{margin:0}
+@media(min-width:641px){.kit-run.kit-runs-row{grid-template-columns:165px 125px 120px 92px 76px 58px 82px 58px}}
+.kit-run>*{overflow:hidden;text-overflow:ellipsis}
 @media(max-width:640px){.kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
