@@ -97,7 +97,8 @@ class ImageExtractor(BaseFeaturesExtractor):
             raise UserError(f"the clip {name!r} is {images.dtype}; give uint8, or float with values from 0 to 255.")
         eye = self.eyes[_module_name(name)] if len(self.eyes) > 1 else next(iter(self.eyes.values()))
         clip = self.choose_frames(images.unflatten(0, (-1, 1)) if images.ndim == 4 else images).float()
-        # rounding in convolutions depends on the memory layout, so clips always get the rollouts' one, (T, B, H, W, C)
+        # rounding in convolutions depends on the memory layout, so clips always get the one that they have in rollouts,
+        # (T, B, H, W, C)
         return eye(clip.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)).flatten(1)
 
 

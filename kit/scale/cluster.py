@@ -151,7 +151,8 @@ class Cluster:
             message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; the nodes have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))
-        this_node = ray.get_runtime_context().get_node_id()  # for the board: if this node is lost, the batch ends
+        # the board is on the node of `kit batch`: if that node is lost, the batch ends anyway
+        this_node = ray.get_runtime_context().get_node_id()
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node, soft=False)
         self.board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=pinned).remote()
         self.attempt = ray.remote(_attempt).options(

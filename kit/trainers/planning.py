@@ -63,8 +63,8 @@ class Plan:
         encoder = encoders.choose(config.encoder, env.observation_space, options, env.obs_groups)
         if encoder.policy not in record.trainer.policy_aliases:
             raise UserError(
-                f"algo={config.algo!r} has no {encoder.policy}, a critic that sees another group than the policy; use "
-                "PPO, A2C, SAC, TD3 or RecurrentPPO, or remove the critic's group."
+                f"algo={config.algo!r} cannot give the critic other observations than the policy, but the env has an "
+                "observation group for the critic; use PPO, A2C, SAC, TD3 or RecurrentPPO, or remove that group."
             )
         if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
             raise UserError(

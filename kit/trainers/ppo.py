@@ -162,9 +162,10 @@ class PPO(ProximalTrainer, sb3.PPO):
 
 
 def with_own_critic(weights: Values, policy: ActorCriticPolicy) -> Values:
-    """Return pretrained `weights` (name -> tensor) for `policy`; if their critic does not fit, with its own.
+    """Return pretrained `weights` (name -> tensor) for `policy`.
 
-    For a single camera, the image network is renamed: its name depends on whether the env delivers the image in a Dict.
+    If their critic does not fit, it is replaced by the critic of `policy`. For a single camera, the image network is
+    renamed: its name depends on whether the env delivers the image in a Dict.
     """
     mine = policy.state_dict()
     cameras = {m[1] for name in mine if (m := re.match(r"features_extractor\.eyes\.(eye_\w*)\.", name))}

@@ -128,7 +128,7 @@ class Replay:
     def load(self, rows: dict[str, torch.Tensor], start: int) -> None:
         """Restore `rows`, returned by `rows()`; the first one has number `start`.
 
-        Rows from `written` on, and rows that the ring would have overwritten by then, are ignored.
+        Ignored are rows numbered `written` or higher, and rows older than the last `capacity` rows before `written`.
         """
         stop = start + len(rows["rewards"])
         first, last = max(start, self.written - self.capacity), min(stop, self.written)
@@ -165,7 +165,10 @@ class Replay:
         first_row[slot] = torch.where(ended, self.written, first_row[last])
 
     def _first_rows(self) -> torch.Tensor:
-        """Return the first row of each slot's episode, (capacity, n_envs), or an earlier row if it is overwritten."""
+        """Return, for each slot and env, the number of the first row of its episode, (capacity, n_envs).
+
+        If that row has been overwritten, the number may be smaller.
+        """
         if self._episode_starts is not None:
             return self._episode_starts
         rows = torch.arange(max(self.first, self.written - self.capacity), self.written, device=self.device)

@@ -189,7 +189,7 @@ def test_what_does_not_go_together_is_one_sentence(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match="'critic_state' is no longer hidden from the actor by its name"):
         choose("auto", prefixed)
     monkeypatch.setattr(PPO, "policy_aliases", sb3.PPO.policy_aliases)
-    with pytest.raises(UserError, match="has no AsymmetricPolicy, a critic that sees another group"):
+    with pytest.raises(UserError, match="cannot give the critic other observations than the policy"):
         kit.resolve(RunConfig(env=SECRET, algo="PPO"))
 
 
