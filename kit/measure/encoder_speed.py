@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from kit.measure.speed import rate
 if TYPE_CHECKING:
     import pandas as pd
 
-BATCH = 16
+BATCH, SMALL_BATCH = 16, 2
+SLOW_S = 0.1
+"""Seconds of a forward pass of `SMALL_BATCH` from which on that is the batch: large networks gain nothing from more."""
 BUDGET_S = 0.5
 """Duration of each speed measurement, s; it includes at least one pass."""
 ADAM = 4
@@ -36,7 +39,7 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
 
     described = envs.describe(env, env_options)
     space = PolicyView(described.observation_space, described.obs_groups.get("policy")).space
-    obs = _sample(space)
+    large, small = _sample(space, BATCH), _sample(space, SMALL_BATCH)
     rows: dict[str, list[str]] = {}
     for name, info in ENCODERS.items():
         try:
@@ -45,10 +48,14 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
             rows[name] = ["–"] * 5 + [str(error)]
             continue
         parameters = sum(p.numel() for p in network.parameters())
-        saved = _saved_bytes(network, obs) / BATCH
+        saved = _saved_bytes(network, small) / SMALL_BATCH
         with torch.no_grad():
-            acting = BATCH * rate(partial(network, obs), BUDGET_S)
-        learning = BATCH * rate(partial(_learn, network, obs), BUDGET_S)
+            start = time.perf_counter()
+            network(small)
+            is_slow = time.perf_counter() - start > SLOW_S
+            batch, obs = (SMALL_BATCH, small) if is_slow else (BATCH, large)
+            acting = batch * rate(partial(network, obs), BUDGET_S)
+        learning = batch * rate(partial(_learn, network, obs), BUDGET_S)
         weights = 4 * ADAM * parameters
         sizes = [f"{parameters:,}", f"{weights / 1e6:,.1f} MB", f"{saved / 1e6:,.2f} MB"]
         rows[name] = [*sizes, f"{acting:,.0f}", f"{learning:,.0f}", info.use_when]
@@ -56,10 +63,10 @@ def encoders(env: str, env_options: Mapping[str, Any] | None = None) -> pd.DataF
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
-def _sample(space: Space) -> Any:
+def _sample(space: Space, n: int) -> Any:
     if isinstance(space, spaces.Dict):
-        return {name: _sample(inner) for name, inner in space.items()}
-    shape = (BATCH, *(space.shape or ()))
+        return {name: _sample(inner, n) for name, inner in space.items()}
+    shape = (n, *(space.shape or ()))
     if space.dtype == "uint8":
         return torch.randint(0, 256, shape, dtype=torch.uint8)
     return torch.rand(shape)

@@ -67,7 +67,8 @@ def test_a_robot_without_its_model_is_a_sentence(workplace: Path, monkeypatch: p
 
 def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
     small = {"n_envs": 64, "total_steps": 2048, "branch_steps": 1024, "eval_every": 1024, "checkpoint_every": 1024}
-    shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16})
+    shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=4, overrides={"n_steps": 16},
+                    env_options={"endurance_s": 20.0})  # fmt: skip
     games = {run.name: run for run in local_runs(workplace / "games")}
     assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
     assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]

@@ -64,6 +64,7 @@ def watch_to_the_end(board: Dashboard) -> None:
     """Wait for the thread that watches the board's run."""
     for thread in threading.enumerate():
         if board.run is not None and thread.name == f"watch-{board.run.name}":
+            wait_for(lambda thread=thread: thread.ident)  # it may be listed a moment before it has started
             thread.join(20)
 
 
