@@ -21,6 +21,7 @@ REMEDIES = {
     "no model of": "legged robots: set MENAGERIE_ROOT to a copy of mujoco_menagerie, or connect to the internet once",
     "the model of": "legged robots: set MENAGERIE_ROOT to a copy of mujoco_menagerie, or connect to the internet once",
     "could not import": "an optional package: pip install -e '.[test]'",
+    "no package index": "what the first cell installs on rented machines: an internet connection",
     "needs root": "full disks and dead mounts: run as root",
     "CUDA GPU": "the simulator on CUDA: a machine with an NVIDIA card",
 }

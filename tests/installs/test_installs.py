@@ -39,6 +39,8 @@ def test_the_first_cell_changes_no_package(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uv", "pip", "compile", str(wanted), "--no-header", "--no-annotate", "--quiet"]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "--no-python-downloads"]
     resolved = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    if any(words in resolved.stderr for words in ("error sending request", "dns error", "Failed to fetch")):
+        pytest.skip("no package index can be reached")
     assert resolved.returncode == 0, resolved.stderr
     lines = resolved.stdout.splitlines()
     assert {pin.replace("_", "-") for pin in freeze.split()} <= set(lines)
