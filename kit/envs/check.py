@@ -35,7 +35,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     Gymnasium's own `check_env`. Raises `UserError` at the first failed check.
     """
     if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
-        _check_gymnasium(env, env_options or {}, say)
+        _check_gymnasium(env, entry, env_options or {}, say)
         return
     made = make_vec(env, N, seed=SEED, threads=1, env_options=env_options)  # checks the first observation
     task: Task = made.task  # type: ignore[attr-defined]
@@ -57,9 +57,6 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
             say(f"images of the cameras {', '.join(task.cameras)}")
     finally:
         made.close()
-
-
-#
 
 
 def check_one_step(env: str, env_options: Mapping[str, Any] | None = None) -> None:
@@ -182,10 +179,9 @@ def _actions(env: BatchEnv) -> torch.Tensor:
     return torch.stack([torch.as_tensor(env.action_space.sample()) for _ in range(N)])
 
 
-def _check_gymnasium(env: str, env_options: Mapping[str, Any], say: Say) -> None:
+def _check_gymnasium(env: str, entry: Any, env_options: Mapping[str, Any], say: Say) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    entry = find(env)
     try:
         made: Any = entry(**env_options) if isinstance(entry, type) else gymnasium.make(entry, **env_options)
         check_env(made.unwrapped, skip_render_check=True)

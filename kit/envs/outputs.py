@@ -102,6 +102,7 @@ def require_finite(task: Task, what: str, value: torch.Tensor, failed: torch.Ten
 
 
 def fail(task: Task, what: str, got: str, expected: str, hint: str) -> NoReturn:
+    """Raise the `UserError` of a failed check: `what` returned `got`, not the `expected`; `hint`: the likely slip."""
     raise UserError(f"env={task.name!r}: {what} returned {got}, expected {expected}; {hint}.")
 
 

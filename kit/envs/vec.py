@@ -106,9 +106,9 @@ class TensorEnv(BatchEnv):
         reward = task.reward(action)
         terminated = task.terminated()
         success = task.success()
-        failed, info = task.failed(), task.info()
+        failed, metrics = task.failed(), task.info()
         if not self._is_checked:
-            check_first_step(task, self.num_envs, reward, terminated, success, failed, info)
+            check_first_step(task, self.num_envs, reward, terminated, success, failed, metrics)
             self._is_checked = True
         if failed is not None:  # terminate with zeros, because NaN or infinity would spoil the networks
             obs = select(failed, tree_map(torch.zeros_like, obs), obs)
@@ -122,9 +122,9 @@ class TensorEnv(BatchEnv):
         out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
         truncated = out_of_time & ~terminated
         done = out_of_time | terminated
-        extra: Info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length}
+        info: Info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **metrics}
         if success is not None:
-            extra["success"] = success
+            info["success"] = success
         if self.autoreset and maybe_any(done):
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
@@ -132,7 +132,7 @@ class TensorEnv(BatchEnv):
             if self._limit is not None:
                 self._limit = torch.where(done, self.episode_steps, self._limit)
             obs = self._first_obs(done, obs)
-        return obs, reward.to(self.dtype), terminated, truncated, {**extra, **info}
+        return obs, reward.to(self.dtype), terminated, truncated, info
 
     def _reset_task(self, envs: torch.Tensor) -> None:
         if self._randomizer is not None:

@@ -1,4 +1,4 @@
-"""provenance.json: versions, machine and git commit of each session, and what the user asked for at the start."""
+"""Write and read provenance.json: where each session ran, with which versions, and what the user asked for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(run_path: Path, **extra: Any) -> None:
     """Append an entry for this process, with `extra` keys. Environment variables and arguments are not recorded.
 
     The entry of the process that created the run has the keys "requested" (fields that kit changed, as the user set
-    them), "notebook" (its path, or None) and, after a warm start, "parent" (name and step).
+    them), "notebook" (the notebook's path, or None) and, after a warm start, "parent" (name and step).
     """
     write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), {**current(), **extra}], indent=1))
 
