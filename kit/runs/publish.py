@@ -8,11 +8,12 @@ import re
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kit
 from kit.encoders.frozen import FrozenView
 from kit.errors import UserError, need
+from kit.format.files import write_atomic
 from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
@@ -20,9 +21,6 @@ from kit.runs.video import record
 from kit.stores.model_card import MARK, curve
 from kit.stores.redact import TEXT, redact_bytes
 from kit.trainers import Trainer, algorithm
-
-if TYPE_CHECKING:
-    from kit.stores.hub import HubStore
 
 EPISODES, VIDEO_EPISODES = 100, 3
 USE = """## Use
@@ -66,21 +64,23 @@ def push(
 
     Makes one commit with an SB3 zip, an ONNX file if the extra `deploy` is installed, a JSON file that describes inputs
     and outputs, the run's config, an evaluation over `episodes`, a video, and a model card. A new repository is
-    private. A README.md that kit did not write is never replaced. `trust` as in `kit.resume`. Raises `UserError` before
-    anything is uploaded.
+    private. A README.md that kit did not write is never replaced. `url` may also be a folder, in which the same files
+    are written; then its path is returned. `trust` as in `kit.resume`. Raises `UserError` before anything is uploaded.
     """
+    run = opened(run, trust)
+    if "://" not in url:
+        return str(_to_folder(run, Path(url).expanduser(), step, episodes))
     import huggingface_hub
 
     from kit.stores.hub import HubStore
 
-    run = opened(run, trust)
     if not re.fullmatch(r"hf://[^/]+/[^/]+/?", url):
         raise UserError(f"url={url!r} is not a model repository on the Hub; write hf://you/model.")
     store = HubStore(url, write=True)
     if MARK.encode() not in (store.read_or_none("README.md") or MARK.encode()):
         raise UserError(f"url={url!r} has a README.md that kit did not write; name another repository.")
     with tempfile.TemporaryDirectory(prefix="kit-push-") as folder:
-        contents = files(run, store, step, episodes, Path(folder))
+        contents = files(run, store.repo, step, episodes, Path(folder))
         store.put(
             {name: _redacted(name, content) for name, content in contents.items()},
             message=f"{run.config.algo} on {run.config.env}",
@@ -88,8 +88,23 @@ def push(
     return f"{huggingface_hub.constants.ENDPOINT}/{store.repo}"
 
 
-def files(run: Run, store: HubStore, step: int | str | None, episodes: int, folder: Path) -> dict[str, Path | bytes]:
-    """Make the files of the model repository in `folder`; return them by name."""
+def _to_folder(run: Run, to: Path, step: int | str | None, episodes: int) -> Path:
+    """Write the files of a model repository to the folder `to`, which kit wrote or which is empty; return it."""
+    card = to / "README.md"
+    if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
+        raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".kit-push-", dir=to.parent) as folder:
+        contents = files(run, "", step, episodes, Path(folder))
+        to.mkdir(exist_ok=True)
+        for name, content in contents.items():
+            redacted = _redacted(name, content)
+            write_atomic(to / name, redacted if isinstance(redacted, bytes) else redacted.read_bytes())
+    return to
+
+
+def files(run: Run, repo: str, step: int | str | None, episodes: int, folder: Path) -> dict[str, Path | bytes]:
+    """Make the files of the model repository `repo` (user/model; "" if they stay in a folder); return them by name."""
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
     if not opens_in_sb3(trainer):
@@ -111,12 +126,19 @@ def files(run: Run, store: HubStore, step: int | str | None, episodes: int, fold
     about = json.loads((folder / f"{name}.json").read_text())
     blocks = []
     if opens_in_sb3(trainer):
-        blocks.append(("With Stable-Baselines3:", with_sb3(trainer, about, config.algo, store.repo, name)))
+        blocks.append(("With Stable-Baselines3:", with_sb3(trainer, about, config.algo, repo, name)))
     if f"{name}.onnx" in contents:
         heading = "With onnxruntime (no pickle; the model includes the normaliser):"
-        blocks.append((heading, with_onnx(about, store.repo, name)))
-    contents["README.md"] = model_card(run, number, name, scores, blocks, contents).encode()
+        blocks.append((heading, with_onnx(about, repo, name)))
+    card = model_card(run, number, name, scores, blocks, contents)
+    contents["README.md"] = (card if repo else _without_download(card)).encode()
     return contents
+
+
+def _without_download(card: str) -> str:
+    """Return the model card with examples that read the files beside it instead of downloading them."""
+    card = re.sub(r"from huggingface_hub import .*\n", "", card)
+    return re.sub(r'hf_hub_download\("", ("[^"]*")\)', r"\1", card)
 
 
 def _redacted(name: str, content: Path | bytes) -> Path | bytes:

@@ -6,7 +6,10 @@ is readable on light and dark themes. `kit.ui.plots` makes figures for saved not
 
 from __future__ import annotations
 
+import html
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,81 +18,136 @@ from kit.ui.learning import MEANINGS, Curve
 
 WIDTH, HEIGHT = 284, 190  # px
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT fits half of the last x label
+LETTER, ROW = 6.6, 15
+"""Width of a letter and height of a row of the legend, in pixels."""
 MAX_POINTS = 300
 HOVER_POINTS, HOVER_PX = 60, 6
 """Number of points per line that show their value when pointed at, and their radius."""
 
 
+class Line(NamedTuple):
+    """A line of a chart: `points` are (k, 2) pairs (step, value), k >= 0."""
+
+    name: str
+    colour: str
+    points: np.ndarray
+    dots: bool = False
+    """Whether each point is drawn as a dot."""
+    dashed: bool = False
+
+
 def chart(curve: Curve, total_steps: int) -> str:
     """Return `curve` as SVG. The x axis ends at the last point, or at `total_steps` while there are no points."""
-    training, evaluation = thinned(curve.training), thinned(curve.evaluation)
-    lines = [("train", 188, style.BLUE, training), ("eval", 240, style.ORANGE, evaluation)]
-    steps, values = np.concatenate([training, evaluation]).T
-    x_max = steps.max(initial=0) or total_steps
+    lines = [Line("train", style.BLUE, curve.training), Line("eval", style.ORANGE, curve.evaluation, dots=True)]
+    last = max((line.points[-1, 0] for line in lines if len(line.points)), default=0)
+    return line_chart(curve.title, lines, (0, last or total_steps), curve.percent, curve.teacher)
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    steps: tuple[float, float],
+    percent: bool = False,
+    level: float | None = None,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+) -> str:
+    """Return lines over environment steps as SVG; a legend names them if several have points.
+
+    `steps`: range of the x axis; points outside it are left out. `percent`: whether the values are rates from 0 to 1.
+    `level`: height of a dashed line named "teacher". `size`: width and height in pixels.
+    """
+    x_min, x_max = steps
+    width, height = size
+    lines = [line._replace(points=thinned(_within(line.points, steps))) for line in lines]
+    drawn = [line for line in lines if len(line.points)]
+    legend, top = _legend(title, drawn, width) if len(drawn) > 1 else ([], TOP)
+    values = np.concatenate([line.points[:, 1] for line in drawn] or [np.empty(0)])
+    if level is not None:
+        values = np.append(values, level)
     low, high = 0.0, 1.0
-    if curve.teacher is not None:
-        values = np.append(values, curve.teacher)
-    if len(values) and not curve.percent:
+    if len(values) and not percent:
         pad = 0.08 * float(np.ptp(values)) or 0.5 * abs(float(values[0])) or 0.5
         low, high = values.min() - pad, values.max() + pad
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = (WIDTH - LEFT - RIGHT) * x / x_max
-        up = (HEIGHT - TOP - BOTTOM) * (min(max(y, low), high) - low) / (high - low)
-        return LEFT + across, HEIGHT - BOTTOM - up
+        across = (width - LEFT - RIGHT) * (x - x_min) / (x_max - x_min)
+        up = (height - top - BOTTOM) * (min(max(y, low), high) - low) / (high - low)
+        return LEFT + across, height - BOTTOM - up
 
-    meaning = f"<title>{MEANINGS.get(curve.title, '')}</title>"
-    parts = [f'<text x="{LEFT}" y="14" font-weight="600" font-size="12.5">{curve.title}{meaning}</text>']
+    meaning = f"<title>{html.escape(MEANINGS.get(title, ''))}</title>"
+    parts = [f'<text x="{LEFT}" y="14" font-weight="600" font-size="12.5">{html.escape(title)}{meaning}</text>']
+    parts += legend
     for y in ticks(low, high, 4):
-        _, py = at(0, y)
-        label = style.percent(y) if curve.percent else f"{y:g}"
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py:.1f}" y2="{py:.1f}" stroke-opacity=".14"/>')
+        _, py = at(x_min, y)
+        label = style.percent(y) if percent else f"{y:g}"
+        parts.append(f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{py:.1f}" y2="{py:.1f}" stroke-opacity=".14"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{py + 3.5:.1f}" text-anchor="end" opacity=".7">{label}</text>')
-    for x in ticks(0, x_max, 4):
+    for x in ticks(x_min, x_max, 4 if width < 2 * WIDTH else 8):
         px, _ = at(x, low)
-        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - 10}" text-anchor="middle" opacity=".7">{short(x)}</text>')
-    if curve.teacher is not None:
-        (x0, py), (x1, _) = at(0, curve.teacher), at(x_max, curve.teacher)
+        parts.append(f'<text x="{px:.1f}" y="{height - 10}" text-anchor="middle" opacity=".7">{short(x)}</text>')
+    if level is not None:
+        (x0, py), (x1, _) = at(x_min, level), at(x_max, level)
         parts.append(f'<line x1="{x0}" x2="{x1}" y1="{py:.1f}" y2="{py:.1f}" stroke-dasharray="5 4" opacity=".8"/>')
         parts.append(f'<text x="{x1}" y="{py + 12:.1f}" text-anchor="end" opacity=".8">teacher</text>')
-    for name, legend_x, colour, points in lines:
-        drawn = [at(x, y) for x, y in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-        parts.append(f'<polyline points="{path}" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>')
-        dots = [(x, y, 3.0) for x, y in drawn] if name == "eval" or len(drawn) == 1 else []
-        if len(training) and len(evaluation):
-            parts.append(f'<text x="{legend_x + 8}" y="14" opacity=".8">{name}</text>')
-            dots.append((legend_x, 10, 3.5))
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}" stroke="none"/>' for x, y, r in dots]
-        parts += [_hover(name, curve, point, at(*point)) for point in points[:: max(1, len(points) // HOVER_POINTS)]]
+    for line in drawn:
+        parts += _drawn(line, [at(x, y) for x, y in line.points], percent)
     if not len(values):
-        middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{(HEIGHT + TOP - BOTTOM) / 2}"'
+        middle = f'x="{(LEFT + width - RIGHT) / 2}" y="{(height + top - BOTTOM) / 2}"'
         parts.append(f'<text {middle} text-anchor="middle" opacity=".55">no data yet</text>')
     return (
-        f'<svg class="kit-curve" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_summary(curve)}" stroke="currentColor" fill="none">{"".join(parts)}</svg>'
+        f'<svg class="kit-curve" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{html.escape(_summary(title, drawn, percent))}" stroke="currentColor" fill="none">'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def _hover(name: str, curve: Curve, point: np.ndarray, at: tuple[float, float]) -> str:
+def _within(points: np.ndarray, steps: tuple[float, float]) -> np.ndarray:
+    return points[(points[:, 0] >= steps[0]) & (points[:, 0] <= steps[1])]
+
+
+def _legend(title: str, lines: Sequence[Line], width: int) -> tuple[list[str], float]:
+    """Return the legend's SVG pieces, to the right of the title, and the upper edge of the plotting area below it."""
+    parts, x, y = list[str](), LEFT + LETTER * 1.15 * len(title) + 16, 10
+    for line in lines:
+        needs = 12 + LETTER * len(line.name)
+        if x + needs > width:
+            x, y = LEFT, y + ROW
+        dash = ' stroke-dasharray="3 2"' if line.dashed else ""
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x + 9:.1f}" y1="{y}" y2="{y}" stroke="{line.colour}" stroke-width="3"{dash}/>'
+        )
+        parts.append(f'<text x="{x + 12:.1f}" y="{y + 4}" opacity=".8">{html.escape(line.name)}</text>')
+        x += needs + 8
+    return parts, TOP + y - 10
+
+
+def _drawn(line: Line, at: Sequence[tuple[float, float]], percent: bool) -> list[str]:
+    """Return a line's SVG pieces. `at`: its points in pixels."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    dash = ' stroke-dasharray="5 3"' if line.dashed else ""
+    parts = [f'<polyline points="{path}" stroke="{line.colour}" stroke-width="2" stroke-linejoin="round"{dash}/>']
+    if line.dots or len(at) == 1:
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.0" fill="{line.colour}" stroke="none"/>' for x, y in at]
+    every = max(1, len(at) // HOVER_POINTS)
+    pairs = list(zip(line.points, at, strict=True))[::every]
+    return parts + [_hover(line.name, point, pixel, percent) for point, pixel in pairs]
+
+
+def _hover(name: str, point: np.ndarray, at: tuple[float, float], percent: bool) -> str:
     """Return an invisible circle with a tooltip: step and value of `point`."""
-    text = f"{name}, step {point[0]:,.0f}: {_value(curve, point[1])}"
+    text = html.escape(f"{name}, step {point[0]:,.0f}: {_value(point[1], percent)}")
     circle = f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{HOVER_PX}" stroke="none" pointer-events="all">'
     return f"{circle}<title>{text}</title></circle>"
 
 
-def _summary(curve: Curve) -> str:
-    """Return the curve as a sentence for screen readers: its last values."""
-    parts = [
-        f"{name} {_value(curve, points[-1, 1])} at step {points[-1, 0]:,.0f}"
-        for name, points in (("training", curve.training), ("evaluation", curve.evaluation))
-        if len(points)
-    ]
-    return f"{curve.title}: {', '.join(parts) or 'no values yet'}"
+def _summary(title: str, lines: Sequence[Line], percent: bool) -> str:
+    """Return the chart as a sentence for screen readers: the last value of each line."""
+    values = [f"{line.name} {_value(line.points[-1, 1], percent)} at step {line.points[-1, 0]:,.0f}" for line in lines]
+    return f"{title}: {', '.join(values) or 'no values yet'}"
 
 
-def _value(curve: Curve, value: float) -> str:
-    return style.percent(value) if curve.percent else f"{value:.4g}"
+def _value(value: float, percent: bool) -> str:
+    return style.percent(value) if percent else f"{value:.4g}"
 
 
 def thinned(points: np.ndarray) -> np.ndarray:

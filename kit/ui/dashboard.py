@@ -23,6 +23,7 @@ from kit.ui import style, videos
 from kit.ui.chart import chart
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import COLUMNS, Curve
+from kit.ui.metric_charts import MetricCharts
 
 REFRESH_S = 0.5
 REDRAW_FACTOR = 20
@@ -71,7 +72,8 @@ class Dashboard:
         self._head, self._message = self._html("kit-head"), self._html("kit-message")
         self._curves, self._video = self._html("kit-curves"), self._html("kit-video")
         body = w.HBox([self._curves, self._video], layout=w.Layout(flex_flow="row wrap", max_width="920px"))
-        self.view = w.VBox([self.buttons, css, self._head, self._message, body])
+        self.metrics = MetricCharts(w)
+        self.view = w.VBox([self.buttons, css, self._head, self._message, body, self.metrics.fold.view])
 
     def _shown(self) -> None:
         if self.run is not None:
@@ -93,6 +95,7 @@ class Dashboard:
         for box in (self._head, self._message, self._curves, self._video):
             box.value = ""
         self._shown_videos = []
+        self.metrics.attach(None)
         for button in (self.pause_button, self.stop_button, self.save_button):
             button.disabled = True
         self._changed()
@@ -138,6 +141,7 @@ class Dashboard:
         try:
             self._call_on_change(run)
             self._changed()
+            self.metrics.attach(run)
             working = True
             while working and self.run is run:
                 now = run.status()
@@ -149,6 +153,7 @@ class Dashboard:
                 started = time.monotonic()
                 if (started >= draw_next or not working) and (rows.read() or not draw_next):
                     self._curves.value = charts(rows.rows, now["total_steps"])
+                    self.metrics.draw()
                     draw_next = started + REDRAW_FACTOR * (time.monotonic() - started)
                 recorder.poll(now)
                 self._show_video(run)

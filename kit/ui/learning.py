@@ -25,8 +25,31 @@ MEANINGS = {
     "noise; eval: evaluations without noise.",
     "Mean return": "Sum of the rewards of an episode, averaged over episodes. train: recent training episodes, with "
     "exploration noise; eval: evaluations without noise.",
+    "Reward terms": "Each term's share of the return, averaged over the episodes of an evaluation.",
+    "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
+    "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
+    "rollout/success_rate": "Share of recent training episodes that ended in success.",
+    "eval/mean_return": "Mean return of the evaluation's episodes, without exploration noise.",
+    "eval/std_return": "Standard deviation of the return over the evaluation's episodes.",
+    "eval/success_rate": "Share of the evaluation's episodes that ended in success.",
+    "eval/mean_length": "Mean number of steps of the evaluation's episodes.",
+    "train/approx_kl": "KL divergence of an update: how much it changed the policy. Often 0.003 to 0.03; more is a "
+    "sign of too large steps (lower the learning rate, or set target_kl).",
+    "train/clip_fraction": "Share of samples whose change PPO clipped. Often 0.05 to 0.3.",
+    "train/entropy_loss": "Minus the mean entropy of the policy: it rises while the actions become less random.",
+    "train/explained_variance": "How well the value function predicts returns: 1 is perfect, 0 is no better than a "
+    "constant.",
+    "train/value_loss": "Mean squared error of the value function. It grows with the size of the returns.",
+    "train/policy_gradient_loss": "PPO's loss of the policy; its size says little.",
+    "train/std": "Standard deviation of the action noise, in units of the action.",
+    "train/ent_coef": "SAC's weight of the entropy, learnt so that the entropy stays at its target.",
+    "train/actor_loss": "Minus the mean value of the policy's actions, as the critic estimates it.",
+    "train/critic_loss": "Mean squared error of the critic against its target.",
+    "train/learning_rate": "Learning rate of the last update.",
+    "train/n_updates": "Number of epochs (PPO), or of gradient steps, so far.",
+    "time/fps": "Environment steps per second since the session began.",
 }
-"""Title of a curve -> its tooltip."""
+"""Title of a curve, or name of a metric -> its tooltip."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +70,7 @@ class Curve:
     def of(cls, rows: Sequence[dict[str, Any]]) -> list[Curve]:
         """Return curves from `rows` of metrics.jsonl: success rate (if the task has one) and mean return."""
         success, mean_return = (
-            cls(title, _smooth(series(rows, training)), series(rows, evaluation), percent, _last(rows, teacher))
+            cls(title, smoothed(series(rows, training)), series(rows, evaluation), percent, _last(rows, teacher))
             for title, training, evaluation, teacher, percent in MEASURES
         )
         has_success = len(success.training) or len(success.evaluation) or not rows
@@ -67,9 +90,9 @@ def _last(rows: Sequence[dict[str, Any]], name: str) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
-def _smooth(series: np.ndarray) -> np.ndarray:
-    """Replace each value by the mean of itself and up to SMOOTH - 1 values before it."""
+def smoothed(series: np.ndarray, count: int = SMOOTH) -> np.ndarray:
+    """Replace each value of the (k, 2) pairs by the mean of itself and up to `count` - 1 values before it."""
     sums = np.cumsum(np.concatenate([[0.0], series[:, 1]]))
     stop = np.arange(1, len(sums))
-    start = np.maximum(0, stop - SMOOTH)
+    start = np.maximum(0, stop - count)
     return np.column_stack([series[:, 0], (sums[stop] - sums[start]) / (stop - start)])

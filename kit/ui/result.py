@@ -8,6 +8,7 @@ from kit.measure.uncertainty import success_differs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.headless import nobody_there
+from kit.ui.next_steps import NextSteps, advice
 from kit.ui.panel import Panel
 from kit.ui.plots import learning_curve, side_by_side
 from kit.ui.videos import caption, missing_video, poster, tag
@@ -25,8 +26,16 @@ def report(source: Panel | Run) -> None:
 
     run = source.run if isinstance(source, Panel) else source
     if isinstance(source, Panel) and not nobody_there():
-        handle = display(page(run), display_id=True)
-        source.on_change.append(lambda run: handle.update(page(run)))
+        handle, steps = display(page(run), display_id=True), NextSteps(source)
+        display(steps.view)
+
+        def update(run: Run) -> None:
+            handle.update(page(run))
+            steps.choose(run)
+
+        source.on_change.append(update)
+        if run is not None:
+            steps.choose(run)
     elif run is not None:
         handle = display(result(run), display_id=True)
         if missing := missing_video(run):
@@ -55,6 +64,9 @@ def result(run: Run, warning: str = "") -> style.Page:
     if verdict := learnt(run):
         text = f"{text} {verdict[0]}"
         parts.append(f"<p class='kit-{verdict[1]}' style='margin:6px 0'>{verdict[0]}</p>")
+    if lines := advice(run, improved=bool(verdict and verdict[1] == "good")):
+        text = " ".join([text, *lines])
+        parts.append(style.bullets("What next?", lines))
     parts.append(style.image(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))

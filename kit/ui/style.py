@@ -108,6 +108,12 @@ def heading(text: str) -> str:
     return f"<p style='font-size:16px;margin:8px 0 4px'><b>{html.escape(text)}</b></p>"
 
 
+def bullets(title: str, lines: Iterable[str]) -> str:
+    """Return lines as an HTML list with a title."""
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<div class='kit-note'><b>{html.escape(title)}</b><ul style='margin:4px 0'>{items}</ul></div>"
+
+
 def image(png: bytes, text: str, attributes: str = "") -> str:
     """Return an HTML image that contains the PNG; `text` is shown if the image cannot be shown."""
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"

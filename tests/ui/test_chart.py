@@ -7,7 +7,21 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from kit.ui.chart import BOTTOM, HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, chart, short, thinned, ticks
+from kit.ui.chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    MAX_POINTS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Line,
+    chart,
+    line_chart,
+    short,
+    thinned,
+    ticks,
+)
 from kit.ui.learning import SMOOTH, Curve
 
 NONE = np.empty((0, 2))
@@ -38,7 +52,7 @@ def test_a_chart_says_its_values_where_one_points_and_to_screen_readers() -> Non
     assert titles[0] and titles[0].startswith("Share of episodes that ended in success")
     assert titles[1:] == ["train, step 500: 25 %", "eval, step 0: 0 %", "eval, step 1,000: 50 %"]
     assert drawn.get("role") == "img"
-    assert drawn.get("aria-label") == "Success rate: training 25 % at step 500, evaluation 50 % at step 1,000"
+    assert drawn.get("aria-label") == "Success rate: train 25 % at step 500, eval 50 % at step 1,000"
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
@@ -78,3 +92,16 @@ def test_the_teachers_score_is_a_dashed_line_within_the_range() -> None:
     assert TOP < float(line.get("y1", "")) < TOP + (HEIGHT - TOP - BOTTOM) / 4
     (alone,) = Curve.of([{"step": 0, "eval/mean_return": 0.0}])
     assert alone.teacher is None and "teacher" not in chart(alone, 10)
+
+
+def test_lines_are_drawn_within_the_chosen_steps_and_named_below_the_title() -> None:
+    """The value at step 500 is the only one between 400 and 600, so the range of the y axis is about it."""
+    points = np.array([[0, 0.0], [500, 5.0], [1000, 100.0]])
+    lines = [Line("first", "#111", points)]
+    lines += [Line("second", "#222", points + np.array([0, 1]), dashed=True), Line("x", "#333", NONE)]
+    drawn = ET.fromstring(line_chart("metric", lines, (400, 600)))
+    titles = [title.text for title in drawn.iter("title")]
+    assert titles[1:] == ["first, step 500: 5", "second, step 500: 6"]
+    names = [text.text for text in drawn.iter("text")]
+    assert "first" in names and "second" in names and "x" not in names, "a line without points has no legend"
+    assert "400" in names and "600" in names

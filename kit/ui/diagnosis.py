@@ -1,0 +1,161 @@
+"""Likely causes of a poor result, found in a run's own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kit.runs.run import Run
+from kit.ui.learning import series
+from kit.ui.task import sensible_steps
+
+AT_MOST = 3
+"""Number of causes that `causes` returns."""
+LAST = 3
+"""The last third of a run's values counts as its state at the end."""
+LARGE_KL = 0.05
+"""KL divergence of an update above which PPO's steps are too large. SB3 and rl-zoo3 use target_kl = 0.01 to 0.05."""
+EXPLAINED = 0.2
+"""Explained variance below which the value function knows little."""
+ONE_TERM = 0.9
+"""Share of the sum of the reward terms' sizes above which a single term decides."""
+SCORES = {
+    ("Reach", "PPO"): (100_000, "100 % success"),
+    ("Reach", "A2C"): (100_000, "100 % success"),
+    ("Reach", "SAC"): (100_000, "100 % success"),
+    ("ReachVision", "PPO"): (600_000, "80 to 97 % success"),
+    ("Dishwashing", "PPO"): (700_000, "55 to 67 dollars an hour"),
+    ("Mission", "PPO"): (16_000_000, "40 to 92 % of the games won, in two stages"),
+    ("Go1Joystick", "PPO"): (4_000_000, "88 to 96 % success, in two stages"),
+}
+"""(env, algo) -> steps, and scores of five seeds with preset "auto"; from tests/bench/README.md."""
+
+Rows = Sequence[dict[str, Any]]
+
+
+def known(run: Run) -> str:
+    """Return what is known of the run's task: steps and score of its preset, as a sentence; "" if nothing."""
+    config = run.config
+    if (config.env, config.algo) in SCORES and not config.env_options:
+        usual, score = SCORES[config.env, config.algo]
+        return f"{config.env} with {config.algo} and preset auto reached {score} after {usual:,} steps (five seeds)."
+    if steps := sensible_steps(config.env):
+        return f"{config.env} is usually trained for {steps:,} steps."
+    return ""
+
+
+def causes(run: Run) -> list[str]:
+    """Return at most `AT_MOST` likely causes of a poor result as sentences with a remedy, the likeliest first."""
+    rows = run.rows()
+    found: list[str] = []
+    for check in CHECKS:
+        found += check(run, rows)
+    return found[:AT_MOST]
+
+
+def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
+    best = run.best()
+    points = series(rows, _score(rows))
+    if best is None or len(points) < 4 or best.step >= 0.75 * points[-1, 0]:
+        return
+    peak, last = float(points[:, 1].max()), float(points[-1, 1])
+    if peak - last > 0.25 * float(np.ptp(points[:, 1])):
+        yield (
+            f"The best policy was that of step {best.step:,}; the later ones are worse ({last:.3g} against "
+            f"{peak:.3g}). Branch from the best with a lower learning rate."
+        )
+
+
+def _too_short(run: Run, rows: Rows) -> Iterator[str]:
+    step, usual = run.status()["step"], sensible_steps(run.config.env)
+    points = series(rows, _score(rows))
+    if usual and step < 0.8 * usual:
+        yield f"It trained for {step:,} steps; this task needs about {usual:,}. Train longer."
+    elif len(points) >= 4:
+        middle, last = (part[:, 1].mean() for part in np.array_split(points, 4)[-2:])
+        if last - middle > 0.1 * float(np.ptp(points[:, 1])) > 0:
+            yield f"The curve still rises ({middle:.3g} to {last:.3g} in the last quarter). Train longer."
+
+
+def _large_updates(run: Run, rows: Rows) -> Iterator[str]:
+    kl, rate = _at_end(rows, "train/approx_kl"), _at_end(rows, "train/learning_rate")
+    if kl is not None and kl > LARGE_KL:
+        now = "" if rate is None else f" (now {rate:.2g})"
+        yield (
+            f"An update changes the policy too much: its KL divergence is {kl:.2g}, and {LARGE_KL} is much. "
+            f"Lower learning_rate{now}, or set target_kl=0.02."
+        )
+
+
+def _one_term_decides(run: Run, rows: Rows) -> Iterator[str]:
+    prefix = "eval/reward/"
+    names = {name for row in rows for name in row if name.startswith(prefix)}
+    sizes = {name: abs(_at_end(rows, name) or 0.0) for name in names}
+    total = sum(sizes.values())
+    if len(sizes) > 1 and total and max(sizes.values()) > ONE_TERM * total:
+        name = max(sizes, key=lambda name: sizes[name])
+        yield (
+            f"One reward term decides: {name.removeprefix(prefix)} makes up {sizes[name] / total:.0%} of all terms. "
+            "Its weight may hide the others."
+        )
+
+
+def _needs_noise(run: Run, rows: Rows) -> Iterator[str]:
+    training, evaluation = _at_end(rows, "rollout/success_rate"), _at_end(rows, "eval/success_rate")
+    if training is not None and evaluation is not None and training - evaluation > 0.2:
+        yield (
+            f"With exploration noise {training:.0%} of the episodes succeed, without it {evaluation:.0%}: the policy "
+            "relies on the noise. Lower log_std_init or ent_coef, or train longer."
+        )
+
+
+def _value_function_knows_little(run: Run, rows: Rows) -> Iterator[str]:
+    explained = _at_end(rows, "train/explained_variance")
+    if explained is not None and explained < EXPLAINED:
+        yield (
+            f"The value function explains {max(0.0, explained):.0%} of the returns' variance. More envs, longer "
+            "rollouts (n_steps) or observations that show what the reward depends on help it."
+        )
+
+
+def _little_noise(run: Run, rows: Rows) -> Iterator[str]:
+    first, last = series(rows, "train/std")[:1, 1], _at_end(rows, "train/std")
+    if len(first) and last is not None and last < 0.1 and last < first[0] / 3:
+        yield (
+            f"The action noise fell from {first[0]:.2g} to {last:.2g}, so little is tried. Raise ent_coef, or branch "
+            "with a larger log_std_init."
+        )
+
+
+def _never_succeeded(run: Run, rows: Rows) -> Iterator[str]:
+    rates = np.concatenate([series(rows, f"{kind}/success_rate")[:, 1] for kind in ("rollout", "eval")])
+    if len(rates) and not rates.any():
+        yield (
+            "No episode has succeeded, so success was never rewarded. A reward that grows towards the goal, an easier "
+            "start (env_options), or demonstrations (algo BC) show it the way."
+        )
+
+
+def _untuned(run: Run, rows: Rows) -> Iterator[str]:
+    if run.config.preset == "sb3":
+        yield 'Preset "sb3" has the same defaults for all tasks. Preset "auto" is tuned for some.'
+
+
+CHECKS: tuple[Callable[[Run, Rows], Iterator[str]], ...] = (
+    _worse_at_the_end, _too_short, _large_updates, _needs_noise, _never_succeeded, _one_term_decides, _little_noise,
+    _value_function_knows_little, _untuned,
+)  # fmt: skip
+"""In the order of their sentences."""
+
+
+def _score(rows: Rows) -> str:
+    """Return the name of the metric that judges a run: success if its episodes can succeed, else return."""
+    return "eval/success_rate" if any("eval/success_rate" in row for row in rows) else "eval/mean_return"
+
+
+def _at_end(rows: Rows, name: str) -> float | None:
+    """Return a metric's mean over its last third; None if it has no values."""
+    values = series(rows, name)[:, 1]
+    return float(values[-max(1, len(values) // LAST) :].mean()) if len(values) else None

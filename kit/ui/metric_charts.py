@@ -1,0 +1,114 @@
+"""Charts of any metric of a run: chosen in a list, smoothed, zoomed to a range of steps, beside another run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kit.format.files import GrowingRows
+from kit.runs.finding import local_runs
+from kit.runs.run import Run
+from kit.ui import style
+from kit.ui.chart import Line, line_chart
+from kit.ui.fold import Fold
+from kit.ui.learning import MEANINGS, series, smoothed
+from kit.ui.plots import PALETTE
+
+SIZE = 860, 280
+"""Width and height of the chart in pixels."""
+TERMS, TERM = "Reward terms", "eval/reward/"
+"""Entry of the list that shows all reward terms in one chart, and the prefix of their metrics."""
+FIRST = (TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
+"""Entries at the top of the list, if the run has them; the others follow by name."""
+NOT_METRICS = ("step", "time/iterations", "time/total_timesteps", "time/time_elapsed")
+NO_RUN = "no other run"
+
+
+class MetricCharts:
+    """A collapsible section with one chart of a run's metrics and the controls for it.
+
+    While it is folded, nothing is read or drawn. `w`: ipywidgets.
+    """
+
+    def __init__(self, w: Any) -> None:
+        layout = {"description_width": "60px"}
+        self.metric = w.Dropdown(description="metric", style=layout, layout=w.Layout(width="300px"))
+        self.other = w.Dropdown(description="beside", style=layout, layout=w.Layout(width="300px"), options=[NO_RUN])
+        self.smooth = w.IntSlider(description="smooth", value=1, min=1, max=50, style=layout, continuous_update=False)
+        self.smooth.tooltip = "Mean over this number of values"
+        self.range = w.IntRangeSlider(
+            description="steps, %", value=(0, 100), min=0, max=100, style=layout, continuous_update=False
+        )
+        self.chart = w.HTML()
+        controls = [self.metric, self.other, self.smooth, self.range]
+        wrapped = w.HBox(controls, layout=w.Layout(flex_flow="row wrap"))
+        self.fold = Fold(w, "All metrics: losses, reward terms, entropy, speed", "kit-metrics", [wrapped, self.chart])
+        self._run: Run | None = None
+        self._rows: GrowingRows | None = None
+        self.fold.view.layout.display = "none"
+        for widget in (*controls, self.fold.button):
+            widget.observe(lambda _: self.draw(), names="value")
+
+    def attach(self, run: Run | None) -> None:
+        """Show the metrics of `run` from now on; hide the section if it is None."""
+        self._run, self._rows = run, None if run is None else GrowingRows(run.path / "metrics.jsonl")
+        self.fold.view.layout.display = "none" if run is None else None
+        if run is None:
+            return
+        self.other.options = [NO_RUN, *(each.name for each in local_runs(run.path.parent) if each.name != run.name)]
+        self.draw()
+
+    def draw(self) -> None:
+        """Read new rows and draw, if the section is unfolded."""
+        if not self.fold.is_open or self._rows is None:
+            return
+        self._rows.read()
+        rows = self._rows.rows
+        names = metrics_of(rows)
+        if names != list(self.metric.options):
+            chosen = self.metric.value
+            with self.metric.hold_trait_notifications():
+                self.metric.options = names
+                self.metric.value = chosen if chosen in names else next(iter(names), None)
+        if self.metric.value is None:
+            self.chart.value = style.wrap(style.note("No metrics yet."))
+            return
+        self.chart.value = style.wrap(self._chart(self.metric.value, rows))
+
+    def _chart(self, metric: str, rows: Sequence[dict[str, Any]]) -> str:
+        lines = self._lines(metric, rows, "")
+        if self._run is not None and self.other.value != NO_RUN:
+            other = Run(self._run.path.with_name(self.other.value))
+            lines += self._lines(metric, other.rows(), f", {other.name}")
+        last = max((line.points[-1, 0] for line in lines if len(line.points)), default=1.0)
+        first, end = (last * share / 100 for share in self.range.value)
+        percent = metric.endswith(("_rate", "clip_fraction"))
+        drawn = line_chart(metric, lines, (first, max(end, first + 1)), percent, size=SIZE)
+        return drawn + style.note(MEANINGS.get(metric, ""))
+
+    def _lines(self, metric: str, rows: Sequence[dict[str, Any]], suffix: str) -> list[Line]:
+        """Return a line per metric; `suffix` names the other run, whose lines are dashed."""
+        names = [metric] if metric != TERMS else [name for name in columns(rows) if name.startswith(TERM)]
+        dots = metric.startswith("eval/") or metric == TERMS
+        return [
+            Line(
+                name.removeprefix(TERM) + suffix, colour if metric == TERMS or not suffix else style.ORANGE,
+                smoothed(series(rows, name), self.smooth.value), dots and self.smooth.value == 1, bool(suffix),
+            )
+            for name, colour in zip(names, np.resize(PALETTE, len(names)).tolist(), strict=True)
+        ]  # fmt: skip
+
+
+def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of all columns of `rows`, sorted."""
+    return sorted({name for row in rows for name in row})
+
+
+def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the entries of the list of metrics: `FIRST`, then the other columns by name."""
+    found = [name for name in columns(rows) if name not in NOT_METRICS]
+    if any(name.startswith(TERM) for name in found):
+        found = [TERMS, *found]
+    return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))

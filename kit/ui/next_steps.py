@@ -1,0 +1,120 @@
+"""What to do after a run: likely causes of a poor result, and buttons to train longer, branch, compare or export."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kit.errors import need
+from kit.runs.api import branch, resume
+from kit.runs.export import export
+from kit.runs.finding import local_runs
+from kit.runs.publish import push
+from kit.runs.run import Run
+from kit.ui import diagnosis, style
+from kit.ui.comparing import compare
+from kit.ui.dashboard import Dashboard
+
+GOOD_RATE = 0.8
+"""Success rate from which a run is not diagnosed."""
+
+
+def advice(run: Run, improved: bool) -> list[str]:
+    """Return what is known of the run's task and the likely causes of a poor result; [] for a good result.
+
+    `improved`: whether the run learnt. It decides for tasks without success.
+    """
+    rate = run.status()["success_rate"]
+    if rate >= GOOD_RATE if rate is not None else improved:
+        return []
+    return [text for text in (diagnosis.known(run), *diagnosis.causes(run)) if text]
+
+
+class NextSteps:
+    """Buttons for what people do with a run that has ended. A run that they start is shown in `dashboard`."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        w = self._w = need("ipywidgets", "notebook")
+        self._dashboard = dashboard
+        self.run: Run | None = None
+        self.buttons = {
+            "Train longer": ("forward", "Resume with twice as many steps", self._longer),
+            "Branch from the best": ("code-fork", "Start a new run from the best policy of this run", self._branch),
+            "Compare": ("line-chart", "Compare with the other runs of this task", self._compare),
+            "View in 3-D": ("cube", "Play the policy live in its scene", self._view),
+            "Export": ("download", "Write the policy as an ONNX file, for use without kit", self._export),
+        }
+        self.target = w.Text(placeholder="hf://you/model, or a folder", layout=w.Layout(width="200px"))
+        push = self._button("Push", "cloud-upload", "Publish policy, scores, video and model card", self._push)
+        row = [self._button(name, *rest) for name, rest in self.buttons.items()]
+        self.message, self.below = w.HTML(), w.VBox()
+        self.message.add_class("kit-next-message")
+        box = w.HBox([*row, self.target, push], layout=w.Layout(flex_flow="row wrap"))
+        self.view = w.VBox([box, self.message, self.below], layout=w.Layout(display="none"))
+        self.view.add_class("kit-next-steps")
+
+    def choose(self, run: Run) -> None:
+        """Show the buttons for `run` if it has ended with a policy, else hide them."""
+        self.run = run
+        has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
+        self.view.layout.display = None if has_policy else "none"
+
+    def _button(self, name: str, icon: str, tooltip: str, action: Callable[[Run], str]) -> Any:
+        button = self._w.Button(description=name, icon=icon, tooltip=tooltip, layout=self._w.Layout(width="auto"))
+        button.on_click(partial(self._pressed, action=action))
+        return button
+
+    def _pressed(self, button: Any, action: Callable[[Run], str]) -> None:
+        """Run `action` in a thread; show its message or its error."""
+        run = self.run
+
+        def work() -> None:
+            try:
+                self._say(action(run) if run is not None else "")
+            except Exception as error:
+                self._say(str(error) or type(error).__name__, bad=True)
+            finally:
+                button.disabled = False
+
+        button.disabled = True
+        self._say(f"{button.description}…")
+        threading.Thread(target=work, daemon=True).start()
+
+    def _say(self, message: str, bad: bool = False) -> None:
+        self.message.value = style.wrap(style.note(message, bad)) if message else ""
+
+    def _longer(self, run: Run) -> str:
+        total_steps = 2 * run.config.total_steps
+        self._dashboard.attach(resume(run.path, background=True, total_steps=total_steps))
+        return f"{run.name} trains on, to {total_steps:,} steps: see the panel above."
+
+    def _branch(self, run: Run) -> str:
+        new = branch(run)
+        self._dashboard.attach(new)
+        return f"{new.name} starts from the best policy of {run.name}: see the panel above."
+
+    def _compare(self, run: Run) -> str:
+        same = [each for each in local_runs(run.path.parent) if each.config.env == run.config.env]
+        self._show(self._w.HTML(compare(same)._repr_html_()))
+        return f"All {len(same)} runs of {run.config.env} in {run.path.parent}:"
+
+    def _view(self, run: Run) -> str:
+        from kit.ui.viewing import HEIGHT, Viewer
+
+        viewer = Viewer(run)
+        self._show(self._w.HTML(f"<iframe src='{viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
+        return str(viewer)
+
+    def _export(self, run: Run) -> str:
+        return f"Exported: {export(run)}"
+
+    def _push(self, run: Run) -> str:
+        if not (to := self.target.value.strip()):
+            return "Enter where to push: hf://you/model, or a folder."
+        return f"Pushed: {push(run, to if '://' in to else str(Path(to).expanduser()))}"
+
+    def _show(self, widget: Any) -> None:
+        self.below.children = [widget]

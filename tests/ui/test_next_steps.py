@@ -1,0 +1,57 @@
+"""What a poor run's own metrics say about it, and the buttons for what comes next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.runs.run import Run
+from kit.ui import diagnosis, next_steps
+from tests.ui.fabricate import make_run
+
+
+def run_with(tmp_path: Path, rows: list[dict[str, Any]], config: dict[str, Any] | None = None, **status: Any) -> Run:
+    """A finished run of Reach with these rows of metrics, 100 steps apart."""
+    run = make_run(tmp_path, rows=0, config={"env": "Reach", "total_steps": 200_000, **(config or {})}, **status)
+    lines = [json.dumps({"step": 20_000 * i, **row}) for i, row in enumerate(rows)]
+    (run.path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return run
+
+
+GOOD = {"eval/success_rate": 0.5, "rollout/success_rate": 0.5, "train/explained_variance": 0.9, "train/std": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([GOOD | {"train/approx_kl": 0.2, "train/learning_rate": 1e-3}] * 6, "KL divergence is 0.2, and 0.05 is much"),
+        ([GOOD | {"train/explained_variance": 0.05}] * 6, "explains 5% of the returns' variance"),
+        ([GOOD | {"train/std": std} for std in (0.6, 0.4, 0.2, 0.1, 0.06, 0.04)], "fell from 0.6 to 0.05"),
+        ([GOOD | {"rollout/success_rate": 0.9}] * 6, "90% of the episodes succeed, without it 50%"),
+        ([GOOD | {"eval/success_rate": 0.0, "rollout/success_rate": 0.0}] * 6, "No episode has succeeded"),
+        ([GOOD | {"eval/reward/a": -99.0, "eval/reward/b": 1.0}] * 6, "a makes up 99% of all terms"),
+        ([GOOD | {"eval/success_rate": rate} for rate in (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)], "still rises (0.4 to 0.6"),
+    ],
+)
+def test_a_cause_is_named_with_its_value(tmp_path: Path, rows: list[dict[str, Any]], words: str) -> None:
+    run = run_with(tmp_path, rows, step=200_000)
+    found = diagnosis.causes(run)
+    assert words in " ".join(found) and len(found) == 1
+    assert diagnosis.causes(run_with(tmp_path / "good", [GOOD] * 6, step=200_000)) == []
+
+
+def test_a_short_run_is_told_what_its_task_needs(tmp_path: Path) -> None:
+    run = run_with(tmp_path, [GOOD] * 6, step=20_000, success_rate=0.3)
+    first, second = next_steps.advice(run, improved=True)
+    assert first == "Reach with PPO and preset auto reached 100 % success after 100,000 steps (five seeds)."
+    assert second == "It trained for 20,000 steps; this task needs about 100,000. Train longer."
+
+
+def test_a_good_run_is_not_diagnosed(tmp_path: Path) -> None:
+    rows = [GOOD | {"train/approx_kl": 0.2}] * 6
+    assert next_steps.advice(run_with(tmp_path / "a", rows, success_rate=0.97), improved=False) == []
+    assert next_steps.advice(run_with(tmp_path / "b", rows, success_rate=None), improved=True) == []
+    assert next_steps.advice(run_with(tmp_path / "c", rows, success_rate=0.5), improved=True)
