@@ -14,7 +14,7 @@ from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.machine import host
-from kit.runs import control, directory, opponents, provenance, status, tracking
+from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import locate, locate_unfinished
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
@@ -182,6 +182,7 @@ def create(
         envs.child_environ(config)  # raises if another process cannot make the env
     opponents.check(config)
     tracking.check(config.tracker)
+    notify.check()
     requested, planned = config.to_dict(), plan(config)
     config = planned.config
     env = envs.describe(config.env, config.env_options)

@@ -27,7 +27,7 @@ from kit.format import checkpoint
 from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
-from kit.runs import control, directory, provenance
+from kit.runs import control, directory, notify, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, handlers, spot_watch
 from kit.runs.run import Run
@@ -99,6 +99,8 @@ class Session:
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
                 self._write_final_status()
                 self._on_progress(self.status.values)
+                if self.requests.reason != control.STOPPED:  # who stopped the run knows
+                    notify.send(self.run.name, self.status.values)
             return code
 
     def _train_and_shrink(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -96,7 +98,6 @@ def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) 
     return [episode for *_, episode in sorted(results)], text
 
 
-@one_thread()
 def render_video(
     views: Sequence[View],
     path: Path,
@@ -108,8 +109,29 @@ def render_video(
 
     `episodes`: how many, or a list of episode numbers; each gets at most `MOST_S` seconds of video. A view whose
     episode has ended shows its last frame until all have ended. Captions: title, step, return, outcome; a corner shows
-    the policy's image observations. Raises `UserError` and then leaves no file.
+    the policy's image observations. If another process writes the same video, wait for it, and take its file. Raises
+    `UserError` and then leaves no file.
     """
+    began = time.time()
+    with _alone(path):
+        if not (path.exists() and path.stat().st_mtime >= began):
+            _render(views, path, episodes, size, on_frame)
+    return path
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock for the video at `path`, against all processes of this user on this machine."""
+    import fcntl
+
+    key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"kit-video-{os.getuid()}-{key}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@one_thread()
+def _render(views: Sequence[View], path: Path, episodes: int | Sequence[int], size: int, on_frame: Progress) -> None:
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     policies: dict[tuple[Path, Any], list[View]] = {}
@@ -133,7 +155,6 @@ def render_video(
     finally:
         for player in players:
             player.env.close()
-    return path
 
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:

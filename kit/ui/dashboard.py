@@ -19,11 +19,12 @@ from kit.format.files import GrowingRows
 from kit.runs.api import resume
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
-from kit.ui import style, videos
+from kit.ui import heartbeat, style, videos
 from kit.ui.chart import chart
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import COLUMNS, Curve
 from kit.ui.metric_charts import MetricCharts
+from kit.ui.notice import Notice
 
 REFRESH_S = 0.5
 REDRAW_FACTOR = 20
@@ -55,6 +56,7 @@ class Dashboard:
         self._build(need("ipywidgets", "notebook"))
         shown = self.view._repr_mimebundle_() | {"text/plain": f"{type(self).__name__}: run this cell to see it."}
         display(shown, raw=True)  # a saved notebook keeps only the text/plain sentence
+        heartbeat.add(self._alive)
         self._shown()
         return self
 
@@ -73,7 +75,10 @@ class Dashboard:
         self._curves, self._video = self._html("kit-curves"), self._html("kit-video")
         body = w.HBox([self._curves, self._video], layout=w.Layout(flex_flow="row wrap", max_width="920px"))
         self.metrics = MetricCharts(w)
-        self.view = w.VBox([self.buttons, css, self._head, self._message, body, self.metrics.fold.view])
+        self._alive, self.notice = self._html("kit-alive"), Notice(w)
+        below = [self.metrics.fold.view, self.notice.view, self._alive]
+        self.view = w.VBox([self.buttons, css, self._head, self._message, body, *below])
+        self.view.add_class("kit-dashboard")
 
     def _shown(self) -> None:
         if self.run is not None:
@@ -149,6 +154,7 @@ class Dashboard:
                 left = session_left_s(run, now) if working else None
                 self._head.value = style.wrap(style.head(run.name, now | family | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
+                self.notice.show(style.percent(style.progress(now)))
                 self._redrawn(run, now)
                 started = time.monotonic()
                 if (started >= draw_next or not working) and (rows.read() or not draw_next):
@@ -162,6 +168,7 @@ class Dashboard:
             if self.run is run:
                 recorder.close()
                 self.say("")
+                self.notice.show(now["state"], f"{run.name}: {now['message'] or now['state']}")
                 self._changed()
                 self._call_on_change(run)
                 if now["state"] == "finished" and videos.missing_video(run):

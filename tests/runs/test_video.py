@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,26 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
     with pytest.raises(KeyboardInterrupt):
         record(run, step=0, episodes=EPISODES, size=64, on_frame=stop)
     assert list((run.path / "videos").iterdir()) == []
+
+
+def test_one_video_is_recorded_once_by_whoever_comes_first(run: Run) -> None:
+    """A second recording of the same video starts while the first draws; it waits, and draws nothing."""
+    first_drawn, second_waits, drawn = Event(), Event(), list[str]()
+
+    def first(done: int, at_most: int) -> None:
+        drawn.append("first")
+        first_drawn.set()
+        second_waits.wait(30)
+
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(record, run, 0, episodes=1, size=SIZE, on_frame=first)
+        first_drawn.wait(30)
+        two = pool.submit(record, run, 0, episodes=1, size=SIZE, on_frame=lambda *_: drawn.append("second"))
+        pytest.raises(TimeoutError, two.result, 0.2)
+        second_waits.set()
+        assert one.result() == two.result() and set(drawn) == {"first"}
+    record(run, 0, episodes=1, size=SIZE, on_frame=lambda *_: drawn.append("asked again"))
+    assert "asked again" in drawn
 
 
 def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,56 @@
+"""A message by mail, ntfy, Slack, Discord or another service when a run ends: the environment variable KIT_NOTIFY.
+
+KIT_NOTIFY holds one or several URLs of the library Apprise, separated by spaces, such as ntfy://my-topic,
+mailto://me:password@gmail.com, slack://..., discord://..., or json://host/path for a webhook. It is not a field of
+RunConfig, because it holds secrets, and configs are copied to stores and published with policies.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kit.errors import UserError, need
+from kit.measure.speed import duration
+
+VARIABLE = "KIT_NOTIFY"
+
+
+def check() -> None:
+    """Raise `UserError` if KIT_NOTIFY is set, but its URLs are not understood or Apprise is missing."""
+    _service()
+
+
+def send(name: str, status: dict[str, Any]) -> None:
+    """Send the state, the score and the message of the run `name`. A failure is printed to the run's log."""
+    try:
+        service = _service()
+        if service is not None and not service.notify(title=f"{name}: {status['state']}", body=text(status)):
+            print(f"{VARIABLE}: the message about the end of this run could not be sent.", flush=True)
+    except UserError as error:
+        print(error, flush=True)
+
+
+def text(status: dict[str, Any]) -> str:
+    """Return a run's end in a sentence, such as "done: 100,352 steps, 97 % success, after 2 min"."""
+    parts = [status["message"] or status["state"]]
+    if status["success_rate"] is not None:
+        parts.append(f"{100 * status['success_rate']:.0f} % success")
+    elif status["mean_return"] is not None:
+        parts.append(f"mean return {status['mean_return']:.4g}")
+    if status["started"] and status["updated"]:
+        parts.append(f"after {duration(status['updated'] - status['started'])}")
+    return ", ".join(parts)
+
+
+def _service() -> Any:
+    """Return an Apprise object with the URLs of KIT_NOTIFY, None if it is not set."""
+    urls = os.environ.get(VARIABLE, "").split()
+    if not urls:
+        return None
+    service = need("apprise", "notify").Apprise()
+    for url in urls:
+        if not service.add(url):
+            kind = url.partition("://")[0]
+            raise UserError(f"{VARIABLE} has a URL that Apprise does not understand ({kind}://…); see its list.")
+    return service
