@@ -51,11 +51,8 @@ class Dashboard:
         if shell_of_notebook() is not None and nobody_there() and self.run is not None:
             follow(self.run)
             return self
-        from IPython.display import display
-
         self._build(need("ipywidgets", "notebook"))
-        shown = self.view._repr_mimebundle_() | {"text/plain": f"{type(self).__name__}: run this cell to see it."}
-        display(shown, raw=True)  # a saved notebook keeps only the text/plain sentence
+        display_widget(self.view, f"{type(self).__name__}: run this cell to see it.")
         heartbeat.add(self._alive)
         self._shown()
         return self
@@ -250,6 +247,13 @@ class Dashboard:
         box = self._w.HTML("", layout=self._w.Layout(overflow="visible", margin="0"))
         box.add_class(name)
         return box
+
+
+def display_widget(view: Any, saved_text: str) -> None:
+    """Display a widget below the cell. A saved notebook keeps only `saved_text`."""
+    from IPython.display import display
+
+    display(view._repr_mimebundle_() | {"text/plain": saved_text}, raw=True)
 
 
 def session_left_s(run: Run, now: dict[str, Any]) -> float | None:

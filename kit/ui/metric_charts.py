@@ -69,9 +69,8 @@ class MetricCharts:
         names = metrics_of(rows)
         if names != list(self.metric.options):
             chosen = self.metric.value
-            with self.metric.hold_trait_notifications():
-                self.metric.options = names
-                self.metric.value = chosen if chosen in names else next(iter(names), None)
+            self.metric.options = names
+            self.metric.value = chosen if chosen in names else next(iter(names), None)
         if self.metric.value is None:
             self.chart.value = style.wrap(style.note("No metrics yet."))
             return

@@ -52,7 +52,7 @@ class NextSteps:
         row = [self._button(name, *rest) for name, rest in self.buttons.items()]
         self.message, self.below = w.HTML(), w.VBox()
         self.message.add_class("kit-next-message")
-        box = w.HBox([*row, self.target, push], layout=w.Layout(flex_flow="row wrap"))
+        box = w.HBox([*row, w.HBox([self.target, push])], layout=w.Layout(flex_flow="row wrap"))
         self.view = w.VBox([box, self.message, self.below], layout=w.Layout(display="none"))
         self.view.add_class("kit-next-steps")
 
@@ -99,7 +99,7 @@ class NextSteps:
     def _compare(self, run: Run) -> str:
         same = [each for each in local_runs(run.path.parent) if each.config.env == run.config.env]
         self._show(self._w.HTML(compare(same)._repr_html_()))
-        return f"All {len(same)} runs of {run.config.env} in {run.path.parent}:"
+        return f"Runs of {run.config.env} in {run.path.parent}: {len(same)}"
 
     def _view(self, run: Run) -> str:
         from kit.ui.viewing import HEIGHT, Viewer

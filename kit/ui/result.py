@@ -7,6 +7,7 @@ import math
 from kit.measure.uncertainty import success_differs
 from kit.runs.run import Run
 from kit.ui import style
+from kit.ui.dashboard import display_widget
 from kit.ui.headless import nobody_there
 from kit.ui.next_steps import NextSteps, advice
 from kit.ui.panel import Panel
@@ -27,7 +28,7 @@ def report(source: Panel | Run) -> None:
     run = source.run if isinstance(source, Panel) else source
     if isinstance(source, Panel) and not nobody_there():
         handle, steps = display(page(run), display_id=True), NextSteps(source)
-        display(steps.view)
+        display_widget(steps.view, " ")
 
         def update(run: Run) -> None:
             handle.update(page(run))

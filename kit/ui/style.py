@@ -70,6 +70,7 @@ CSS = """
 .kit-changed .widget-label{color:#eb6834;font-weight:650}
 .kit-wrong input,.kit-wrong select{border-color:#d73027!important;box-shadow:0 0 0 1px #d73027}
 .kit-dashboard{position:relative}
+.kit-alive,.kit-alive .widget-html-content,.kit-alive .kit{position:static!important;overflow:visible}
 .kit-silent{position:absolute;inset:0;z-index:30;display:flex;align-items:flex-start;padding:12px 16px;font-weight:650;
   background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);visibility:hidden;opacity:.94;
   animation:kit-silent 0s 30s forwards}

@@ -81,7 +81,8 @@ def test_one_video_is_recorded_once_by_whoever_comes_first(run: Run) -> None:
         one = pool.submit(record, run, 0, episodes=1, size=SIZE, on_frame=first)
         first_drawn.wait(30)
         two = pool.submit(record, run, 0, episodes=1, size=SIZE, on_frame=lambda *_: drawn.append("second"))
-        pytest.raises(TimeoutError, two.result, 0.2)
+        with pytest.raises(TimeoutError):
+            two.result(0.2)
         second_waits.set()
         assert one.result() == two.result() and set(drawn) == {"first"}
     record(run, 0, episodes=1, size=SIZE, on_frame=lambda *_: drawn.append("asked again"))

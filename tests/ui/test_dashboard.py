@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -19,9 +20,10 @@ from kit.trust import permit
 from kit.ui import dashboard as dashboard_module
 from kit.ui import style, videos
 from kit.ui.dashboard import Dashboard, charts
+from kit.ui.metric_charts import MetricCharts
 from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
 
-pytest.importorskip("ipywidgets")
+ipywidgets = pytest.importorskip("ipywidgets")
 
 STORE = {"url": "hf://me/runs", "step": 500, "time": time.time(), "state": "ok", "error": None}
 
@@ -158,3 +160,26 @@ def test_videos_are_recorded_by_a_process_that_finds_the_users_own_env(
     videos.PolicyVideo((View(run, 600),)).start(0, subprocess.DEVNULL)
     assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
     assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+
+
+def test_any_metric_can_be_charted_beside_another_run_and_zoomed(tmp_path: Path) -> None:
+    """Rows 100 to 600: half of the steps is up to 300, where the newest of three values of the speed is shown."""
+    make_run(tmp_path, "other", rows=3)
+    run = make_run(tmp_path, "arm")
+    charts = MetricCharts(ipywidgets)
+    charts.attach(run)
+    assert not charts.chart.value, "nothing is read or drawn while it is folded"
+    charts.fold.is_open = True
+    assert charts.metric.options[0] == "rollout/ep_rew_mean" and "step" not in charts.metric.options
+    charts.metric.value = "time/fps"
+    charts.range.value = (0, 50)
+    assert "time/fps, step 300: 50" in charts.chart.value and "step 400" not in charts.chart.value
+    charts.other.value = "other"
+    assert "time/fps, other, step 200: 50" in charts.chart.value
+    rows = [{"step": 700, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    charts.draw()
+    assert charts.metric.value == "time/fps", "the choice stays when a metric is new"
+    charts.metric.value, charts.range.value = "Reward terms", (0, 100)
+    assert "near, step 700: 1" in charts.chart.value and "energy, step 700: -2" in charts.chart.value
