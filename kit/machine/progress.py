@@ -24,6 +24,11 @@ def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> 
     return tqdm(total=total, initial=initial, dynamic_ncols=True, **options)
 
 
+def add_earlier(bar: Any, amount: float) -> None:
+    """Add what was done before this session to a progress bar, without counting it in the bar's rate."""
+    bar.initial, bar.n, bar.last_print_n = bar.initial + amount, bar.n + amount, bar.last_print_n + amount
+
+
 def is_interactive() -> bool:
     """Return whether stderr is a terminal or a notebook's output, where a bar can be redrawn in place."""
     return "ipykernel" in sys.modules or sys.stderr.isatty()

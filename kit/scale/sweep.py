@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError, need
-from kit.machine.progress import progress_bar
+from kit.machine.progress import add_earlier, progress_bar
 from kit.runs import directory
 from kit.runs.status import Status
 from kit.scale.batch import check_stores, slots
@@ -223,6 +223,7 @@ def _progress(search: Sweep, on_progress: Callable[[Sweep], None] | None) -> Ite
         yield on_progress
         return
     with progress_bar(total=search.plan.trials, unit="trial") as shown:
+        add_earlier(shown, sum(trial.state.is_finished() for trial in search.study.trials))
 
         def show(now: Sweep) -> None:
             states = [trial.state.name for trial in now.study.trials]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kit.errors import UserError
 from kit.machine import limits
-from kit.machine.progress import progress_bar
+from kit.machine.progress import add_earlier, progress_bar
 from kit.runs.run import Run
 from kit.stores.base import StoreError, Unusable
 
@@ -234,9 +234,14 @@ def run_all(
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
     """Yield a function that updates a progress bar over the steps (or cells) of all jobs together."""
+    known = set[str]()
     with progress_bar(unit=unit, unit_scale=True) as shown:
 
         def show(now: Results) -> None:
+            for row in now:
+                if row["name"] not in known and row["state"] != "waiting":
+                    known.add(row["name"])
+                    add_earlier(shown, min(row["step"], row["total_steps"]))
             done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))
             text = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
             text += f", {failed} failed" if failed else ""

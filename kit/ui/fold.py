@@ -38,6 +38,11 @@ class Fold:
     def is_open(self, value: bool) -> None:
         self.button.value = value
 
+    def focus(self) -> None:
+        """Move the keyboard's focus to the button, if ipywidgets is new enough (8)."""
+        if hasattr(self.button, "focus"):
+            self.button.focus()
+
     def set_title(self, title: str) -> None:
         """Set the text of the button."""
         self._title = title

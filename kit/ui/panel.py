@@ -271,6 +271,7 @@ class TrainPanel(Panel):
 
     def _train(self) -> None:
         self.estimator.cancel()
+        self.choices.focus()  # the Train button, which had the focus, is now disabled
         self._show_label("", valid=False)
         self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kit.machine.progress import LINE_EVERY_S, ProgressLines, progress_bar
+from kit.machine.progress import LINE_EVERY_S, ProgressLines, add_earlier, progress_bar
 
 
 class Clock:
@@ -61,3 +61,12 @@ def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar(2) as bar:
         assert not isinstance(bar, ProgressLines)
+
+
+def test_what_was_done_before_a_kill_is_not_counted_as_speed() -> None:
+    """1,000 of 1,100 steps were done before; in a clock of ten seconds only the new hundred count."""
+    with progress_bar(1100, unit="step") as bar:
+        add_earlier(bar, 1000)
+        bar.update(100)
+        shown = bar.format_dict | {"elapsed": 10.0, "rate": None, "bar_format": None, "unit_scale": False}
+        assert "10.00step/s" in bar.format_meter(**shown)
