@@ -18,6 +18,9 @@ from kit.ui.plots import TEXT, side_by_side
 SIZES = (7.2, 3.4), (4.2, 3.4)
 """Width and height in inches: of the plot of parallel coordinates, and of the plot of importances."""
 
+WORST_TO_BEST = (style.GREY, style.ORANGE)
+"""Colours of trials by their score, readable on light and dark pages."""
+
 
 def sweep(search: Sweep | str | Path) -> style.Page:
     """Report the current state of a hyperparameter search. `search`: a Sweep, or the path of the search's YAML file.
@@ -48,6 +51,8 @@ def _figures(search: Sweep) -> list[bytes]:
     """Return Optuna's figures as PNGs, with text readable on light and dark pages."""
     need("matplotlib", "notebook")
     from matplotlib import pyplot
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import LinearSegmentedColormap
     from optuna.visualization import matplotlib as optuna_plots
 
     pngs = []
@@ -61,6 +66,11 @@ def _figures(search: Sweep) -> list[bytes]:
             for axes in figure.axes:
                 axes.patch.set_alpha(0)
                 axes.tick_params(colors=TEXT)
+                axes.spines[:].set_color(TEXT)
+                for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+                    line.set(color=TEXT, alpha=0.25)
+                for lines in axes.findobj(LineCollection):
+                    lines.set_cmap(LinearSegmentedColormap.from_list("kit", WORST_TO_BEST))
                 if axes.legend_ is not None:
                     axes.legend_.remove()
                 for text in axes.findobj(lambda item: hasattr(item, "set_color") and hasattr(item, "get_text")):
