@@ -10,6 +10,10 @@ from typing import Literal, cast, get_args
 Command = Literal["pause", "unpause", "stop", "checkpoint"]
 
 
+ON_REQUEST = "stopped on request"
+"""Why a run ended that got the command "stop"."""
+
+
 def request(run_path: Path, command: Command) -> None:
     """Send `command` to the run's training process, which polls five times a second.
 
@@ -43,7 +47,7 @@ class Requests:
     def obey(self, command: Command) -> None:
         """Set the flags that `command` stands for."""
         if command == "stop":
-            self.stop("stopped on request")
+            self.stop(ON_REQUEST)
         self.checkpoint |= command == "checkpoint"
         self.paused = command == "pause" or (self.paused and command != "unpause")
 

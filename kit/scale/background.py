@@ -60,7 +60,7 @@ class Background(Generic[Outcome]):
         """`work(on_progress)` does everything; `rows(latest)` lists the jobs; `bar()` yields a progress bar."""
         self.title, self._rows, self._work, self._bar = title, rows, work, bar
         self.latest: Outcome | None = None
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
 
@@ -80,8 +80,16 @@ class Background(Generic[Outcome]):
     def is_working(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def error(self) -> str:
+        """Why the thread ended, "" if it works, has finished, or was stopped."""
+        error = self._error
+        return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+
     def rows(self) -> list[JobRow]:
-        return self._rows(self.latest)
+        """Return the jobs. Why a job waits is left out once the thread has ended."""
+        rows = self._rows(self.latest)
+        return rows if self.is_working else [_without_reason(row) for row in rows]
 
     def look(self) -> None:
         """Do nothing: the thread knows its jobs."""
@@ -105,10 +113,10 @@ class Background(Generic[Outcome]):
             self.stop()
             self._thread.join()
             raise
-        if isinstance(self.error, KeyboardInterrupt):
+        if isinstance(self._error, KeyboardInterrupt):
             raise UserError(f"{self.title} was stopped; start it again to continue.")
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
         assert self.latest is not None
         return self.latest
 
@@ -116,12 +124,17 @@ class Background(Generic[Outcome]):
         try:
             self.latest = self._work(self._progress)
         except BaseException as error:
-            self.error = error
+            self._error = error
 
     def _progress(self, latest: Outcome) -> None:
         self.latest = latest
         if self._stopping.is_set():
             raise KeyboardInterrupt  # what stops a batch in the foreground
+
+
+def _without_reason(row: JobRow) -> JobRow:
+    is_waiting = row.path is None and row.values.get("state") == "waiting"
+    return row._replace(values={**row.values, "message": ""}) if is_waiting else row
 
 
 def job_rows(jobs: Sequence[StoredWork], rows: Sequence[dict[str, Any]]) -> list[JobRow]:

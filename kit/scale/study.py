@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows, write_atomic
+from kit.runs.control import ON_REQUEST
 from kit.scale.background import JobRow
 from kit.scale.batch import Job, with_shared_runs_dir
 from kit.scale.work import Engine
@@ -163,8 +164,13 @@ class TrialJob(Job):
         super().start(threads)
 
     def should_restart(self) -> bool:
-        """Return whether the run must be resumed, because it was killed or reached its session limit."""
-        return self.starts < STARTS and not self.stopped and self.row()["state"] == "interrupted"
+        """Return whether the run must be resumed, because it was killed or reached its session limit.
+
+        A trial that the user stops, as on the page of runs, is not: it counts as failed.
+        """
+        row = self.row()
+        by_user = str(row["message"]).startswith(ON_REQUEST)
+        return self.starts < STARTS and not self.stopped and row["state"] == "interrupted" and not by_user
 
     def row(self) -> dict[str, Any]:
         name = f"eval/{self.score}"

@@ -149,8 +149,8 @@ def row(line: Line) -> str:
         f"<span class='kit-dim'>{_kept(line)}</span>",
     ]  # fmt: skip
     if now.get("message") and now["state"] in ("failed", "interrupted", "waiting"):
-        bad = " kit-bad" if now["state"] == "failed" else ""
-        cells.append(f"<span class='kit-row-text kit-dim{bad}'>{html.escape(now['message'])}</span>")
+        look = "kit-bad" if now["state"] == "failed" else "kit-dim"
+        cells.append(f"<span class='kit-row-text {look}'>{html.escape(now['message'])}</span>")
     if line.note:
         cells.append(f"<span class='kit-row-text'>{html.escape(line.note)}</span>")
     return f"<div class='kit-run'>{''.join(cells)}</div>"

@@ -234,11 +234,11 @@ class RunsPage:
                 places = {name: place for place, name in enumerate(self.ticks)}
                 found.sort(key=lambda line: places.get(line.name, -1))
             size = sum(line.size_bytes or 0 for line in found)
-            text = f"{len(found)} of {len(self._lines)} runs in {self._jobs.title}, {size / 1e6:,.0f} MB on disk"
+            text = f"{self._jobs.title}: {len(found)} of {len(self._lines)} runs, {size / 1e6:,.0f} MB on disk"
             if len(found) > SHOWN:
                 text += f"; the first {SHOWN} are shown"
-            error = self._jobs.error if isinstance(self._jobs, Background) else None
-            failure = style.note(str(error) or type(error).__name__, bad=True) if error else ""
+            error = self._jobs.error if isinstance(self._jobs, Background) else ""
+            failure = style.note(error, bad=True) if error else ""
             self._head.value = style.wrap(style.note(f"{text}."), failure)
             shown = found[:SHOWN]
             names = [line.name for line in shown]

@@ -42,8 +42,9 @@ CSS = """
 .kit video{border-radius:8px;display:block;background:#0002;max-width:100%;height:auto}
 .kit figcaption a{color:inherit;text-decoration:underline;cursor:pointer;margin-left:8px}
 .kit img,.kit svg{max-width:100%}
-.kit-run{display:grid;grid-template-columns:repeat(2,minmax(0,1.5fr)) 64px repeat(5,minmax(0,1fr));gap:2px 9px;
-  white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px;line-height:1.35}
+.kit-run{display:grid;gap:2px 9px;
+  grid-template-columns:minmax(0,1.7fr) minmax(0,1fr) 64px repeat(2,minmax(0,1.15fr)) repeat(3,minmax(0,1fr));
+  white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:12.5px;line-height:1.35}
 .kit-run>:nth-child(7),.kit-run>:nth-child(8){font-size:12px;white-space:normal}
 .kit-run .kit-bar{margin:0;height:3px}
 .kit-run svg{display:block}

@@ -235,3 +235,6 @@ def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.Monke
     wait_for(lambda: page.stop_all_button.layout.display == "none")
     with pytest.raises(kit.UserError, match="was stopped"):
         batch.wait()
+    again = FakeBatch()
+    again.finish.set()
+    assert again.start() is again and again.wait() == []
