@@ -15,6 +15,8 @@ _WHERE = {
     "resume": "kit.runs.api",
     "batch": "kit.scale.batch",
     "sweep": "kit.scale.sweep",
+    "launch_batch": "kit.scale.batch",
+    "launch_sweep": "kit.scale.sweep",
     "notebooks": "kit.scale.notebooks",
     "runs": "kit.runs",
     "Run": "kit.runs.run",

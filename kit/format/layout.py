@@ -1,7 +1,7 @@
 """Layout of a run in a store. Only a store has latest.json and lease.json.
 
 <run_name>/
-  config.yaml  provenance.json  status.json  metrics.jsonl     text files, replaced atomically
+  config.yaml  provenance.json  status.json  metrics.jsonl  note.txt     text files, replaced atomically
   checkpoints/step_000100352/…  manifest.json                  the two newest, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…
@@ -19,7 +19,10 @@ from pathlib import Path
 
 from kit.format.files import read_json
 
-TEXTS = {"config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 2**20, "status.json": 2**20}
+TEXTS = {
+    "config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 2**20, "status.json": 2**20,
+    "note.txt": 2**14,
+}  # fmt: skip
 """Text files of a run -> largest accepted size in bytes."""
 LATEST = "latest.json"
 PASSED_OVER = ".passed-over.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 Command = Literal["pause", "unpause", "stop", "checkpoint"]
-STOPPED = "stopped on request"
-"""Reason of a stop by the command "stop"."""
+ON_REQUEST = "stopped on request"
+"""Why a run ended that got the command "stop"."""
 
 
 def request(run_path: Path, command: Command) -> None:
@@ -45,7 +45,7 @@ class Requests:
     def obey(self, command: Command) -> None:
         """Set the flags that `command` stands for."""
         if command == "stop":
-            self.stop(STOPPED)
+            self.stop(ON_REQUEST)
         self.checkpoint |= command == "checkpoint"
         self.paused = command == "pause" or (self.paused and command != "unpause")
 

@@ -5,6 +5,7 @@ runs/<name>/
   status.json        state and progress; replaced atomically
   metrics.jsonl      one row per policy update and per evaluation; a resume deletes rows after its checkpoint
   provenance.json    versions, machine, git commit
+  note.txt           the user's note on the run, if any
   worker.log         output of the training process
   tb/                TensorBoard events, the numbers of metrics.jsonl
   checkpoints/step_000100352/   see kit.format.checkpoint

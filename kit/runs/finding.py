@@ -55,16 +55,21 @@ def list_runs(where: str | Path = "runs") -> RunList | StoredRuns:
 
 def local_runs(where: str | Path = "runs") -> RunList:
     """List the runs in a folder; empty if the folder does not exist. Warn about runs that cannot be read."""
-    folder = Path(where).expanduser()
     runs = RunList()
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.name.startswith(".") and (path / "config.yaml").is_file():
-            try:
-                runs.append(Run(path))
-            except UserError as error:
-                warnings.warn(f"{path} is left out: {error}", stacklevel=2)
+    for path in run_folders(where):
+        try:
+            runs.append(Run(path))
+        except UserError as error:
+            warnings.warn(f"{path} is left out: {error}", stacklevel=2)
     runs.sort(key=lambda run: run.status()["updated"] or run.path.stat().st_mtime, reverse=True)
     return runs
+
+
+def run_folders(where: str | Path) -> list[Path]:
+    """List the run directories in a folder, in any order, without opening them."""
+    folder = Path(where).expanduser()
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in paths if not path.name.startswith(".") and (path / "config.yaml").is_file()]
 
 
 def is_branch(run: Run, of: Run) -> bool:

@@ -16,7 +16,7 @@ from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.format.checkpoint import Checkpoint, Damaged
-from kit.format.files import read_rows
+from kit.format.files import read_rows, write_atomic
 from kit.runs import control, directory, provenance, status
 from kit.trust import permit
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kit.trainers import Trainer
+
+
+NOTE_CHARACTERS = 1000
+"""Maximum length of a note."""
 
 
 class Run:
@@ -142,6 +146,21 @@ class Run:
         if not store or store["step"] is None:
             return f"not yet in {store['url']}" if store else "on this machine only"
         return f"step {store['step']:,} verified in {store['url']}"
+
+    @property
+    def note(self) -> str:
+        """The user's note on the run, "" without one. It is copied to the run's store while the run trains."""
+        path = self.path / "note.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def write_note(self, text: str) -> None:
+        """Replace the note. Raises `UserError` if `text` is longer than `NOTE_CHARACTERS`."""
+        if len(text) > NOTE_CHARACTERS:
+            raise UserError(f"note has {len(text):,} characters; shorten it to {NOTE_CHARACTERS:,}.")
+        try:
+            write_atomic(self.path / "note.txt", text)
+        except OSError as error:
+            raise directory.refused(self.path, error) from None
 
     # -- control ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from kit.machine import limits
 from kit.runs import api, worker
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
-from kit.scale.work import KEYS, Engine, Results, StoredWork, run_all
+from kit.scale.background import Background, JobRow, job_rows
+from kit.scale.work import KEYS, Engine, Results, StoredWork, bar, run_all
 from kit.stores import StoreError, lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
@@ -60,6 +61,10 @@ class Job(StoredWork):
     @property
     def exists(self) -> bool:
         return (self.path / "config.yaml").is_file()
+
+    @property
+    def run_path(self) -> Path | None:
+        return self.path if self.exists else None
 
     def changes(self) -> dict[str, Any]:
         """Return the requested fields that differ from the existing run's config.
@@ -150,19 +155,53 @@ def batch(
     all jobs; default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job
     before any file is written.
     """
-    resources: dict[str, Any] = {"at_once": at_once, "on": on, "cpus": cpus, "gpus": gpus}
+    return run_batch(*_planned(jobs, seeds, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus), on_progress)
+
+
+def launch_batch(
+    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    name: str | None = None,
+    trust: bool = False,
+    **resources: Any,
+) -> Background[Results]:
+    """Like `kit.batch`, but return at once: a thread starts the jobs. `kit.ui.runs` shows them, `wait()` waits.
+
+    `resources`: at_once, on, cpus and gpus, as in `kit.batch`.
+    """
+    planned, resolved, engine = _planned(jobs, seeds, name, trust, **resources)
+
+    def rows(latest: Results | None) -> list[JobRow]:
+        on_cluster = engine.on is not None and latest is not None
+        return job_rows(planned, latest if latest and on_cluster else [job.row() for job in planned])
+
+    name = name or (folder_name(Path(jobs).stem) if isinstance(jobs, str | Path) else "batch")
+    title = f"batch {name} in {planned[0].config.runs_dir}"
+    return Background(title, rows, partial(run_batch, planned, resolved, engine), partial(bar, "step")).start()
+
+
+def _planned(
+    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig,
+    seeds: int | Sequence[int] | None,
+    name: str | None,
+    trust: bool,
+    **resources: Any,
+) -> tuple[list[Job], list[RunConfig], Engine]:
+    """Return the jobs of a batch, their resolved configs, and where they run.
+
+    Raises `UserError` for an invalid job or an unusable store.
+    """
     if isinstance(jobs, str | Path):
-        name = name or folder_name(Path(jobs).stem)
         planned, engine = read_jobs(jobs, seeds, name, trust=trust, **resources)
     else:
-        name = name or "batch"
         listed = [jobs] if isinstance(jobs, RunConfig) else jobs
         fields = [job.non_defaults() if isinstance(job, RunConfig) else dict(job) for job in listed]
         engine = Engine.of({}, **resources)
-        planned = plan_jobs(fields, seeds, name, engine.on is not None, trust)
+        planned = plan_jobs(fields, seeds, name or "batch", engine.on is not None, trust)
     resolved = check(planned, engine.on is not None)
     check_stores(job.config.store for job in planned)
-    return run_batch(planned, resolved, engine, on_progress)
+    return planned, resolved, engine
 
 
 def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from kit.config import read_yaml
 from kit.errors import UserError
 from kit.scale import batch, notebooks, study, sweep
+from kit.scale.background import JobRow, job_rows
 from kit.scale.work import HELD, UNANSWERED, Results, StoredWork, until
 from kit.stores.base import StoreError, Unusable
 
@@ -44,11 +45,48 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
         for trial in study.trials(search) if fetch else []:
             trial.fetch()
         return search
-    planned = batch.read_jobs(path) if file_kind == "jobs" else notebooks.plan_jobs(Path(path))
-    jobs: list[StoredWork] = list(planned[0])
+    jobs = _jobs(path)
     for job in jobs if fetch else []:
         job.fetch()
     return Results(jobs, [_row(job) for job in jobs])
+
+
+def _jobs(path: str | Path) -> list[StoredWork]:
+    """Return the runs or notebooks of a file."""
+    planned = batch.read_jobs(path) if kind(path) == "jobs" else notebooks.plan_jobs(Path(path))
+    return list(planned[0])
+
+
+class FileJobs:
+    """The jobs of a YAML file as rows for `kit.ui.runs`, whichever process runs them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.title = str(path)
+        self._path, self._journal_size = path, -1
+        self.look()
+
+    def look(self) -> None:
+        """Read the file again, and what the store says of the jobs that are not on this machine."""
+        batch.runs_in_store.cache_clear()
+        self._plan = study.plan(self._path)[0] if kind(self._path) == "sweep" else None
+        if self._plan is not None:
+            self._search = study.Sweep(self._plan)
+        else:
+            self._jobs = _jobs(self._path)
+            self._looked = [_row(job) for job in self._jobs]
+
+    def rows(self) -> list[JobRow]:
+        if self._plan is None:
+            return job_rows(self._jobs, [self._row(*pair) for pair in zip(self._jobs, self._looked, strict=True)])
+        journal = self._plan.folder / study.JOURNAL
+        size = journal.stat().st_size if journal.exists() else 0
+        if size != self._journal_size:  # another process searches
+            self._search, self._journal_size = study.Sweep(self._plan), size
+        return study.trial_rows(self._search)
+
+    def _row(self, job: StoredWork, looked: dict[str, Any]) -> dict[str, Any]:
+        row = job.row()
+        return looked if row["state"] == "waiting" and job.run_path is None else row
 
 
 def _row(job: StoredWork) -> dict[str, Any]:

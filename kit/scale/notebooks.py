@@ -72,6 +72,10 @@ class NotebookJob:
         return trained(self.parameters)
 
     @property
+    def run_path(self) -> Path | None:
+        return None if self.run is None else self.run.path
+
+    @property
     def store_path(self) -> str:
         return f"{self.path.parent.name}/{self.name}"
 

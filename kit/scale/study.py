@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, need
 from kit.format.files import GrowingRows, write_atomic
+from kit.runs.control import ON_REQUEST
+from kit.scale.background import JobRow
 from kit.scale.batch import Job, with_shared_runs_dir
 from kit.scale.work import Engine
 from kit.stores import MissingFile, lease, open_store
@@ -162,8 +164,13 @@ class TrialJob(Job):
         super().start(threads)
 
     def should_restart(self) -> bool:
-        """Return whether the run must be resumed, because it was killed or reached its session limit."""
-        return self.starts < STARTS and not self.stopped and self.row()["state"] == "interrupted"
+        """Return whether the run must be resumed, because it was killed or reached its session limit.
+
+        A trial that the user stops, as on the page of runs, is not: it counts as failed.
+        """
+        row = self.row()
+        by_user = str(row["message"]).startswith(ON_REQUEST)
+        return self.starts < STARTS and not self.stopped and row["state"] == "interrupted" and not by_user
 
     def row(self) -> dict[str, Any]:
         name = f"eval/{self.score}"
@@ -217,6 +224,23 @@ def run_name(plan: Plan, number: int) -> str:
 def trials(search: Sweep) -> list[TrialJob]:
     configs = [search.plan.config(values_of(t), run_name(search.plan, t.number)) for t in search.study.trials]
     return [TrialJob(config, config.non_defaults()) for config in configs]
+
+
+def trial_rows(search: Sweep) -> list[JobRow]:
+    """Return a row for each trial: its run, or why it has none, failed, or was stopped early."""
+    return [_trial_row(search.plan, trial) for trial in search.study.get_trials(deepcopy=False)]
+
+
+def _trial_row(plan: Plan, trial: Any) -> JobRow:
+    name, state = run_name(plan, trial.number), trial.state.name
+    path = plan.folder.parent / name
+    message = {"message": text} if (text := trial.user_attrs.get("message")) else {}
+    values = {"FAIL": {"state": "failed", **message}, "PRUNED": {"phase": "pruned", **message}}.get(state, {})
+    if (path / "config.yaml").is_file():
+        return JobRow(name, path, None, values)
+    waiting = {"state": "finished" if state == "COMPLETE" else "waiting", "total_steps": plan.base.total_steps}
+    step = {"step": trial.user_attrs.get("steps", 0)}
+    return JobRow(name, None, plan.base, {**waiting, **step, **message, **values})
 
 
 def journal(plan: Plan) -> bytes:

@@ -25,6 +25,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,11 @@ from kit.errors import UserError, need
 from kit.machine.progress import add_earlier, progress_bar
 from kit.runs import directory
 from kit.runs.status import Status
+from kit.scale.background import Background, JobRow
 from kit.scale.batch import check_stores, slots
 from kit.scale.store_folder import StoreFolder
-from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, plan, run_name, suggest, writable
-from kit.scale.work import HELD_S, Results, StoredWork, Work, run_all, since, until
+from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, plan, run_name, suggest, trial_rows, writable
+from kit.scale.work import HELD_S, Engine, Results, StoredWork, Work, run_all, since, until
 from kit.stores import lease, open_store
 from kit.stores.pull import readable
 
@@ -75,11 +77,38 @@ def sweep(
     `kit.batch`. Ctrl-C stops all trials with a checkpoint; call `sweep` again to continue. `on_progress` is called
     twice a second with the search; default: a progress bar. `trust` as in `kit.train`. Raises `UserError`.
     """
+    return _run(*_planned(path, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus), on_progress)
+
+
+def launch_sweep(
+    path: str | Path | Mapping[str, Any], *, name: str | None = None, trust: bool = False, **resources: Any
+) -> Background[Sweep]:
+    """Like `kit.sweep`, but return at once: a thread runs the search. `kit.ui.runs` shows it, `wait()` waits.
+
+    `resources`: at_once, on, cpus and gpus, as in `kit.sweep`.
+    """
+    planned, engine = _planned(path, name, trust, **resources)
+
+    def rows(latest: Sweep | None) -> list[JobRow]:
+        return [] if latest is None else trial_rows(latest)
+
+    title = f"search {planned.name} in {planned.base.runs_dir}"
+    return Background(title, rows, partial(_run, planned, engine), partial(_bar, planned.trials)).start()
+
+
+def _planned(
+    path: str | Path | Mapping[str, Any], name: str | None, trust: bool, **resources: Any
+) -> tuple[Plan, Engine]:
+    """Read a search and check its store. Raises `UserError`."""
+    need("optuna", "scale")
+    planned, engine = plan(path, name, trust, **resources)
+    check_stores([planned.base.store])
+    return planned, engine
+
+
+def _run(planned: Plan, engine: Engine, on_progress: Callable[[Sweep], None] | None) -> Sweep:
     import warnings
 
-    need("optuna", "scale")
-    planned, engine = plan(path, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus)
-    check_stores([planned.base.store])
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # Optuna warns that multivariate TPE and the journal are experimental
@@ -93,7 +122,7 @@ def sweep(
         planned.folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(directory.lock(planned.folder))
         search, store_folder = stack.enter_context(_leased_search(planned))
-        _search(search, room, place, stack.enter_context(_progress(search, on_progress)), store_folder)
+        _search(search, room, place, on_progress or stack.enter_context(_bar(planned.trials)), store_folder)
     return search
 
 
@@ -217,15 +246,13 @@ def _record(search: Sweep, trial: optuna.Trial, state: str, score: float | None,
 
 
 @contextlib.contextmanager
-def _progress(search: Sweep, on_progress: Callable[[Sweep], None] | None) -> Iterator[Callable[[Sweep], None]]:
-    """Yield `on_progress` or, if it is None, a function that updates a progress bar over trials."""
-    if on_progress is not None:
-        yield on_progress
-        return
-    with progress_bar(total=search.plan.trials, unit="trial") as shown:
-        add_earlier(shown, sum(trial.state.is_finished() for trial in search.study.trials))
+def _bar(trials: int) -> Iterator[Callable[[Sweep], None]]:
+    """Yield a function that updates a progress bar over `trials`."""
+    begun = False
+    with progress_bar(total=trials, unit="trial") as shown:
 
         def show(now: Sweep) -> None:
+            nonlocal begun
             states = [trial.state.name for trial in now.study.trials]
             pruned, failed = states.count("PRUNED"), states.count("FAIL")
             done = states.count("COMPLETE") + pruned + failed
@@ -234,6 +261,9 @@ def _progress(search: Sweep, on_progress: Callable[[Sweep], None] | None) -> Ite
             waiting = [t.user_attrs.get("message") for t in now.study.trials if t.state.name == "RUNNING"]
             text += "".join(f"; one waiting: {note}" for note in waiting if note)
             shown.set_description_str(text + (f", best {best:.3g}" if best is not None else ""), refresh=False)
+            if not begun:
+                begun = True
+                add_earlier(shown, done)
             shown.update(done - shown.n)
 
         yield show

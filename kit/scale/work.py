@@ -91,6 +91,10 @@ class StoredWork(Work, Protocol):
 
     @property
     def path(self) -> Path: ...
+    @property
+    def run_path(self) -> Path | None:
+        """The directory of the job's run, None if it does not exist on this machine."""
+
     def look(self) -> dict[str, Any]: ...
     def fetch(self) -> None: ...
 
@@ -184,7 +188,7 @@ def run_all(
     an additional job, or None.
     """
     if on_progress is None:
-        with _bar(unit) as show:
+        with bar(unit) as show:
             return run_all(jobs, at_once, show, unit, next_job)
     threads = max(1, limits.usable_cores() // at_once)
     jobs, waiting, working = list(jobs), deque(jobs), list[Work]()
@@ -232,7 +236,7 @@ def run_all(
 
 
 @contextlib.contextmanager
-def _bar(unit: str) -> Iterator[Callable[[Results], None]]:
+def bar(unit: str) -> Iterator[Callable[[Results], None]]:
     """Yield a function that updates a progress bar over the steps (or cells) of all jobs together."""
     known = set[str]()
     with progress_bar(unit=unit, unit_scale=True) as shown:

@@ -12,7 +12,8 @@ from kit.runs.run import Run, opened
 from kit.ui import style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
-from kit.ui.resume import Entry, list_entries, store_entry, title
+from kit.ui.resume import list_lines, store_entry
+from kit.ui.rows import Line, title
 
 
 class RunPicker:
@@ -33,8 +34,8 @@ class RunPicker:
         self._choice: str | None = None
         if run is not None or store is None or local_runs(runs_dir):
             self._choice = str(find_run(run, runs_dir).path)
-        elif stored := list_entries(store):
-            self._choice = stored[0]["choice"]
+        elif stored := list_lines(store):
+            self._choice = stored[0].choice
 
     @property
     def run(self) -> Run:
@@ -57,8 +58,7 @@ class RunPicker:
         self.choices = w.Dropdown(description="run", layout=w.Layout(width="100%", max_width="560px"))
         self.choices.add_class("kit-run-picker")
         self.label = w.HTML()
-        local = list_entries(self.runs_dir)
-        self._add([{**entry, "choice": str(Path(entry["choice"]).absolute())} for entry in local])
+        self._add(list_lines(self.runs_dir))
         self.choices.observe(lambda change: self._choose(change["new"]), names="value")
         self.entry = store_entry(w, self.store, self._list_store)
         display(w.VBox([self.choices, self.entry, self.label]))
@@ -71,11 +71,11 @@ class RunPicker:
             self._choice = choice
             self._say("Run the cells below again to see this run.")
 
-    def _add(self, entries: list[Entry]) -> None:
-        """Append `entries` to the dropdown, except for runs that it already lists. Keep the choice."""
+    def _add(self, lines: list[Line]) -> None:
+        """Append `lines` to the dropdown, except for runs that it already lists. Keep the choice."""
         options = list(self.choices.options)
         names = {Path(choice).name for _, choice in options}
-        options += [(title(entry), entry["choice"]) for entry in entries if entry["name"] not in names]
+        options += [(title(line), line.choice) for line in lines if line.name not in names]
         choices = [choice for _, choice in options]
         if self._choice is not None and self._choice not in choices:
             options.insert(0, (Path(self._choice).name, self._choice))
@@ -87,9 +87,9 @@ class RunPicker:
 
         def list_store() -> None:
             try:
-                entries = list_entries(store)
-                self._add(entries)
-                self._say(f"{store}: {len(entries)} run{'' if len(entries) == 1 else 's'}.")
+                lines = list_lines(store)
+                self._add(lines)
+                self._say(f"{store}: {len(lines)} run{'' if len(lines) == 1 else 's'}.")
             except Exception as error:
                 self._say(str(error) or type(error).__name__, bad=True)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ from typing import Any
 from kit.runs.api import resume
 from kit.runs.finding import RunList, list_runs
 from kit.runs.run import Run
-from kit.runs.status import WORKING
+from kit.runs.status import EMPTY
+from kit.scale.background import JobRow
 from kit.ui import style
 from kit.ui.panel import Panel
+from kit.ui.rows import Line, RowReader, row, title
 
 SHOWN = 12
 """Number of runs in the list, the latest first."""
-Entry = dict[str, Any]
-"""A run in the list: its row of `kit.runs().to_dicts()`, with "choice" (the argument for `kit.resume`) and "at_work"
-(whether the run is training on this machine)."""
 
 
 class ResumePanel(Panel):
@@ -43,12 +42,13 @@ class ResumePanel(Panel):
         super().__init__(end_session)
         self.choice, self.runs_dir, self.store = run, runs_dir, store
         self.changes = {name: value for name, value in {"store": store, **changes}.items() if value is not None}
-        self._stored: list[Entry] = []
-        self._lines: dict[str, Any] = {}
+        self._stored: list[Line] = []
+        self._lines: dict[str, tuple[Any, Line]] = {}
+        """Run name -> the widget with its row, and what it shows."""
 
     def _start_run(self) -> Run:
-        for entry in list_entries(self.runs_dir) + list_entries(self.store):
-            print(title(entry))
+        for line in list_lines(self.runs_dir) + list_lines(self.store):
+            print(title(line))
         return self._resume(self.choice)
 
     def _resume(self, choice: str | Path | None) -> Run:
@@ -73,7 +73,7 @@ class ResumePanel(Panel):
         """Add the runs of `store` to the list. Runs resumed from now on are copied to this store."""
 
         def list_store() -> None:
-            self._stored = list_entries(store)
+            self._stored = list_lines(store)
             self.store = self.changes["store"] = store
             self.say("")
             self._changed()
@@ -82,53 +82,55 @@ class ResumePanel(Panel):
 
     def _changed(self) -> None:
         """Redraw the list of runs."""
-        local = list_entries(self.runs_dir)
-        known = {entry["name"] for entry in local}
-        shown = local + [entry for entry in self._stored if entry["name"] not in known]
+        local = list_lines(self.runs_dir)
+        known = {line.name for line in local}
+        shown = local + [line for line in self._stored if line.name not in known]
         text = f"The latest runs in {self.runs_dir}" + (f" and {self.store}:" if self._stored else ":")
         if not shown:
             text = f"No runs in {self.runs_dir} yet: train one with 01_train, or enter the store that holds your runs."
         self.table.children = [self._w.HTML(style.wrap(style.note(text))), *map(self._row, shown)]
         self.buttons.layout.display = "none" if self.run is None else ""
 
-    def _row(self, entry: Entry) -> Any:
-        w = self._w
-        longer = entry["state"] == "finished" and int(self.changes.get("total_steps", 0)) > entry["step"]
+    def _row(self, line: Line) -> Any:
+        w, now = self._w, line.now
+        longer = now["state"] == "finished" and int(self.changes.get("total_steps", 0)) > now["step"]
         label, icon = "Done", "check"
-        if entry["at_work"]:
+        if line.is_working:
             label, icon = "Watch", "eye"
-        elif entry["state"] in ("interrupted", "failed") or longer:
+        elif now["state"] in ("interrupted", "failed") or longer:
             label, icon = "Resume", "play"
         layout = w.Layout(flex="0 0 auto", width="96px")
         button = w.Button(description=label, icon=icon, disabled=label == "Done", layout=layout)
         button.add_class("kit-resume-button")
-        button.on_click(partial(self._pressed, entry=entry))
-        line = self._lines[entry["name"]] = w.HTML(style.wrap(row(entry)))
-        return w.HBox([button, line], layout=w.Layout(align_items="center"))
+        button.on_click(partial(self._pressed, line=line))
+        text = w.HTML(style.wrap(row(line)), layout=w.Layout(flex="1 1 auto"))
+        self._lines[line.name] = text, line
+        return w.HBox([button, text], layout=w.Layout(align_items="center", max_width="920px"))
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         if run.name in self._lines:
-            self._lines[run.name].value = style.wrap(row({**now, "name": run.name}))
+            text, line = self._lines[run.name]
+            text.value = style.wrap(row(replace(line, now=now, run=run)))
 
-    def _pressed(self, button: Any, entry: Entry) -> None:
+    def _pressed(self, button: Any, line: Line) -> None:
         button.disabled = True
-        if entry["at_work"]:
-            self.attach(Run(entry["choice"]))
+        if line.is_working:
+            self.attach(Run(line.choice))
         else:
-            self._start_resume(entry["choice"])
+            self._start_resume(line.choice)
 
     def _start_resume(self, choice: str | Path) -> None:
         self.do(lambda: self.attach(self._resume(choice)), "Resuming from the last checkpoint…")
 
 
-def list_entries(where: str | Path | None) -> list[Entry]:
+def list_lines(where: str | Path | None) -> list[Line]:
     """Return the latest runs in the folder or store `where`; [] for None. Raises `UserError` if it cannot be read."""
     runs = list_runs(where) if where is not None else RunList()
-    is_local = isinstance(runs, RunList)
-    return [
-        {**row, "choice": f"{str(where).rstrip('/')}/{row['name']}", "at_work": is_local and row["state"] in WORKING}
-        for row in runs.to_dicts()[:SHOWN]
-    ]
+    if isinstance(runs, RunList):
+        reader = RowReader()
+        return [reader.line(JobRow(run.name, run.path)) for run in runs[:SHOWN]]
+    prefix = str(where).rstrip("/")
+    return [Line(now["name"], {**EMPTY, **now}, choice=f"{prefix}/{now['name']}") for now in runs[:SHOWN]]
 
 
 def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:
@@ -148,21 +150,3 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
     view = w.HBox([entry, look], layout=w.Layout(max_width="560px"))
     view.add_class("kit-store-picker")
     return view
-
-
-def row(now: Entry) -> str:
-    """Format a run as a line of HTML: name, progress bar, progress, success rate, state, time since the last update."""
-    colour, word = style.state(now)
-    success = f"{style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
-    when = style.ago(now["updated"]) if now["updated"] else ""
-    return (
-        f"<div class='kit-run'><span class='kit-name'>{html.escape(now['name'])}</span>{style.bar(now)}"
-        f"<span>{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}</span><span>{success}</span>"
-        f"<span style='color:{colour}'>{html.escape(word)}</span><span class='kit-dim'>{when}</span></div>"
-    )
-
-
-def title(now: Entry) -> str:
-    """Format a run as text: name, state, step, success rate."""
-    success = f", {style.percent(now['success_rate'])} success" if now["success_rate"] is not None else ""
-    return f"{now['name']} ({now['state']}, {now['step']:,} steps{success})"

@@ -1,38 +1,31 @@
-"""The page of runs: filter, sort, compare, watch, resume and delete the runs in a folder."""
+"""The live page of runs: filter, sort, note, pause, stop, compare, watch, resume and delete runs or a batch's jobs."""
 
 from __future__ import annotations
 
-import html
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, Self
 
-from kit.errors import need
-from kit.measure.speed import duration
+from kit.errors import UserError, need
 from kit.runs.api import remove, resume
-from kit.runs.finding import local_runs
+from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
+from kit.scale.background import Background, JobRow, Jobs
+from kit.scale.files import FileJobs
+from kit.scale.study import Sweep, trial_rows
 from kit.ui import style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 from kit.ui.headless import nobody_there
+from kit.ui.rows import Line, RowReader, row
 
 SHOWN = 50
 """Maximum number of rows."""
-
-
-class Line(NamedTuple):
-    """A run and what the page shows of it."""
-
-    run: Run
-    now: dict[str, Any]
-    size_bytes: int
-
-    @property
-    def text(self) -> str:
-        """Text that the filter searches."""
-        config = self.run.config
-        return f"{self.run.name} {config.env} {config.algo} {style.state(self.now)[1]}".lower()
+REFRESH_S = 2.0
+"""Seconds between refreshes while a run works."""
 
 
 def _or_least(value: float | None) -> float:
@@ -40,111 +33,280 @@ def _or_least(value: float | None) -> float:
 
 
 ORDERS: dict[str, Callable[[Line], Any]] = {
-    "latest": lambda line: -(line.now["updated"] or 0),
-    "name": lambda line: line.run.name,
-    "task": lambda line: (line.run.config.env, line.run.config.algo),
+    "latest": lambda line: (not line.is_working, -(line.now["started" if line.is_working else "updated"] or 0)),
+    "name": lambda line: line.name,
+    "task": lambda line: (line.config.env, line.config.algo) if line.config else ("", ""),
     "success rate": lambda line: -_or_least(line.now["success_rate"]),
     "mean return": lambda line: -_or_least(line.now["mean_return"]),
-    "size on disk": lambda line: -line.size_bytes,
+    "size on disk": lambda line: -(line.size_bytes or 0),
 }
 """Name of an order -> sort key."""
+ENDED = ("interrupted", "failed")
+FITTING = {
+    "pause": ("running",), "continue": ("paused", *ENDED),
+    "stop": ("starting", "running", "paused"), "save": ("running", "paused"),
+}  # fmt: skip
+"""Name of a button -> states of a run in which it applies."""
+QUIET = 5
+"""Refreshes without a run at work after which they end: between two jobs of a batch, none works for a moment."""
+
+
+class FolderJobs:
+    """The runs in a folder as rows."""
+
+    def __init__(self, runs_dir: str | Path) -> None:
+        self.title = str(runs_dir)
+
+    def rows(self) -> list[JobRow]:
+        return [JobRow(path.name, path.absolute()) for path in run_folders(self.title)]
+
+    def look(self) -> None:
+        """Do nothing: `rows` lists the folder."""
+
+
+class SweepJobs:
+    """The trials of a search as rows."""
+
+    def __init__(self, search: Sweep) -> None:
+        self.search, self.title = search, f"search {search.plan.name} in {search.plan.base.runs_dir}"
+
+    def rows(self) -> list[JobRow]:
+        return trial_rows(self.search)
+
+    def look(self) -> None:
+        """Read the journal again, also from the store."""
+        self.search = Sweep(self.search.plan)
+
+
+Source = str | Path | Background[Any] | Sweep
+
+
+def jobs_of(source: Source) -> Jobs:
+    """Return the rows' source: a folder of runs, a YAML file of `kit batch`, a batch or a search."""
+    if isinstance(source, Background):
+        return source
+    if isinstance(source, Sweep):
+        return SweepJobs(source)
+    is_file = Path(source).suffix in (".yaml", ".yml") and not Path(source).is_dir()
+    return FileJobs(source) if is_file else FolderJobs(source)
+
+
+def is_background_at_work(jobs: Jobs) -> bool:
+    return isinstance(jobs, Background) and jobs.is_working
 
 
 class RunsPage:
-    """The runs in `runs_dir` with their state, score, disk use and copy in a store.
+    """Live page of the runs in a folder, or of the jobs of a batch or search: a row each, and buttons for ticked rows.
 
     >>> page = kit.ui.runs().show()
 
-    Tick runs to compare them, or to delete them after a second click; tick one to watch or resume it. In a notebook
-    executed without a user, the page is a table.
+    While a run works, a thread refreshes the rows. A newer page of the same source takes over. In a notebook executed
+    without a user, the page is a table, and waits for a batch or search that `source` runs in the background.
+
+    A run has no second name: its folder's name is its name in stores and in its branches. Write a note instead.
     """
 
-    def __init__(self, runs_dir: str = "runs") -> None:
-        self.runs_dir = runs_dir
+    _live: dict[str, RunsPage] = {}  # noqa: RUF012 - of this process
+    """Title of the source -> its newest page."""
+
+    def __init__(self, source: Source = "runs") -> None:
+        self.source = source
         self.ticks: dict[str, Any] = {}
         """Run name -> its checkbox, for the rows that are shown."""
+        self._texts: dict[str, Any] = {}
+        """Run name -> the widget with its row."""
         self._lines: list[Line] = []
+        self._reader, self._lock = RowReader(), threading.RLock()
+        self._thread: threading.Thread | None = None
 
     def show(self) -> Self:
         """Display the page below the cell."""
         from IPython.display import display
 
         if nobody_there():
-            display(local_runs(self.runs_dir).frame())
+            display(self._table())
             return self
         self._build(need("ipywidgets", "notebook"))
-        display(self.view)
+        shown = self.view._repr_mimebundle_() | {"text/plain": "The page of runs: run this cell to see it."}
+        display(shown, raw=True)  # a saved notebook keeps only the sentence
         return self
 
+    def _table(self) -> Any:
+        if isinstance(self.source, Background):
+            self.source.wait()
+        if isinstance(jobs := jobs_of(self.source), FolderJobs):
+            return local_runs(jobs.title).frame()
+        import pandas as pd
+
+        lines = [self._reader.line(job) for job in jobs.rows()]
+        keys = ("state", "step", "total_steps", "success_rate", "mean_return", "message")
+        return pd.DataFrame([{"name": line.name, **{key: line.now[key] for key in keys}} for line in lines])
+
     def _build(self, w: Any) -> None:
-        self._w = w
-        self.filter = w.Text(description="filter", placeholder="name, task, algorithm, state")
+        self._w, self._jobs = w, jobs_of(self.source)
+        self.filter = w.Text(description="filter", placeholder="name, task, algorithm, state, note")
         self.order = w.Dropdown(description="sort by", options=list(ORDERS))
         self.filter.observe(lambda _: self._draw(), names="value")
         self.order.observe(lambda _: self._draw(), names="value")
-        self.refresh_button = self._button("Refresh", "refresh", self.refresh)
-        self.compare_button = self._button("Compare", "line-chart", self._compare)
-        self.open_button = self._button("Watch or resume", "play", self._open)
-        self.delete_button = self._button("Delete", "trash", self._ask)
+        self.refresh_button = self._button("Refresh", "refresh", self._look)
+        self.all_tick = self._checkbox("choose all rows", self._tick_all)
+        actions = (
+            ("pause", "Pause", "pause", partial(self._each, "pause", Run.pause)),
+            ("continue", "Continue", "play", partial(self._each, "continue", go_on)),
+            ("stop", "Stop", "stop", partial(self._each, "stop", Run.stop)),
+            ("save", "Checkpoint now", "save", partial(self._each, "save", Run.checkpoint)),
+            ("compare", "Compare", "line-chart", self._compare), ("open", "Watch or resume", "eye", self._open),
+            ("delete", "Delete", "trash", self._ask),
+        )  # fmt: skip
+        self.buttons = {name: self._button(label, icon, action) for name, label, icon, action in actions}
+        self.stop_all_button = self._button("Stop all jobs", "stop", self._stop_all)
         self.sure_button = self._button("Yes, delete", "trash", self._delete)
         self.sure_button.button_style = "danger"
         self.no_button = self._button("No", "times", lambda: self._say(""))
-        self._message, self._below, self._rows = w.HTML(), w.VBox(), w.VBox()
+        wide = w.Layout(width="100%", max_width="560px")
+        self.note = w.Text(description="note", continuous_update=False, layout=wide)
+        self.note.observe(lambda change: self._pressed(None, partial(self._write_note, change["new"])), names="value")
+        self._message, self._below, self._rows, self._head = w.HTML(), w.VBox(), w.VBox(), w.HTML()
         self._message.add_class("kit-message")
         wrap = w.Layout(flex_flow="row wrap")
-        buttons = (self.compare_button, self.open_button, self.delete_button, self.sure_button, self.no_button)
+        buttons = (*self.buttons.values(), self.stop_all_button, self.sure_button, self.no_button)
         self.view = w.VBox([
             w.HTML(f"<style>{style.CSS}</style>"),
-            w.HBox([self.filter, self.order, self.refresh_button], layout=wrap), self._rows,
-            w.HBox(buttons, layout=wrap), self._message, self._below,
+            w.HBox([self.filter, self.order, self.refresh_button], layout=wrap),
+            w.HBox([self.all_tick, self._head], layout=w.Layout(align_items="center")), self._rows,
+            w.HBox(buttons, layout=wrap), self.note, self._message, self._below,
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")
+        self._live[self._jobs.title] = self
         self.refresh()
+        self._choose()
+
+    # -- rows ------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Read the runs again."""
-        self._lines = [Line(run, run.status(), run.size_bytes) for run in local_runs(self.runs_dir)]
-        self._draw()
+        """Read the runs again, and draw them in the chosen order."""
+        with self._lock:
+            self._read()
+            self._draw()
+        if self._is_at_work() and not (self._thread and self._thread.is_alive()):
+            self._live[self._jobs.title] = self
+            self._thread = threading.Thread(target=self._follow, name=f"page-{self._jobs.title}", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        self._jobs.look()
+        self.refresh()
+
+    def _read(self) -> None:
+        self._lines = [self._reader.line(job) for job in self._jobs.rows()]
+
+    def _is_at_work(self) -> bool:
+        return is_background_at_work(self._jobs) or any(line.is_working for line in self._lines)
+
+    def _follow(self) -> None:
+        """Refresh until no run works or another page takes over. Rows keep their places."""
+        quiet = 0
+        try:
+            while quiet < QUIET and self._live[self._jobs.title] is self:
+                time.sleep(REFRESH_S)
+                with self._lock:
+                    self._read()
+                    self._draw(keep_order=True)
+                quiet = 0 if self._is_at_work() else quiet + 1
+        except Exception as error:
+            self._say(f"The page stopped ({type(error).__name__}: {error}); this does not affect the runs.", bad=True)
 
     @property
     def ticked(self) -> list[Run]:
         """The runs whose checkboxes are ticked."""
-        return [line.run for line in self._lines if line.run.name in self.ticks and self.ticks[line.run.name].value]
+        return [line.run for line in self._ticked_lines() if line.run is not None]
 
-    def _draw(self) -> None:
-        """Draw the rows that match the filter, in the chosen order. Ticks of rows that stay are kept."""
-        words = self.filter.value.lower().split()
-        found = [line for line in self._lines if all(word in line.text for word in words)]
-        found.sort(key=ORDERS[self.order.value])
-        before, self.ticks, rows = self.ticks, {}, []
-        for line in found[:SHOWN]:
-            name = line.run.name
-            tick = before.get(name) or self._tick(name)
-            self.ticks[name] = tick
-            shown = self._w.HTML(style.wrap(row(line)))
-            rows.append(self._w.HBox([tick, shown], layout=self._w.Layout(align_items="center")))
-        size = sum(line.size_bytes for line in found)
-        text = f"{len(found)} of {len(self._lines)} runs in {self.runs_dir}, {size / 1e6:,.0f} MB on disk"
-        if len(found) > SHOWN:
-            text += f"; the first {SHOWN} are shown"
-        self._rows.children = [self._w.HTML(style.wrap(style.note(f"{text}."))), *rows]
-        self._say("")
+    def _ticked_lines(self) -> list[Line]:
+        return [line for line in self._lines if line.run and line.name in self.ticks and self.ticks[line.name].value]
 
-    def _tick(self, name: str) -> Any:
-        tick = self._w.Checkbox(indent=False, layout=self._w.Layout(width="22px"), tooltip=f"choose {name}")
-        tick.observe(lambda _: self._say(""), names="value")
+    def _draw(self, keep_order: bool = False) -> None:
+        """Draw the rows that match the filter. Ticks of rows that stay are kept, and rows that do not change."""
+        with self._lock:
+            words = self.filter.value.lower().split()
+            found = [line for line in self._lines if all(word in line.text for word in words)]
+            found.sort(key=ORDERS[self.order.value])
+            if keep_order:  # new rows first
+                places = {name: place for place, name in enumerate(self.ticks)}
+                found.sort(key=lambda line: places.get(line.name, -1))
+            size = sum(line.size_bytes or 0 for line in found)
+            text = f"{self._jobs.title}: {len(found)} of {len(self._lines)} runs, {size / 1e6:,.0f} MB on disk"
+            if len(found) > SHOWN:
+                text += f"; the first {SHOWN} are shown"
+            error = self._jobs.error if isinstance(self._jobs, Background) else ""
+            failure = style.note(error, bad=True) if error else ""
+            self._head.value = style.wrap(style.note(f"{text}."), failure)
+            shown = found[:SHOWN]
+            names = [line.name for line in shown]
+            if names != list(self.ticks):
+                self._place(names)
+            for line in shown:
+                self._texts[line.name].value = style.wrap(row(line))
+                self.ticks[line.name].disabled = line.run is None
+            if not keep_order:
+                self._say("")
+            self._draw_buttons()
+
+    def _place(self, names: list[str]) -> None:
+        """Put the rows `names` below each other; make those that are new."""
+        w = self._w
+        self.ticks = {name: self.ticks.get(name) or self._checkbox(f"choose {name}", self._choose) for name in names}
+        self._texts = {name: self._texts.get(name) or w.HTML(layout=w.Layout(flex="1 1 auto")) for name in names}
+        boxes = {box.children[0]: box for box in self._rows.children}
+        layout = w.Layout(align_items="center", max_width="920px")
+        self._rows.children = [
+            boxes.get(tick) or w.HBox([tick, self._texts[name]], layout=layout) for name, tick in self.ticks.items()
+        ]
+
+    def _checkbox(self, tooltip: str, action: Callable[[], None]) -> Any:
+        tick = self._w.Checkbox(indent=False, layout=self._w.Layout(width="22px", flex="0 0 auto"), tooltip=tooltip)
+        tick.observe(lambda _: action(), names="value")
         return tick
 
+    def _tick_all(self) -> None:
+        for tick in self.ticks.values():
+            tick.value = self.all_tick.value and not tick.disabled
+
+    def _choose(self) -> None:
+        """Called when a tick changes: show the note of a single ticked run."""
+        self._say("")
+        chosen = self._ticked_lines()
+        self.note.disabled = len(chosen) != 1
+        self.note.value = chosen[0].note if len(chosen) == 1 else ""
+        self.note.placeholder = "a note on the ticked run" if len(chosen) == 1 else "tick one run to write a note on it"
+
     def _say(self, message: str, bad: bool = False, asking: bool = False) -> None:
-        """Show a message; "" removes it. Enable the buttons that fit the ticked runs."""
+        """Show a message; "" removes it."""
         self._message.value = style.wrap(style.note(message, bad)) if message else ""
-        count = len(self.ticked)
-        self.compare_button.disabled = self.delete_button.disabled = not count
-        self.open_button.disabled = count != 1
         for button in (self.sure_button, self.no_button):
             button.layout.display = None if asking else "none"
+        self._draw_buttons()
+
+    def _draw_buttons(self) -> None:
+        """Enable the buttons that fit the ticked runs."""
+        states = [line.now["state"] for line in self._ticked_lines()]
+        fit = {"compare": bool(states), "delete": bool(states), "open": len(states) == 1}
+        for name, button in self.buttons.items():
+            button.disabled = not fit[name] if name in fit else not set(states) & set(FITTING[name])
+        self.stop_all_button.layout.display = None if is_background_at_work(self._jobs) else "none"
 
     # -- buttons ---------------------------------------------------------------------------------------------------
+
+    def _each(self, name: str, action: Callable[[Run], object]) -> None:
+        """Call `action` for the ticked runs in whose state the button `name` applies; then show all errors."""
+        errors = []
+        for line in self._ticked_lines():
+            if line.run is not None and line.run.status()["state"] in FITTING[name]:
+                try:
+                    action(line.run)
+                except UserError as error:
+                    errors.append(str(error))
+        self.refresh()
+        self._say(" ".join(errors), bad=True)
 
     def _compare(self) -> None:
         page = self._w.HTML(compare(self.ticked)._repr_html_())
@@ -152,27 +314,38 @@ class RunsPage:
 
     def _open(self) -> None:
         (run,) = self.ticked
-        if run.status()["state"] in ("interrupted", "failed"):
+        if run.status()["state"] in ENDED:
             run = resume(run.path, background=True)
         board = Dashboard(run)
         board._build(self._w)
         self._below.children = [board.view]
         board.attach(run)
+        self.refresh()
+
+    def _stop_all(self) -> None:
+        if isinstance(self._jobs, Background):
+            self._jobs.stop()
+            self._say("All runs stop with a checkpoint, and no more start; run the cell again to continue.")
+
+    def _write_note(self, text: str) -> None:
+        chosen = self._ticked_lines()
+        if len(chosen) == 1 and chosen[0].run is not None and text != chosen[0].note:
+            chosen[0].run.write_note(text)
+            self.refresh()
 
     def _ask(self) -> None:
-        runs = self.ticked
-        lines = [line for line in self._lines if line.run in runs]
-        names = ", ".join(run.name for run in runs)
+        lines = self._ticked_lines()
+        names = ", ".join(line.name for line in lines)
         only = sum(line.now["state"] != "finished" for line in lines)
         unfinished = f" {only} of them unfinished;" if only else ""
-        size = sum(line.size_bytes for line in lines) / 1e6
+        size = sum(line.size_bytes or 0 for line in lines) / 1e6
         self._say(f"Delete {names}?{unfinished} {size:,.0f} MB; copies in stores stay.", bad=True, asking=True)
 
     def _delete(self) -> None:
         runs = self.ticked
         for run in runs:
             remove(run, sure=True)
-            del self.ticks[run.name]
+            self.ticks[run.name].value = False
         self.refresh()
         self._say(f"Deleted: {', '.join(run.name for run in runs)}.")
 
@@ -188,29 +361,14 @@ class RunsPage:
             self._say(str(error) or type(error).__name__, bad=True)
 
 
-def runs(runs_dir: str = "runs") -> RunsPage:
-    """Show the page of the runs in the folder `runs_dir`."""
-    return RunsPage(runs_dir).show()
+def runs(source: Source = "runs") -> RunsPage:
+    """Show the live page of runs: those of a folder, of a YAML file of `kit batch`, or of a batch or search.
+
+    `source`: a folder, a file, a search, or what `kit.launch_batch` or `kit.launch_sweep` returned.
+    """
+    return RunsPage(source).show()
 
 
-def row(line: Line) -> str:
-    """Format a run as a line of HTML: name, task, progress, score, state, size on disk, copy in a store."""
-    now, config = line.now, line.run.config
-    colour, word = style.state(now)
-    score = ""
-    if now["success_rate"] is not None:
-        score = f"{style.percent(now['success_rate'])} success"
-    elif now["mean_return"] is not None:
-        score = f"return {now['mean_return']:.4g}"
-    stored = (now["store"] or {}).get("step")
-    copy = "no store" if not config.store else "not stored yet" if stored is None else f"stored at {stored:,}"
-    left = f", {duration(now['eta_s'])} left" if now["eta_s"] else ""
-    cells = [
-        f"<span class='kit-name' title='{html.escape(str(line.run.path))}'>{html.escape(line.run.name)}</span>",
-        f"<span>{html.escape(config.env)}, {html.escape(config.algo)}</span>",
-        f"<span>{style.percent(style.progress(now))} of {now['total_steps']:,}{left}</span>",
-        f"<span>{score}</span>", f"<span style='color:{colour}'>{html.escape(word)}</span>",
-        f"<span>{line.size_bytes / 1e6:,.1f} MB</span>", f"<span class='kit-dim'>{copy}</span>",
-        f"<span class='kit-dim'>{style.ago(now['updated']) if now['updated'] else ''}</span>",
-    ]  # fmt: skip
-    return f"<div class='kit-run kit-runs-row'>{''.join(cells)}</div>"
+def go_on(run: Run) -> None:
+    """Continue a paused run; resume an ended one from its last checkpoint."""
+    run.unpause() if run.is_working() else resume(run.path, background=True)

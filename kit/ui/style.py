@@ -42,10 +42,13 @@ CSS = """
 .kit video{border-radius:8px;display:block;background:#0002;max-width:100%;height:auto}
 .kit figcaption a{color:inherit;text-decoration:underline;cursor:pointer;margin-left:8px}
 .kit img,.kit svg{max-width:100%}
-.kit-run{display:grid;grid-template-columns:215px 100px 122px 92px 80px 84px;gap:2px 9px;
-  white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:13px}
-.kit-run .kit-bar{margin:0}
-@media(min-width:641px){.kit-run.kit-runs-row{grid-template-columns:165px 125px 120px 92px 76px 58px 82px 58px}}
+.kit-run{display:grid;gap:2px 9px;
+  grid-template-columns:minmax(0,1.7fr) minmax(0,1fr) 64px repeat(2,minmax(0,1.15fr)) repeat(3,minmax(0,1fr));
+  white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:12.5px;line-height:1.35}
+.kit-run>:nth-child(7),.kit-run>:nth-child(8){font-size:12px;white-space:normal}
+.kit-run .kit-bar{margin:0;height:3px}
+.kit-run svg{display:block}
+.kit-run .kit-row-text{grid-column:1/-1;font-size:12.5px;white-space:normal;overflow-wrap:anywhere}
 .kit-run>*{overflow:hidden;text-overflow:ellipsis}
 @media(max-width:640px){.kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}

@@ -107,7 +107,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     assert re.fullmatch(rf"another machine holds its lease \(until {when[6:]} unless renewed\), {when}", told[0][0])
     assert re.fullmatch(rf"its store does not answer \(store='.*lost' cannot be reach.*\), {when}", told[0][1])
     assert re.fullmatch(rf"no slot is free \(1 at work\), {when}", told[-1][3])
-    with work._bar("step") as tell:
+    with work.bar("step") as tell:
         tell(Results([], [{"name": "b", "state": "waiting", "step": 0, "total_steps": 1, "message": told[-1][3]}]))
     assert f"0 of 1 done, 0 at work; 1 waiting: {told[-1][3]}" in capsys.readouterr().err
     (tmp_path / "lost").mkdir()

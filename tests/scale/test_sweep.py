@@ -20,10 +20,11 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.study import Sweep, plan, writable
+from kit.scale.study import Sweep, TrialJob, plan, writable
 from kit.stores import holds, lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.scale.shared import ROOT, batch
+from tests.ui.fabricate import make_run, set_status
 
 optuna = pytest.importorskip("optuna")
 PAYS = """
@@ -242,3 +243,12 @@ def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
     assert f"search: {len(done)} complete, {len(pruned)} pruned" in page.text and page.image is not None
     assert "The best config, for kit train FILE" in page.body
     assert Sweep(plan(path)[0]).rows() == found.rows()
+
+
+def test_a_trial_that_the_user_stops_is_not_started_again_and_a_killed_one_is(tmp_path: Path) -> None:
+    message = "stopped on request; resume goes on from step 5"
+    run = make_run(tmp_path, "search-t000", state="interrupted", message=message)
+    job = TrialJob(run.config, {}, run=run)
+    assert not job.should_restart()
+    set_status(run.path, state="running", message="")  # its lock is free, as after kill -9
+    assert job.should_restart()

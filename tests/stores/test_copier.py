@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.runs.run import Run
 from kit.stores import LeaseHeld, Store, StoreError, lease, open_store, pull
 from kit.stores.copier import Copier
 from kit.stores.folder import DirectoryStore
@@ -305,6 +306,12 @@ def test_training_may_retire_what_is_being_copied(run: Path, liar: Liar, monkeyp
     copier = Copier(run, DirectoryStore(str(liar.root), write=True), "me-1")
     assert copier.run_pass()["step"] == 200
     assert not list(run.glob(".kit-*"))
+
+
+def test_a_note_comes_along(run: Path, store: Store, copier: Copier, tmp_path: Path) -> None:
+    (run / "note.txt").write_text("too fast")
+    copier.run_pass()
+    assert Run(pull(store, None, tmp_path / "elsewhere")).note == "too fast"
 
 
 def test_half_a_line_of_metrics_stays_here(run: Path, store: Store, copier: Copier) -> None:

@@ -13,7 +13,7 @@ from kit.errors import UserError
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.runs.video import View
-from kit.ui import gallery, plots, result, resume, style, videos
+from kit.ui import gallery, plots, result, resume, rows, style, videos
 from kit.ui import picker as picker_module
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
@@ -187,8 +187,8 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
     make_run(tmp_path, "half", rows=5, state="interrupted", message="stopped")
-    (entry,) = resume.list_entries(tmp_path)
-    assert resume.title(entry) == "half (interrupted, 500 steps, 97 % success)"
+    (line,) = resume.list_lines(tmp_path)
+    assert rows.title(line) == "half (interrupted, 500 steps, 97 % success)"
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     _, row = panel.table.children
     button, line = row.children

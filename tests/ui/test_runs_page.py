@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+import kit
+from kit.runs import control
+from kit.runs.run import Run
+from kit.scale.background import Background, JobRow
+from kit.scale.work import Results
+from kit.ui import runs_page
 from kit.ui.runs_page import RunsPage
-from tests.ui.fabricate import at_work, make_run, wait_for
+from tests.ui.fabricate import at_work, make_run, set_status, wait_for
 
 pytest.importorskip("ipywidgets")
 
 
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunsPage:
+@pytest.fixture(autouse=True)
+def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "0")
+    monkeypatch.setattr(runs_page, "REFRESH_S", 0.02)
+    monkeypatch.setattr(runs_page, "QUIET", 2)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> RunsPage:
     make_run(tmp_path, "arm", config={"env": "Reach"}, success_rate=0.4)
     make_run(tmp_path, "ant", config={"env": "Ant-v5", "algo": "SAC"}, success_rate=None, mean_return=900.0)
     make_run(tmp_path, "arm_two", config={"env": "Reach"}, success_rate=0.9, state="interrupted")
@@ -22,7 +38,24 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunsPage:
 
 
 def texts(page: RunsPage) -> list[str]:
-    return [child.children[1].value for child in page._rows.children[1:]]
+    return [row.children[1].value for row in page._rows.children]
+
+
+def text(page: RunsPage, name: str) -> str:
+    return texts(page)[list(page.ticks).index(name)]
+
+
+def curve_of(page: RunsPage, name: str) -> str:
+    return text(page, name).partition("<svg")[2].partition("</svg>")[0]
+
+
+def press(page: RunsPage, button: str) -> None:
+    assert not page.buttons[button].disabled
+    page.buttons[button].click()
+
+
+def enabled(page: RunsPage) -> set[str]:
+    return {name for name, button in page.buttons.items() if not button.disabled}
 
 
 def test_runs_are_filtered_and_sorted(page: RunsPage) -> None:
@@ -32,17 +65,17 @@ def test_runs_are_filtered_and_sorted(page: RunsPage) -> None:
     page.filter.value = "reach inter"
     assert list(page.ticks) == ["arm_two"]
     page.filter.value = "sac"
-    assert list(page.ticks) == ["ant"] and "1 of 3 runs" in page._rows.children[0].value
+    assert list(page.ticks) == ["ant"] and "1 of 3 runs" in page._head.value
 
 
 def test_ticked_runs_are_deleted_after_a_second_click(page: RunsPage, tmp_path: Path) -> None:
-    assert page.delete_button.disabled and page.compare_button.disabled
+    assert enabled(page) == set()
     page.ticks["arm_two"].value = page.ticks["ant"].value = True
-    page.delete_button.click()
+    press(page, "delete")
     assert "1 of them unfinished" in page._message.value and (tmp_path / "ant").exists()
     page.no_button.click()
     assert (tmp_path / "ant").exists() and page.sure_button.layout.display == "none"
-    page.delete_button.click()
+    press(page, "delete")
     page.sure_button.click()
     assert [run.name for run in tmp_path.iterdir()] == ["arm"] and list(page.ticks) == ["arm"]
 
@@ -52,15 +85,160 @@ def test_a_run_that_trains_is_watched_and_not_deleted(page: RunsPage, tmp_path: 
     page.refresh()
     page.ticks["busy"].value = True
     with at_work(run):
-        page.open_button.click()
+        press(page, "open")
         head = page._below.children[0].children[2]
         wait_for(lambda: "busy" in head.value and "training" in head.value)
-        page.delete_button.click()
+        press(page, "delete")
         page.sure_button.click()
         assert "is at work; stop it first" in page._message.value and run.path.exists()
 
 
 def test_ticked_runs_are_compared_below(page: RunsPage) -> None:
     page.ticks["arm"].value = page.ticks["arm_two"].value = True
-    page.compare_button.click()
+    press(page, "compare")
     assert "Reach" in page._below.children[0].value and not page._message.value
+
+
+def test_rows_follow_runs_at_work_until_none_works(page: RunsPage, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "busy", rows=2)
+    with at_work(run):
+        page.refresh()
+        thread, place, tick = page._thread, list(page.ticks).index("busy"), page.ticks["arm"]
+        assert place == 0 and "120 steps/s, 42 s left" in text(page, "busy")
+        drawn: list[str] = []
+        page._texts["arm"].observe(lambda change: drawn.append(change["new"]), names="value")
+        tick.value = True
+        press(page, "delete")
+        curve = curve_of(page, "busy")
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 777, "rollout/success_rate": 1.0}) + "\n")
+        set_status(run.path, step=777)
+        wait_for(lambda: "78 % of 1,000" in text(page, "busy"))
+        assert "polyline" in curve and curve_of(page, "busy") != curve
+        assert page.ticks["arm"] is tick and tick.value and not drawn
+        assert "Delete arm?" in page._message.value and page.sure_button.layout.display is None
+    wait_for(lambda: "finished" in text(page, "busy"))
+    assert thread is not None
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_killed_run_says_so(page: RunsPage, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "busy")
+    with at_work(run):
+        page.refresh()
+        page.ticks["busy"].value = True
+        assert {"pause", "stop", "save"} <= enabled(page)
+    set_status(run.path, state="running")  # its lock is free, as after kill -9
+    wait_for(lambda: "the process was killed" in text(page, "busy"))
+    assert enabled(page) == {"continue", "open", "compare", "delete"}
+
+
+def test_a_newer_page_takes_over(page: RunsPage, tmp_path: Path) -> None:
+    with at_work(make_run(tmp_path, "busy")):
+        page.refresh()
+        first = page._thread
+        second = RunsPage(str(tmp_path)).show()
+        assert first is not None and second._thread is not None
+        first.join(20)
+        assert not first.is_alive() and second._thread.is_alive()
+
+
+def test_buttons_act_on_all_ticked_runs_that_they_fit(
+    page: RunsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
+    resumed: list[Path] = []
+    monkeypatch.setattr(runs_page, "resume", lambda path, background: resumed.append(path))
+    with at_work(one), at_work(two, "paused"):
+        page.refresh()
+        page.all_tick.value = True
+        assert {run.name for run in page.ticked} == {"one", "two", "arm", "ant", "arm_two"}
+        for button in ("pause", "save", "stop", "continue"):
+            press(page, button)
+        assert control.take(one.path) == ["pause", "checkpoint", "stop"]
+        assert control.take(two.path) == ["checkpoint", "stop", "unpause"]
+        assert resumed == [tmp_path / "arm_two"]
+
+
+def test_a_note_is_kept_with_the_run_and_found(page: RunsPage, tmp_path: Path) -> None:
+    assert page.note.disabled
+    page.ticks["ant"].value = True
+    page.note.value = "too <fast>"
+    assert Run(tmp_path / "ant").note == "too <fast>" and "too &lt;fast&gt;" in text(page, "ant")
+    page.ticks["ant"].value = False
+    page.ticks["arm"].value = True
+    assert page.note.value == "" and Run(tmp_path / "ant").note == "too <fast>"
+    page.filter.value = "fast"
+    assert list(page.ticks) == ["ant"]
+    page.ticks["ant"].value = True
+    assert page.note.value == "too <fast>"
+    page.note.value = "x" * 1001
+    assert "shorten it to 1,000" in page._message.value
+
+
+def jobs_file(folder: Path, text: str) -> str:
+    path = folder / "jobs.yaml"
+    path.write_text(f"env: Reach\ntotal_steps: 1000\nn_envs: 2\ndevice: cpu\nruns_dir: {folder / 'runs'}\n{text}")
+    return str(path)
+
+
+def test_the_jobs_of_a_file_are_rows_also_those_without_a_run(tmp_path: Path) -> None:
+    page = RunsPage(jobs_file(tmp_path, "jobs: [{run_name: one}, {run_name: two, algo: SAC}]")).show()
+    assert ["waiting" in row for row in texts(page)] == [True, True] and "Reach, SAC" in text(page, "two")
+    assert page.ticks["one"].disabled
+    with at_work(make_run(tmp_path / "runs", "one")):
+        page.refresh()
+        assert "training" in text(page, "one") and "waiting" in text(page, "two") and not page.ticks["one"].disabled
+
+
+def test_the_trials_of_a_search_are_rows(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    from kit.scale import study
+
+    path = jobs_file(tmp_path, "sweep: {trials: 4, space: {gamma: [0.9, 0.99]}}")
+    page = RunsPage(path).show()
+    assert texts(page) == []
+    search = study.writable(study.plan(path)[0])
+    for number, (state, message) in enumerate((("PRUNED", "behind"), ("FAIL", "no memory"), ("COMPLETE", ""))):
+        trial = search.study.ask()
+        study.suggest(trial, search.plan.space)
+        if number != 1:
+            make_run(tmp_path / "runs", f"jobs-t00{number}", state="interrupted" if number == 0 else "finished")
+        trial.set_user_attr("message", message)
+        search.study.tell(trial, 1.0 if state == "COMPLETE" else None, state=optuna.trial.TrialState[state])
+    search.study.ask()
+    page.refresh()
+    page.order.value = "name"
+    found = texts(page)
+    assert "pruned" in found[0] and "failed" in found[1] and "no memory" in found[1]
+    assert "finished" in found[2] and "waiting" in found[3]
+    assert texts(RunsPage(search).show())[1:] and list(page.ticks) == [f"jobs-t00{i}" for i in range(4)]
+
+
+class FakeBatch(Background[Results]):
+    """A batch whose job cannot start; it ends when `finish` is set."""
+
+    def __init__(self) -> None:
+        self.finish = threading.Event()
+        waiting = JobRow("job", None, None, {"state": "failed", "message": "the disk is full"})
+        super().__init__("fake", lambda latest: [waiting], self.work, lambda: nullcontext(print))
+
+    def work(self, on_progress: Callable[[Results], None]) -> Results:
+        while not self.finish.wait(0.01):
+            on_progress(Results([]))
+        return Results([])
+
+
+def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = FakeBatch()
+    assert batch.start() is batch and FakeBatch().start() is batch, "a cell that is run twice starts nothing"
+    page = RunsPage(batch).show()
+    assert "the disk is full" in texts(page)[0] and page.stop_all_button.layout.display is None
+    page.stop_all_button.click()
+    wait_for(lambda: page.stop_all_button.layout.display == "none")
+    with pytest.raises(kit.UserError, match="was stopped"):
+        batch.wait()
+    again = FakeBatch()
+    again.finish.set()
+    assert again.start() is again and again.wait() == []

@@ -1,0 +1,150 @@
+"""A batch or a search in a thread of this process, and its jobs as rows for `kit.ui.runs`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kit.config import RunConfig
+from kit.errors import UserError
+from kit.scale.work import StoredWork
+
+Outcome = TypeVar("Outcome")
+JOIN_S = 0.2
+"""Seconds between updates of the progress bar."""
+
+
+class JobRow(NamedTuple):
+    """A job: its name, its run directory if it exists, else its config if known, and `values`.
+
+    `values`: status keys that the run directory does not hold, such as the error of a failed start.
+    """
+
+    name: str
+    path: Path | None
+    config: RunConfig | None = None
+    values: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+class Jobs(Protocol):
+    """Source of the rows of a page: the jobs of a batch, or the trials of a search."""
+
+    title: str
+
+    def rows(self) -> list[JobRow]: ...
+
+    def look(self) -> None:
+        """Ask the store for the jobs that other machines run."""
+
+
+class Background(Generic[Outcome]):
+    """A batch or search that `background=True` has started in a thread; `wait()` returns its outcome.
+
+    Runs are processes of their own. If this process ends, they go on; jobs that wait for a slot start when the batch is
+    started again.
+    """
+
+    _started: dict[str, Background[Any]] = {}  # noqa: RUF012 - of this process
+    """Title -> what this process started last under it."""
+
+    def __init__(
+        self,
+        title: str,
+        rows: Callable[[Outcome | None], list[JobRow]],
+        work: Callable[[Callable[[Outcome], None]], Outcome],
+        bar: Callable[[], AbstractContextManager[Callable[[Outcome], None]]],
+    ) -> None:
+        """`work(on_progress)` does everything; `rows(latest)` lists the jobs; `bar()` yields a progress bar."""
+        self.title, self._rows, self._work, self._bar = title, rows, work, bar
+        self.latest: Outcome | None = None
+        self._error: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
+
+    def start(self) -> Background[Outcome]:
+        """Start the thread. Return the one that is at work already, if a cell is run twice."""
+        known = self._started.get(self.title)
+        if known is not None and known.is_working:
+            return known
+        self._started[self.title] = self
+        self._thread.start()
+        return self
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {'at work' if self.is_working else 'ended'}"
+
+    @property
+    def is_working(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def error(self) -> str:
+        """Why the thread ended, "" if it works, has finished, or was stopped."""
+        error = self._error
+        return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+
+    def rows(self) -> list[JobRow]:
+        """Return the jobs. Why a job waits is left out once the thread has ended."""
+        rows = self._rows(self.latest)
+        return rows if self.is_working else [_without_reason(row) for row in rows]
+
+    def look(self) -> None:
+        """Do nothing: the thread knows its jobs."""
+
+    def stop(self) -> None:
+        """Stop all runs with a checkpoint and start no more. Returns at once."""
+        self._stopping.set()
+
+    def wait(self) -> Outcome:
+        """Wait for the end and return the outcome; show a progress bar. Ctrl-C stops all runs with a checkpoint.
+
+        Raises what the thread raised, and `UserError` if `stop` has ended it.
+        """
+        try:
+            with self._bar() as show:
+                while self.is_working:
+                    self._thread.join(JOIN_S)
+                    if self.latest is not None:
+                        show(self.latest)
+        except KeyboardInterrupt:
+            self.stop()
+            self._thread.join()
+            raise
+        if isinstance(self._error, KeyboardInterrupt):
+            raise UserError(f"{self.title} was stopped; start it again to continue.")
+        if self._error is not None:
+            raise self._error
+        assert self.latest is not None
+        return self.latest
+
+    def _run(self) -> None:
+        try:
+            self.latest = self._work(self._progress)
+        except BaseException as error:
+            self._error = error
+
+    def _progress(self, latest: Outcome) -> None:
+        self.latest = latest
+        if self._stopping.is_set():
+            raise KeyboardInterrupt  # what stops a batch in the foreground
+
+
+def _without_reason(row: JobRow) -> JobRow:
+    is_waiting = row.path is None and row.values.get("state") == "waiting"
+    return row._replace(values={**row.values, "message": ""}) if is_waiting else row
+
+
+def job_rows(jobs: Sequence[StoredWork], rows: Sequence[dict[str, Any]]) -> list[JobRow]:
+    """Return a row for each job; `rows`: the jobs' rows in a batch's results."""
+    return [_job_row(job, row) for job, row in zip(jobs, rows, strict=True)]
+
+
+def _job_row(job: StoredWork, row: dict[str, Any]) -> JobRow:
+    path = job.run_path
+    if path is None:
+        return JobRow(row["name"], None, getattr(job, "config", None), row)
+    error = job.error or (row["message"] if row["state"] == "failed" else "")
+    return JobRow(row["name"], path, None, {"state": "failed", "message": error} if error else {})
