@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,9 @@ CSS = f"""
 .kit-step{{display:grid;grid-template-columns:{SIZE}px minmax(0,1fr);gap:14px;font:13px/1.4 system-ui,sans-serif}}
 .kit-step img{{border-radius:8px;display:block;width:100%}}
 .kit-episode .slider-container{{overflow:visible}}
-.kit-episode .noUi-handle:before{{content:'';position:absolute;left:50%;bottom:100%;height:{CHART + 14}px;
-  width:0;border-left:1.5px dashed currentColor;opacity:.6;background:none;pointer-events:none}}
+.kit-episode svg{{display:block;width:calc(100% - 12px);margin:0 6px}}
+.kit-episode .noUi-handle:before{{content:'';position:absolute;left:calc(50% - 1px);top:auto;bottom:100%;
+  height:{CHART + 14}px;width:0;border-left:1.5px dashed currentColor;opacity:.6;background:none;pointer-events:none}}
 @media(max-width:640px){{.kit-step{{grid-template-columns:1fr}}}}
 """
 
@@ -112,20 +113,26 @@ class Episode:
         slider = w.IntSlider(max=last, readout=False, layout=wide)
         play = w.Play(max=last, interval=100, show_repeat=False)
         w.jslink((play, "value"), (slider, "value"))
-        pages = list(self._pages())
-        if hasattr(w, "Stack"):  # ipywidgets 8: the browser changes the page, without this process
-            page = w.Stack([w.HTML(text) for text in pages], selected_index=0, layout=wide)
-            w.jslink((slider, "value"), (page, "selected_index"))
-        else:
-            page = w.HTML(pages[0], layout=wide)
-            slider.observe(lambda change: setattr(page, "value", pages[change.new]), "value")
+        above, below = (self._page(w, slider, texts) for texts in zip(*self._pages(), strict=True))
         css = w.HTML(f"<style>{style.CSS}{bars.CSS}{CSS}</style>", layout=w.Layout(display="none"))
-        view = w.VBox([css, page, w.HTML(self._chart(), layout=wide), slider, play])
+        view = w.VBox([css, above, w.HTML(self._chart(), layout=wide), slider, play, below])
         view.add_class("kit-episode")
         return view
 
-    def _pages(self) -> Iterator[str]:
-        """Yield the HTML of each frame: image, caption and bars of its step."""
+    @staticmethod
+    def _page(w: Any, slider: Any, texts: Sequence[str]) -> Any:
+        """Return a widget that shows the one of `texts` (HTML) that `slider` selects."""
+        wide = w.Layout(width="100%", margin="0")
+        if hasattr(w, "Stack"):  # ipywidgets 8: the browser changes the page, without this process
+            page = w.Stack([w.HTML(text, layout=wide) for text in texts], selected_index=0, layout=wide)
+            w.jslink((slider, "value"), (page, "selected_index"))
+        else:
+            page = w.HTML(texts[0], layout=wide)
+            slider.observe(lambda change: setattr(page, "value", texts[change.new]), "value")
+        return page
+
+    def _pages(self) -> Iterator[tuple[str, str]]:
+        """Yield the HTML of each frame: the image beside the rewards and the action, and the observation."""
         totals = {name: values.cumsum() for name, values in self.rewards.items()}
         most = tuple(max(abs(x).max() for x in terms.values()) for terms in (self.rewards, totals))
         full_action = np.full(self.actions.shape[1], self.full_bar)
@@ -139,20 +146,21 @@ class Episode:
             rewards = bars.reward_bars(now, total, most, self.colours)
             action = bars.field_bars(self.action_fields, self.actions[step], full_action, "a")
             observation = bars.field_bars(self.observation_fields, self.observations[step], full_observation, "o")
-            yield f"<div class='kit-step'><div>{picture}{caption}</div><div>{rewards}{action}{observation}</div></div>"
+            yield f"<div class='kit-step'><div>{picture}{caption}</div><div>{rewards}{action}</div></div>", observation
 
     def _chart(self) -> str:
         """Return the reward and its largest terms over the steps as SVG, as wide as the slider."""
         shown = [(self.rewards[name], colour) for name, colour in self.colours.items() if colour != style.GREY]
+        last = (len(self.frames) - 1) * self.stride
         low, high = min(0.0, *(x.min() for x, _ in shown)), max(1e-9, *(x.max() for x, _ in shown))
 
         def line(values: np.ndarray, colour: str) -> str:
-            points = " ".join(f"{x},{CHART * (high - y) / (high - low):.1f}" for x, y in enumerate(values))
+            points = " ".join(f"{x},{CHART * (high - y) / (high - low):.1f}" for x, y in enumerate(values[: last + 1]))
             return f"<polyline points='{points}' stroke='{colour}' vector-effect='non-scaling-stroke'/>"
 
-        zero, last = np.zeros(len(self.actions)), max(1, (len(self.frames) - 1) * self.stride)
+        zero = np.zeros(len(self.actions))
         lines = "".join(line(values, colour) for values, colour in [(zero, style.GREY), *shown])
-        box = f"viewBox='0 0 {last} {CHART}' width='100%' height='{CHART}' preserveAspectRatio='none'"
+        box = f"viewBox='0 0 {max(1, last)} {CHART}' height='{CHART}' preserveAspectRatio='none'"
         return f"<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
 
 
