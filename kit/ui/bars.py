@@ -23,7 +23,7 @@ CSS = """
 """
 """Short element names, because an episode has thousands of bars."""
 
-NARROW, WIDE = 112, 216
+NARROW, WIDE = 112, 250
 """Smallest width in pixels of a name with one bar, and of a name with two."""
 
 
