@@ -176,8 +176,9 @@ def _record(options: argparse.Namespace) -> int:
 def _view(options: argparse.Namespace) -> int:
     env_options = RunConfig.from_text("env_options", options.env_options)
     viewer = kit.ui.view(
-        options.run, options.step, options.port, options.trust, env=options.env, env_options=env_options
-    )
+        options.run, options.step, options.port, options.trust, env=options.env, env_options=env_options,
+        n_envs=options.n_envs,
+    )  # fmt: skip
     print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
     try:
         viewer.wait()
@@ -434,6 +435,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--trust", action="store_true", help=TRUST)
     push.add_argument("url", metavar="hf://YOU/MODEL", help="the model repository; a new one is private")
     view.add_argument("--port", type=int, default=8080, metavar="N", help="port; default: 8080, or the next free one")
+    view.add_argument("--n-envs", type=int, default=1, metavar="N", help="envs to show; default: 1")
     export.add_argument("--to", default="onnx", help="format: onnx, torchscript, sb3 or safetensors; default: onnx")
     export.add_argument("--output", type=Path, help="path to write; default: exports/step_<step> in the run")
     video.add_argument("--cameras", help="cameras, comma-separated, shown side by side; default: the task's first")

@@ -120,12 +120,15 @@ def _episodes(
 
 
 class Recorder:
-    """Collects the steps of an env's episodes until they are whole. Raises `UserError` without Minari."""
+    """Collects the steps of the first `n_envs` envs (default: all) until their episodes are whole.
 
-    def __init__(self, env: BatchEnv) -> None:
+    Raises `UserError` without Minari.
+    """
+
+    def __init__(self, env: BatchEnv, n_envs: int | None = None) -> None:
         _minari()
         self._env = env
-        self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
+        self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(n_envs or env.num_envs)]
 
     def add(self, now: Transition) -> list[EpisodeBuffer]:
         """Add one step of all envs; return the episodes that it ends and that count, as Minari's `EpisodeBuffer`."""

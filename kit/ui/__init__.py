@@ -6,6 +6,7 @@ from kit.machine.host import connect
 from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
 from kit.ui.dashboard import Dashboard
+from kit.ui.episode import episode
 from kit.ui.gallery import checkpoints_side_by_side, failures, find_run, from_cameras, runs_side_by_side, statistics
 from kit.ui.headless import RunFailed, nobody_there
 from kit.ui.panel import TrainPanel
@@ -31,6 +32,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Dashboard", "ResumePanel", "RunFailed", "RunPicker", "TrainPanel", "account", "checkpoints_side_by_side",
-    "compare", "connect", "economy", "failures", "find_run", "from_cameras", "inside", "learning_curve", "nobody_there",
-    "report", "runs", "runs_side_by_side", "standings", "statistics", "sweep", "task", "video", "view", "what_it_sees",
+    "compare", "connect", "economy", "episode", "failures", "find_run", "from_cameras", "inside", "learning_curve",
+    "nobody_there", "report", "runs", "runs_side_by_side", "standings", "statistics", "sweep", "task", "video", "view",
+    "what_it_sees",
 ]  # fmt: skip

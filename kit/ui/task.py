@@ -30,7 +30,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
         info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
         rows = [
             ("Observation", _lines(observation_fields(vec_env.observation_space, info))),
-            ("Action", _lines(info.does or [_field_of_space("", vec_env.action_space)])),
+            ("Action", _lines(action_fields(vec_env.action_space, info))),
             ("Reward", [f"<b>{weight:+.4g}</b> {html.escape(term)}" for weight, term in info.pays]),
             ("Episode", [_episode(vec_env, info)]),
             ("Success", [html.escape(info.succeeds)] if info.succeeds else []),
@@ -66,6 +66,11 @@ def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
         if not declared:
             fields.append(_field_of_space(name, entry))
     return fields
+
+
+def action_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:
+    """Return the fields of an action; without fields in the task info, `space` describes it."""
+    return list(info.does) or [_field_of_space("", space)]
 
 
 def _field_of_space(name: str, space: Any) -> Field:

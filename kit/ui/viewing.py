@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from kit.config import RunConfig
 from kit.envs import MujocoTask, TensorEnv
 from kit.envs.obs import Obs
 from kit.envs.play import HiddenState, Player, play
-from kit.errors import UserError, need
+from kit.errors import UserError, check_whole, need
 from kit.runs.demonstrations import RECORD_SEED, Recorder, write
 from kit.runs.evaluation import EVAL_SEED, Script
 from kit.runs.opponents import make_env
@@ -27,6 +28,8 @@ from kit.runs.run import Run, load_policy, opened
 from kit.tasks.joystick.task import Joystick
 from kit.tasks.reach.task import Reach
 from kit.trust import permit
+from kit.ui import bars
+from kit.ui.totals import Totals
 
 HOST = "127.0.0.1"
 HEIGHT = 640
@@ -35,11 +38,17 @@ WALKER = 2.2
 """Distance of the camera from a walking robot, divided by (height of the robot's base + 0.3 m)."""
 IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
-
+BARS_S, BARS_PX = 0.1, 270
+"""Fewest seconds between two updates of the bars, and the width of their panel in pixels."""
+ROOM = 2.0
+"""Distance between two envs side by side, divided by the distance of the outermost bodies of one."""
+ALL_ENVS = "all, side by side"
 
 BY_HAND = "by hand"
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
-"""Keys for more and for less: of the target's x, y and z, or of the commanded velocity forward, left and turn."""
+"""Keys for more and for less: of the target's x, y and z, or of the commanded velocity forward, left and turn.
+
+Not the arrow keys: with them viser turns the camera, whatever command has the same key."""
 NUDGE_M = 0.02
 """Distance that a key press moves the target."""
 
@@ -49,15 +58,19 @@ class Viewer:
 
     `source`: a run, whose policy of `step` plays first (default: the best; 0: the initial policy), or a config, in
     whose env a scripted policy plays, or you by hand. Open `url` in a browser; in a notebook the viewer displays
-    itself. Raises `UserError` for a task without MuJoCo, and for a config in whose env nobody can act.
+    itself. With `n_envs`, it shows several envs; you act and record in the first. Raises `UserError` for a task without
+    MuJoCo, and for a config in whose env nobody can act.
     """
 
-    def __init__(self, source: Run | RunConfig, step: int | str | None = None, port: int = 8080) -> None:
+    def __init__(
+        self, source: Run | RunConfig, step: int | str | None = None, port: int = 8080, n_envs: int = 1
+    ) -> None:
+        check_whole("n_envs", n_envs, 1)
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
         run = source if isinstance(source, Run) else None
         self.config = (source.config if isinstance(source, Run) else source).replace(device="cpu")
         self.name = self.config.env if run is None else run.name
-        self._env = make_env(self.config, 1, self.config.seed + EVAL_SEED, 1)
+        self._env = make_env(self.config, n_envs, self.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no MuJoCo scene to view; `kit video` records a video of it.")
@@ -84,8 +97,13 @@ class Viewer:
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
         # remove materials without a texture, so that their geoms are shown in their rgba colour
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
-        self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=1)
-        self._scene.camera_tracking_enabled = self._walks = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+        self._robot, self._walks = robot_body(model), model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+        self._offsets = side_by_side(n_envs, ROOM * float(np.ptp(self._task.sim.xpos[0, 1:].numpy(), axis=0).max()))
+        if n_envs > 1:  # mjviser shows fixed bodies once: these of the copy count as moving, so that every env has them
+            model.body_weldid[1:] = np.arange(1, model.nbody)
+        self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=n_envs)
+        self._scene.camera_tracking_enabled, self._scene._tracked_body_id = self._walks, self._robot
+        self._totals, self._bars_due, self._full_bar = Totals(n_envs, 0), 0.0, bars.full_bar(self._env.action_space)
         self._place_camera()
         self._build(self._server.gui, chosen or next(iter(self._policies)))
         self._closed = threading.Event()
@@ -126,12 +144,40 @@ class Viewer:
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:
             far = WALKER * (0.3 + float(sim.xpos[0, 1, 2]))
-            camera.position, camera.look_at = (0.6 * far, -0.7 * far, 0.4 * far), (0.0, 0.0, 0.0)
+            eye, at = np.array([0.6 * far, -0.7 * far, 0.4 * far]), np.zeros(3)
         elif self._env.cameras:
             number = self._task.model.camera(self._env.cameras[0]).id
-            eye, ahead = sim.cam_xpos[0, number], -sim.cam_xmat[0, number].view(3, 3)[:, 2]
-            at = eye + (sim.xpos[0, 1:].mean(0) - eye).norm() * ahead
-            camera.position, camera.look_at = eye.tolist(), at.tolist()
+            eye, ahead = sim.cam_xpos[0, number].numpy(), -sim.cam_xmat[0, number].view(3, 3)[:, 2].numpy()
+            at = eye + np.linalg.norm(sim.xpos[0, 1:].numpy().mean(0) - eye) * ahead
+        else:
+            return
+        # all envs are in view
+        middle, back = self._offsets.mean(0), eye - at
+        back *= 1 + 0.6 * np.linalg.norm(np.ptp(self._offsets, axis=0)) / np.linalg.norm(back)
+        camera.position, camera.look_at = at + middle + back, at + middle
+
+    def _follow_or_not(self) -> None:
+        """Start or stop following the robot. mjviser follows by moving the scene, so the cameras move with it."""
+        follow = self._follow.value
+        moved = -self._robot_position() if follow else self._robot_position()
+        self._scene.camera_tracking_enabled = follow
+        clients = self._server.get_clients().values()
+        for camera in (self._server.initial_camera, *(client.camera for client in clients)):
+            position, at = camera.position + moved, camera.look_at + moved
+            camera.position, camera.look_at = position, at
+        self._update_scene()
+
+    def _robot_position(self) -> np.ndarray:
+        """Return where the robot of the chosen env is in the scene, (3,)."""
+        env = self._chosen_env
+        offset = self._offsets[env] if self._shown_envs.value == ALL_ENVS else 0.0
+        position: np.ndarray = self._task.sim.xpos[env, self._robot].numpy() + offset
+        return position
+
+    @property
+    def _chosen_env(self) -> int:
+        """Number of the env whose values are shown; the first while all are shown."""
+        return 0 if self._shown_envs.value == ALL_ENVS else int(self._shown_envs.value.split()[-1])
 
     # -- controls --------------------------------------------------------------------------------------------------
 
@@ -144,11 +190,22 @@ class Viewer:
         self._new_episode = False
         button = gui.add_button("new episode")
         button.on_click(lambda _: setattr(self, "_new_episode", True))
+        self._follow = gui.add_checkbox("camera follows the robot", initial_value=self._walks)
+        self._follow.on_update(lambda _: self._follow_or_not())
+        n_envs = self._env.num_envs
+        choices = [ALL_ENVS, *(f"env {i}" for i in range(n_envs))]
+        self._shown_envs = gui.add_dropdown("envs", choices, initial_value=ALL_ENVS, visible=n_envs > 1)
+        self._shown_envs.on_update(lambda _: self._draw())
+        panel = gui.add_panel()
+        with panel.add_tab("reward and actions"):
+            self._bars = gui.add_html("")
+        panel.dock_left()
+        panel.set_width(BARS_PX)
         self._joystick: list[Any] = []
         if isinstance(self._task, Reach):
             hand_w = self._task.hand_w[0].tolist()
             self._target = self._server.scene.add_transform_controls(
-                "target", scale=0.15, position=hand_w, disable_rotations=True
+                "/fixed_bodies/target", scale=0.15, position=hand_w, disable_rotations=True
             )
             self._add_keys(gui, ("target x", "target y", "target z"), self._move_target)
         elif isinstance(self._task, Joystick):
@@ -198,7 +255,7 @@ class Viewer:
         if not self._recording.value:
             return None
         try:
-            return Recorder(self._env)
+            return Recorder(self._env, 1)
         except UserError as error:
             self._recording.value, self._recorded.content = False, str(error)
             return None
@@ -207,7 +264,7 @@ class Viewer:
 
     def _play(self) -> None:
         torch.set_num_threads(1)
-        restart, loaded, episode = True, None, 0
+        restart, loaded = True, None
         while not self._closed.is_set():
             if not self._server.get_clients():
                 self._closed.wait(IDLE_S)
@@ -216,40 +273,57 @@ class Viewer:
             if requested != loaded:  # a recorded episode is whole: start a new one
                 player, restart, loaded = self._policies[requested[0]](requested[1]), True, requested
             if restart or self._new_episode:
-                episode, self._new_episode, step, episode_return = episode + 1, False, 0, 0.0
-                recorder = self._new_recorder()
+                restart, self._new_episode, recorder = False, False, self._new_recorder()
+                episode = int(self._totals.episode[0]) + 1
                 seed = self.config.seed + (EVAL_SEED if recorder is None else RECORD_SEED) + episode
-                transitions, restart = play(self._env, player, self._env.reset(seed=seed), episodes=1), False
-                if isinstance(self._task, Reach):
-                    self._target.position = self._task.hand_w[0].numpy()
-                self._caption.content = f"episode {episode}, step 0"
-                self._update_scene()
+                transitions = play(self._env, player, self._env.reset(seed=seed))
+                self._totals = Totals(self._env.num_envs, episode)
+                self._place_target()
+                self._draw()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
             if isinstance(self._task, Joystick) and self._steer.value:
                 self._task.steer(torch.tensor([slider.value for slider in self._joystick]))
             if not self._paused.value:
                 transition = next(transitions)
-                step, restart = step + 1, bool(transition.ended[0])
-                episode_return += float(transition.reward[0])
-                flags = transition.info.get("success") if restart else None
-                success = "" if flags is None else "**success**" if flags[0] else "no success"
-                self._caption.content = f"episode {episode}, step {step}, return {episode_return:.2f} {success}"
+                self._totals.add(transition)
                 if recorder is not None and (whole := recorder.add(transition)):
                     self._episodes += [(requested[0], each) for each in whole]
                     self._recorded.content = f"episodes recorded: {len(self._episodes)}"
                     self._save_button.disabled = False
-                if not restart:
-                    self._update_scene()
+                if transition.ended[0]:
+                    self._place_target()
+                self._draw()
             self._closed.wait(max(0.0, due - time.monotonic()))
 
+    def _place_target(self) -> None:
+        """Put the target of `ByHand` where the hand is."""
+        if isinstance(self._task, Reach):
+            self._target.position = self._task.hand_w[0].numpy()
+
+    def _draw(self) -> None:
+        """Draw the scene and the caption, and the bars if they are due."""
+        env, totals = self._chosen_env, self._totals
+        self._caption.content = totals.caption(env)
+        self._update_scene()
+        if totals.step and time.monotonic() >= self._bars_due:
+            self._bars_due = time.monotonic() + BARS_S
+            step, total = ({name: float(x[env]) for name, x in terms.items()} for terms in (totals.step, totals.total))
+            action = totals.action[env].flatten().numpy()
+            rewards = bars.reward_bars(step, total, totals.most)
+            actions = bars.field_bars(self._task.task_info.does, action, np.full(len(action), self._full_bar), "a")
+            self._bars.content = f"<style>{bars.CSS}</style>{rewards}{actions}"
+
     def _update_scene(self) -> None:
-        sim = self._task.sim
-        arrays = [sim.field(name).numpy() for name in ("xpos", "xmat", "mocap_pos", "mocap_quat")]
+        self._scene.env_idx, self._scene.show_only_selected = self._chosen_env, self._shown_envs.value != ALL_ENVS
+        arrays = [self._task.sim.field(name).numpy() for name in ("xpos", "xmat", "mocap_pos", "mocap_quat")]
+        if not self._scene.show_only_selected:
+            for i in (0, 2):
+                arrays[i] = arrays[i] + self._offsets[:, None]
         self._scene.update_from_arrays(*arrays)
 
 
 class ByHand:
-    """A player that moves the hand of Reach towards a target that is dragged in the viewer."""
+    """A player that moves the hand of Reach, in the first env, towards a target that is dragged in the viewer."""
 
     def __init__(self, task: Reach, target: Any) -> None:
         self._task, self._target = task, target
@@ -260,7 +334,27 @@ class ByHand:
 
     def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
         target_w = torch.as_tensor(np.array(self._target.position), dtype=self._task.dtype)
-        return self._task.toward(target_w.expand(self._task.n, 3)), hidden_state
+        action = self._task.toward(target_w.expand(self._task.n, 3))
+        action[1:] = 0.0
+        return action, hidden_state
+
+
+def robot_body(model: mujoco.MjModel) -> int:
+    """Return the id of the body that the camera follows: the first free body, else the end of the first long chain."""
+    moving = np.nonzero(model.body_weldid)[0].tolist()
+    if not moving or model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
+        return moving[0] if moving else 0
+
+    def depth(body: int) -> int:
+        return 0 if body == 0 else 1 + depth(int(model.body_parentid[body]))
+
+    return max(moving, key=depth)
+
+
+def side_by_side(n: int, room_m: float) -> np.ndarray:
+    """Return the places of `n` envs in a square grid, (n, 3); the first is at the origin."""
+    columns = math.ceil(math.sqrt(n))
+    return room_m * np.array([(i % columns, i // columns, 0.0) for i in range(n)])
 
 
 def view(
@@ -271,10 +365,13 @@ def view(
     *,
     env: str = "Reach",
     env_options: dict[str, Any] | None = None,
+    n_envs: int = 1,
 ) -> Viewer:
     """Show the policy of `run` live in this notebook in 3-D; without a run, act in `env` by hand.
 
-    `step`: the policy to begin with; default: the best.
+    `step`: the policy to begin with; default: the best. A panel shows the reward, its terms and the actions as bars.
+    `n_envs`: show several envs, side by side or one of them; you act and record in the first.
+
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
     the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Tick "record" to
     keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
@@ -283,7 +380,7 @@ def view(
     `kit.resume`.
     """
     if run is not None:
-        return Viewer(opened(run, trust), step, port)
+        return Viewer(opened(run, trust), step, port, n_envs)
     config = RunConfig(env=env, env_options=env_options or {})
     permit(config, trust)
-    return Viewer(config, step, port)
+    return Viewer(config, step, port, n_envs)

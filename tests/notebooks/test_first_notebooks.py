@@ -43,7 +43,7 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     assert "success rate" in shown
     assert "before training" in shown
     assert shown.count("data:video/mp4;base64") == 3
-    assert shown.count('"image/png": ') == 6, "two figures, a comparison, and the last picture of each film"
+    assert shown.count('"image/png": ') == 7, "two figures, a comparison, an episode, and the last picture of each film"
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

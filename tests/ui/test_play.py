@@ -40,6 +40,11 @@ def video(run: Run, request: pytest.FixtureRequest) -> None:
     record(run, 0, episodes=5, size=64)
 
 
+def scrubber(run: Run, request: pytest.FixtureRequest) -> None:
+    for number in range(5):
+        kit.ui.episode(run, 0, number)
+
+
 def onnx(run: Run, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     kit.export(run, "onnx", 0)
@@ -61,7 +66,7 @@ def viewer(run: Run, request: pytest.FixtureRequest) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("use", [evaluation, video, onnx, torchscript, viewer], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("use", [evaluation, video, scrubber, onnx, torchscript, viewer], ids=lambda f: f.__name__)
 def test_the_policy_counts_the_steps_of_its_episode(
     use: Callable[[Run, pytest.FixtureRequest], None], run: Run, request: pytest.FixtureRequest
 ) -> None:

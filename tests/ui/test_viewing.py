@@ -51,7 +51,7 @@ def test_an_episode_by_hand_becomes_a_dataset(tmp_path: Path, page: Any) -> None
     pytest.importorskip("mjviser")
     pytest.importorskip("minari")
     threads = torch.get_num_threads()
-    shown = kit.ui.view(env="Reach", port=8891)
+    shown = kit.ui.view(env="Reach", port=8891, n_envs=2)
     try:
         page.set_viewport_size({"width": 420, "height": 420})  # drawn without a GPU
         page.goto(shown.url)
@@ -61,18 +61,48 @@ def test_an_episode_by_hand_becomes_a_dataset(tmp_path: Path, page: Any) -> None
 
         def dragged() -> bool:
             shown._target.position = task.sim.mocap_pos[0, 0].numpy()
-            return bool(shown._episodes)
+            return bool(shown._episodes) and int(shown._totals.episode[1]) > 1
 
         wait_for(dragged, 60)
+        assert all(
+            f">{text}<" in shown._bars.content for text in ("reward", "joint velocities of the arm, rad/s", "a6")
+        )
         shown._save()
         assert "episodes saved: " in shown._recorded.content
     finally:
         shown.close()
         torch.set_num_threads(threads)
     env = kit.make_vec("Reach", 1)
-    first, *_ = read(kit.RunConfig(dataset=str(tmp_path / "mine")), env)
+    first, *others = read(kit.RunConfig(dataset=str(tmp_path / "mine")), env)
     env.close()
+    assert not any(len(episode.rewards) == 100 for episode in others), "only the first arm is moved and recorded"
     assert first.rewards.sum() > 0.5, "the hand came closer to the goal by at least 10 cm"
+
+
+def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
+    pytest.importorskip("mjviser")
+    threads = torch.get_num_threads()
+    shown = kit.ui.view(env="Reach", port=8893, n_envs=2)
+    try:
+        page.set_viewport_size({"width": 420, "height": 420})
+        page.goto(shown.url)
+        wait_for(lambda: bool(shown._bars.content), 60)
+        shown._paused.value = True
+
+        def apart() -> float:
+            first, second = shown._scene._last_body_xpos[:, shown._robot]
+            return float(abs(second - first).max())
+
+        assert apart() > 1.0
+        shown._shown_envs.value = "env 1"
+        wait_for(lambda: apart() < 0.3)
+        assert shown._scene.show_only_selected and shown._scene.env_idx == 1
+        shown._follow.value = True
+        wait_for(lambda: bool(abs(shown._scene._scene_offset).max() > 0.1))
+        assert shown._scene._scene_offset == pytest.approx(-shown._robot_position(), abs=1e-6)
+    finally:
+        shown.close()
+        torch.set_num_threads(threads)
 
 
 def test_nobody_can_act_in_an_env_without_script_or_hand() -> None:

@@ -1,0 +1,53 @@
+"""One recorded episode: what a user finds in it, and what its slider shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kit
+from kit.runs.run import Run
+from kit.ui.episode import Episode
+from tests.runs.crash import create
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return create(tmp_path_factory.mktemp("runs"), "arm", overrides={"normalize": True})
+
+
+@pytest.fixture(scope="module")
+def played(run: Run) -> Episode:
+    return kit.ui.episode(run, 0)
+
+
+def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
+    steps = len(played.actions)
+    assert steps == 100 and len(played.frames) == 100 and all(frame[:2] == b"\xff\xd8" for frame in played.frames)
+    assert played.observations.shape == (steps, 24) and played.actions.shape == (steps, 7)
+    assert played.values is not None and played.values.shape == (steps,)
+    assert repr(played).startswith("arm, before training, episode 1: 100 steps, return ")
+    angles, velocities = played.observations[:, :7], played.observations[:, 7:14]
+    moved = np.diff(angles, axis=0)
+    assert np.corrcoef(moved.ravel(), velocities[1:].ravel())[0, 1] > 0.9, "each step has its own observation"
+
+
+def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
+    w = pytest.importorskip("ipywidgets")
+    view = played.view(w)
+    _, above, chart, slider, _, below = view.children
+    assert len(above.children) == len(below.children) == slider.max + 1 == 100
+    total = played.rewards["reward"][:6].sum()
+    assert f"step 5 of 100, return {total:.2f}, value estimate" in above.children[5].value
+    assert "joint velocities of the arm, rad/s" in above.children[5].value and ">a6<" in above.children[5].value
+    assert "vector from the hand to the goal, 0.25 m" in below.children[5].value and ">o23<" in below.children[5].value
+    assert chart.value.count("<polyline") == 2, "zero, and the reward: Reach reports no terms"
+
+
+def test_without_a_user_it_is_a_picture(played: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    shown: list[object] = []
+    monkeypatch.setattr("IPython.display.display", lambda x, **_: shown.append(x))
+    played._ipython_display_()
+    assert len(shown) == 1 and shown[0]._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert "steps 0, 25, 50, 74, 99" in shown[0].axes[0].get_title("left")  # type: ignore[attr-defined]
