@@ -11,7 +11,6 @@ import os
 from typing import Any
 
 from kit.errors import UserError, need
-from kit.measure.speed import duration
 
 VARIABLE = "KIT_NOTIFY"
 
@@ -33,6 +32,8 @@ def send(name: str, status: dict[str, Any]) -> None:
 
 def text(status: dict[str, Any]) -> str:
     """Return a run's end in a sentence, such as "done: 100,352 steps, 97 % success, after 2 min"."""
+    from kit.measure.speed import duration  # imports torch
+
     parts = [status["message"] or status["state"]]
     if status["success_rate"] is not None:
         parts.append(f"{100 * status['success_rate']:.0f} % success")

@@ -1,0 +1,92 @@
+"""Commands about runs: runs, pause, unpause, stop, checkpoint, rm."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import kit
+from kit.cli.shared import RUN, Add, print_value
+from kit.errors import UserError
+
+CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "pause": ("pause a run; it stays in memory", lambda now: now["state"] == "paused"),
+    "unpause": ("continue a paused run", lambda now: now["state"] == "running"),
+    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda now: False),
+    "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda now: True),
+}
+"""Command for a running training -> (help text, function of a status: whether the command has taken effect)."""
+
+
+def add_commands(add: Add) -> None:
+    """Add the commands to the parser."""
+    runs = add("runs", "list runs", _runs, reports=True)
+    runs.add_argument(
+        "where", nargs="?", default="runs", metavar="DIR|URL", help="a folder of runs, or a store's URL; default: runs"
+    )
+    runs.add_argument("--tree", action="store_true", help="list a run below the run whose policy it started from")
+
+    for name, (does, _) in CONTROLS.items():
+        control = add(name, does, _control)
+        control.set_defaults(control=name)
+        control.add_argument("run", metavar="RUN", help=RUN)
+    rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
+    rm.add_argument("run", metavar="RUN", help=RUN)
+    rm.add_argument("--yes", action="store_true", help="do not ask, even if this is the only copy of an unfinished run")
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from kit.runs.finding import RunList, family, list_runs
+
+    runs, lines, depth = list_runs(options.where), [], dict[str, int]()
+    if options.tree and isinstance(runs, RunList):
+        runs = family(runs)
+    rows = runs.to_dicts()
+    for run, row in zip(runs, rows, strict=True):
+        name, rate, size = row["name"], "", ""
+        if row["success_rate"] is not None:
+            rate = f"  success {row['success_rate']:.0%}"
+        if isinstance(run, kit.Run):
+            size = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
+            if options.tree and run.parent and run.parent[0] in depth:
+                depth[row["name"]] = depth[run.parent[0]] + 1
+                name = f"{'  ' * depth[row['name']]}{name} (from step {run.parent[1]:,})"
+        depth.setdefault(row["name"], 0)
+        progress = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
+        lines.append(f"{name:40} {row['state']:12} {progress}{rate}{size}")
+    return print_value(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
+
+
+def _control(options: argparse.Namespace) -> int:
+    run = kit.Run(options.run)
+    if not run.is_working():
+        raise UserError(f"{run.path} is not running ({run.status()['state']}); `kit resume` continues it.")
+    before, (_, done) = run.status()["checkpoint"], CONTROLS[options.control]
+    getattr(run, options.control)()
+
+    def finished(status: dict[str, Any]) -> bool:
+        written = options.control != "checkpoint" or status["checkpoint"] != before
+        return (done(status) and written) or not run.is_working(status)
+
+    now = run.wait(600, until=finished)
+    saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
+    print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
+    return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from kit.runs.api import remove
+
+    run = kit.Run(options.run)
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"removing {run.path} needs a confirmation, and this is not a terminal; add --yes.")
+        now = run.status()
+        print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
+        if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    remove(run, sure=options.yes)
+    print(f"removed {run.path}")
+    return 0

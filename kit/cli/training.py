@@ -1,0 +1,207 @@
+"""Commands that train: train, resume, batch, cloud."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import kit
+from kit.cli.shared import TRUST, Add, print_value
+from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, dump_yaml
+
+if TYPE_CHECKING:
+    from kit.scale.study import Sweep
+    from kit.scale.work import Results
+
+
+def add_commands(add: Add) -> None:
+    """Add the commands to the parser."""
+    train = add("train", "start a run and train it to the end", _train)
+    train.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="RunConfig's fields as YAML; flags override it")
+    warm_start = "start from the policy and config of another run, or from the policy in a Stable-Baselines3 zip"
+    train.add_argument("--from", "--start-from", dest="start_from", metavar="RUN[@STEP]|MODEL.zip", help=warm_start)
+    defaults = {name: "none" if value is None else str(value) for name, value in RunConfig().to_dict().items()}
+    _add_fields(train, defaults)
+
+    resume = add("resume", "continue a run from its newest checkpoint", _resume)
+    help = "the run's directory, or the run's URL in a store; default: the latest unfinished run"
+    resume.add_argument("run", nargs="?", metavar="RUN|URL", help=help)
+    resume.add_argument(
+        "--max-gb", type=float, default=8.0, metavar="N", help="largest download from a store, in GiB; default: 8"
+    )
+    _add_fields(resume, dict.fromkeys((*MAY_CHANGE_ON_RESUME, "env_options"), "as in the run"))
+
+    does = "train many runs, search for hyperparameters or execute notebooks; the same command continues them"
+    batch = add("batch", does, _batch, reports=True)
+    batch.add_argument(
+        "action", nargs="?", choices=("status", "retry", "collect"),
+        help="status: print the state of all jobs and train nothing; retry: train failed jobs again; "
+        "collect: download results from the store and train nothing; default: train",
+    )  # fmt: skip
+    batch.add_argument(
+        "jobs", metavar="JOBS.yaml", help="RunConfig's fields, jobs and seeds; or a search; or a notebook and a grid"
+    )
+    batch.add_argument("--on", metavar="ray[://HOST:PORT]", help="train on a Ray cluster; default: on this machine")
+    batch.add_argument("--cpus", type=float, metavar="N", help="CPU cores per job on a cluster; default: 1")
+    batch.add_argument("--gpus", type=float, metavar="N", help="GPUs per job on a cluster, such as 0.5; default: 0")
+    batch.add_argument("--seeds", type=int, metavar="N", help="train each job N times, with seeds 0, 1, ...")
+    batch.add_argument("--at-once", type=int, metavar="N", help="jobs side by side, at most; default: as many as fit")
+
+    for sub in (train, resume, batch):
+        sub.add_argument("--trust", action="store_true", help=TRUST)
+
+    rent = add("cloud", "rent machines through SkyPilot", _cloud, reports=True)
+    rent.add_argument(
+        "action", choices=("plan", "task", "launch"),
+        help="plan: compare prices and times; task: print SkyPilot's task; launch: start it",
+    )  # fmt: skip
+    rent.add_argument("config", metavar="CONFIG.yaml", help="a file as for kit train or kit batch, with a store")
+    rent.add_argument("--cloud", help="aws, runpod or lambda; default: the cheapest")
+    rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; default: none")
+    rent.add_argument("--cpus", type=int, default=8, metavar="N", help="vCPUs if there is no GPU; default: 8")
+    rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
+    rent.add_argument("--volume", metavar="NAME", help="a RunPod network volume, mounted at /volume; default: none")
+    rent.add_argument("--rows", type=int, default=12, metavar="N", help="rows of the plan to print; default: 12")
+
+
+def _add_fields(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
+    """Add a flag for each field of RunConfig in `defaults` (name -> text), with hyphens or underscores."""
+    for field in dataclasses.fields(RunConfig):
+        if field.name in defaults:
+            flags = dict.fromkeys((f"--{field.name.replace('_', '-')}", f"--{field.name}"))
+            help = f"{field.metadata['help']}; default: {defaults[field.name]}".replace("%", "%%")
+            parser.add_argument(*flags, dest=f"field_{field.name}", metavar="X", help=help, default=argparse.SUPPRESS)
+
+
+def _train(options: argparse.Namespace) -> int:
+    if (code := _run_as_rank(options)) is not None:
+        return code
+    config = RunConfig.load(options.config) if options.config else None
+    fields = _config_fields(options)
+    with _bar() as show:
+        run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **fields)
+    return _print_ending(run)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    if (code := _run_as_rank(options)) is not None:
+        return code
+    fields = _config_fields(options)
+    with _bar() as show:
+        run = kit.resume(options.run, on_progress=show, max_gb=options.max_gb, trust=options.trust, **fields)
+    return _print_ending(run)
+
+
+def _run_as_rank(options: argparse.Namespace) -> int | None:
+    """If torchrun started this process with a rank above 0, train and return the exit code; else return None."""
+    from kit.trainers.distributed.group import from_torchrun
+
+    group = from_torchrun()
+    if group is None:
+        return None
+    if group.rank == 0:
+        options.field_processes = str(group.size)
+        return None
+    from kit.runs.ranks import train_rank
+
+    return train_rank(group)
+
+
+def _config_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of RunConfig that flags have set: name -> parsed value."""
+    texts = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
+    return {name: RunConfig.from_text(name, text) for name, text in texts.items()}
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that shows a run's status as a progress bar; the first status opens the bar."""
+    from kit.machine.progress import progress_bar
+
+    bar: Any = None
+    with ExitStack() as closing:
+
+        def show(status: dict[str, Any]) -> None:
+            nonlocal bar
+            step, total = min(status["step"], status["total_steps"]), status["total_steps"]
+            if bar is None:
+                bar = closing.enter_context(progress_bar(total, step, unit="step", unit_scale=True))
+            rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
+            bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
+            bar.update(max(0, step - bar.n))
+
+        yield show
+
+
+def _print_ending(run: Any) -> int:
+    """Print how a session ended, and return its exit code."""
+    from kit.runs.status import exit_code
+
+    now = run.status()
+    print(f"{run.path}: {now['message']}")
+    return exit_code(now["state"])
+
+
+def _batch(options: argparse.Namespace) -> int:
+    from kit.runs.status import INTERRUPTED
+    from kit.scale import files
+
+    resources = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
+    if options.action in ("status", "collect"):
+        return _print_jobs(options, files.standing(options.jobs, fetch=options.action == "collect"))
+    if options.action == "retry":
+        files.forget_failures(options.jobs)
+    try:
+        results = files.do(options.jobs, options.seeds, options.trust, **resources)
+    except KeyboardInterrupt:
+        print(f"kit: interrupted; `kit batch {options.jobs}` continues", file=sys.stderr)
+        return INTERRUPTED
+    return _print_jobs(options, results)
+
+
+def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
+    """Print the state of the jobs, or of a search's trials, and return the exit code."""
+    from kit.runs.status import DONE, FAILED, INTERRUPTED
+    from kit.scale.work import Results
+
+    if not isinstance(results, Results):
+        best = "" if results.best is None else dump_yaml(results.best.non_defaults())
+        text = results.table().to_string(index=False, na_rep="")
+        print_value(options, results.rows(), text + (f"\n\n# the best, for kit train FILE\n{best}" if best else ""))
+        return FAILED if results.best is None else DONE
+    lines = []
+    for row in results:
+        rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
+        score = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
+        lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{score}{rate}")
+        lines += [f"    {row['message']}"] if row["state"] in ("failed", "waiting") and row["message"] else []
+    print_value(options, results, "\n".join(lines))
+    return FAILED if results.of("failed") else DONE if results.of("finished") == len(results) else INTERRUPTED
+
+
+def _cloud(options: argparse.Namespace) -> int:
+    from kit.scale import cloud
+
+    if options.action == "plan":
+        from kit.measure.auto import resolve
+        from kit.measure.speed import probe
+
+        requested = cloud.configs_of(options.config)
+        config = resolve(requested[0].replace(device="cpu"))
+        runs = sum(run.total_steps for run in requested) / config.total_steps
+        table = cloud.plan(config, probe(config), options.cloud, runs=runs)
+        text = table.head(options.rows).round(3).to_string(index=False, na_rep="")
+        count = "one run" if len(requested) == 1 else f"{len(requested)} runs, one after the other"
+        footnote = cloud.FOOTNOTE.format(count, config.runs_dir)
+        return print_value(options, table.to_dict("records"), f"{text}\n\n{footnote}")
+    task = cloud.task(
+        options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
+        volume=options.volume,
+    )  # fmt: skip
+    if options.action == "launch":
+        return cloud.launch(task)
+    return print_value(options, task, cloud.to_yaml(task).rstrip())
