@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import kit
 from kit.cli.shared import Add, print_value
@@ -22,6 +23,8 @@ def add_commands(add: Add) -> None:
     check.add_argument("env", metavar="ENV", help="module:Class of your task or Gymnasium env, or an env's id")
     check.add_argument("--env-options", default="", metavar="JSON", help="options of the env; default: none")
     check.add_argument("--steps", type=int, default=500, metavar="N", help="steps of random actions; default: 500")
+
+    check.add_argument("--video", type=Path, metavar="FILE.mp4", help="record random actions; default: no video")
 
     bench = add("bench", "measure the speed of physics, env, PPO and images on this machine, in a minute", _bench, True)
     bench.add_argument("--env", default="Ant", help="the task to measure; default: Ant")
@@ -42,11 +45,14 @@ def _encoders(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from kit.runs.video import record_random
     from kit.trust import permit
 
     env_options = RunConfig.from_text("env_options", options.env_options)
     permit(RunConfig(env=options.env), trust=True)  # typing the name is consent
     kit.check_task(options.env, env_options, options.steps, say=lambda line: print(f"ok  {line}", flush=True))
+    if options.video:
+        print(f"random actions: {record_random(options.env, env_options, options.video)}")
     return 0
 
 

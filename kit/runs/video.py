@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
@@ -30,6 +30,8 @@ FPS, MOST_S, HOLD_S = 25, 10.0, 0.6
 """Frames per second (approximate), maximum seconds of video per episode, and seconds that the last frame stays.
 
 The environment variable KIT_FILM_S sets another maximum; longer videos take long to render and make notebooks large."""
+RANDOM_S = 4.0
+"""Duration of a video of random actions in seconds."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
 COLUMNS = 4
@@ -74,6 +76,33 @@ def record(
     views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
     folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
     return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
+
+
+@one_thread()
+def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: int = 320) -> Path:
+    """Record a video (mp4) of random actions in an env, `RANDOM_S` seconds long; return `path`.
+
+    It shows a task before anything is trained. Needs the extra `video`.
+    """
+    import torch
+
+    from kit.envs import make_vec
+
+    mediapy = need("mediapy", "video")
+    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
+    vec_env = make_vec(env, 1, seed=0, threads=1, env_options=dict(env_options))
+    try:
+        stride, fps, _ = timing(vec_env)
+        vec_env.action_space.seed(0)
+        vec_env.reset(seed=0)
+        with mediapy.VideoWriter(path, (size, size), fps=fps, qp=20) as writer:
+            for _ in range(round(RANDOM_S * fps)):
+                writer.add_image(vec_env.render(None, size, size)[0, 0].cpu().numpy())
+                for _ in range(stride):
+                    vec_env.step(torch.as_tensor(vec_env.action_space.sample())[None].to(vec_env.device))
+    finally:
+        vec_env.close()
+    return path
 
 
 @one_thread()

@@ -10,6 +10,7 @@ import kit
 from kit import cli
 from kit.envs import names
 from kit.errors import UserError
+from kit.runs.video import RANDOM_S
 
 MODULE = "tests.envs.mistakes"
 IN_FIRST_STEP = {
@@ -52,6 +53,16 @@ def test_the_command_says_what_passed_and_checks_gymnasium_envs_too(capsys: pyte
     said = capsys.readouterr()
     assert "ok  Gymnasium's check_env" in said.out and "60 steps of random actions in 3 envs" in said.out
     assert said.err.startswith("kit: env='tests.envs.mistakes:Late': reward() returned NaN")
+
+
+def test_a_video_shows_the_task_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "corridor.mp4"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", "tests.envs.corridor:Corridor", "--steps", "20", "--video", str(path)])
+    assert ended.value.code == 0 and f"random actions: {path}" in capsys.readouterr().out
+    _, seconds = ffmpeg.count_frames_and_secs(str(path))
+    assert seconds == pytest.approx(RANDOM_S, abs=0.5)
 
 
 @pytest.mark.parametrize("mistake", IN_FIRST_STEP)
