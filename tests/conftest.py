@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from kit.errors import UserError
 # wait for each other most of the time. Trainers set the number of threads that their config names.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+SHORT = str(Path(__file__).parent / "short_evaluations")
 
 REMEDIES = {
     "strace": "system calls that fail: apt-get install strace",
@@ -33,6 +35,18 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is trusted in tests is not trusted afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_evaluations() -> Iterator[None]:
+    """Evaluations during training play four episodes, here and in processes that tests start."""
+    from kit.runs import evaluation
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "EPISODES", 4)
+        patch.setattr(evaluation, "EPISODES_NO_PHYSICS", 4)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [SHORT, os.environ.get("PYTHONPATH", "")])))
         yield
 
 

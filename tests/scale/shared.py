@@ -12,13 +12,14 @@ import nbformat
 
 import kit
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = Path(__file__).parents[2]
+PATHS = os.pathsep.join(map(str, (ROOT / "tests/short_evaluations", ROOT)))
 
 
 def batch(*words: str, **environment: str) -> subprocess.Popen[str]:
     """`kit batch WORDS`, which imports this kit."""
     return subprocess.Popen(
-        [sys.executable, "-m", "kit", "batch", *words], env={**os.environ, "PYTHONPATH": ROOT, **environment},
+        [sys.executable, "-m", "kit", "batch", *words], env={**os.environ, "PYTHONPATH": PATHS, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
