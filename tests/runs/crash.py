@@ -36,7 +36,7 @@ SLIDE = "tests.envs.slide:Slide"
 """The cheapest of MuJoCo's tasks: a third of Reach's time, for runs whose task does not matter."""
 
 PRELOADED = (
-    "kit.tasks.reach.task", SLIDE.partition(":")[0], "kit.runs.session", "kit.trainers.build", "torch.utils.tensorboard",
+    "kit.tasks.reach.task", "tests.envs.slide", "kit.runs.session", "kit.trainers.build", "torch.utils.tensorboard",
 )  # fmt: skip
 """Imported once in the parent, not in every child; the children run nothing that the parent has begun."""
 

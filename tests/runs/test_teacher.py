@@ -91,8 +91,9 @@ def test_the_teachers_score_stands_beside_the_students(students, teacher, kind):
 
 def test_ppo_trains_a_student_further(tmp_path, students):
     after = kit.train(
-        start_from=f"{students['scripted'].path}@latest", algo="PPO", env=CHASE, total_steps=128, eval_every=0, runs_dir=str(tmp_path), threads=1,
-        run_name="on", n_envs=4, overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+        start_from=f"{students['scripted'].path}@latest", algo="PPO", env=CHASE, total_steps=128, eval_every=0,
+        runs_dir=str(tmp_path), threads=1, run_name="on", n_envs=4,
+        overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     )  # fmt: skip
     assert after.status()["state"] == "finished"
 
