@@ -94,7 +94,7 @@ def test_snapshots_are_bit_exact_over_random_steps(name):
     for _ in range(20 if name in SEEN else 90):
         env.step(action())
     saved = env.snapshot()
-    actions = [action() for _ in range(40 if name in SEEN else 200)]
+    actions = [action() for _ in range(40 if name in SEEN else 100)]
     expected = [env.step(a) for a in actions]
     assert any((step[2] | step[3]).any() for step in expected) or name in (*LONG, "ReachVision")
     for target in (env, make(name, seed=5, threads=2)):
