@@ -46,6 +46,7 @@ def short_evaluations() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "EPISODES", 4)
         patch.setattr(evaluation, "EPISODES_NO_PHYSICS", 4)
+        patch.syspath_prepend(SHORT)  # kit hands its own path on to a training
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [SHORT, os.environ.get("PYTHONPATH", "")])))
         yield
 
