@@ -14,6 +14,8 @@ from kit.errors import UserError
 # wait for each other most of the time. Trainers set the number of threads that their config names.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What a run does around its evaluations does not depend on their number of episodes; most of a short run's time does.
+os.environ.setdefault("KIT_EVAL_EPISODES", "4")
 
 REMEDIES = {
     "strace": "system calls that fail: apt-get install strace",

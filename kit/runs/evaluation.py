@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,9 @@ is biased upwards."""
 MAX_ENVS, MAX_ENVS_NO_PHYSICS = 32, 256
 """Maximum number of envs in an evaluation, for tasks with and without physics simulation."""
 EPISODES, EPISODES_NO_PHYSICS = 20, 100
-"""Default number of episodes of an evaluation, for tasks with and without physics simulation."""
+"""Default number of episodes of an evaluation, for tasks with and without physics simulation.
+
+The environment variable KIT_EVAL_EPISODES sets another number."""
 TERM, RATE = "reward/", "_per_minute"
 """Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 
@@ -43,7 +46,8 @@ class Evaluator:
         self.seed = config.seed + seed
         physics = envs.describe(config.env, config.env_options).physics
         max_envs = MAX_ENVS if physics else MAX_ENVS_NO_PHYSICS
-        episodes = episodes or (EPISODES if physics else EPISODES_NO_PHYSICS)
+        default = EPISODES if physics else EPISODES_NO_PHYSICS
+        episodes = episodes or int(os.environ.get("KIT_EVAL_EPISODES", default))
         self.episodes_per_env = -(-episodes // max_envs)
         n_envs = -(-episodes // self.episodes_per_env)
         self.env = make_env(config, n_envs, self.seed, int(config.threads))

@@ -31,7 +31,7 @@ def test_train_ends_with_success_rate_curve_and_video(trained: tuple[Run, str]) 
     run, shown = trained
     assert run.status()["state"] == "finished"
     assert run.config.overrides["n_steps"] == 64
-    assert re.search(r"Reach with PPO: \d+ % success after 1,024 steps", shown)
+    assert re.search(r"Reach with PPO: \d+ % success after 512 steps", shown)
     assert "data:image/png;base64" in shown
     assert "data:video/mp4;base64" in shown
     assert run.checkpoints() and run.videos
@@ -55,10 +55,10 @@ def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
     run.wait(120, until=lambda now: now["checkpoint"] is not None)
     run.stop()
     stopped_at = run.wait(60)["step"]
-    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 512)
+    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 256)
     assert "interrupted" in shown, "the list comes first"
     assert Run(run.path).status()["state"] == "finished"
-    assert Run(run.path).status()["step"] >= stopped_at + 512
+    assert Run(run.path).status()["step"] >= stopped_at + 256
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)

@@ -26,7 +26,7 @@ def test_algorithms_are_compared(workplace: Path) -> None:
 def test_many_runs(workplace: Path) -> None:
     pytest.importorskip("optuna")
     shown = execute(
-        "08_many_runs", workplace, total_steps=512, eval_every=256, n_envs=4, runs_dir="many", overrides=TINY_PPO,
+        "08_many_runs", workplace, total_steps=256, eval_every=256, n_envs=4, runs_dir="many", overrides=TINY_PPO,
         seeds=1, trials=2, space={"gamma": [0.9, 0.99]},
     )  # fmt: skip
     made = {"many-reach-ppo-s0", "many-search-t000", "many-search-t001", "many-best-reach-ppo-s0"}

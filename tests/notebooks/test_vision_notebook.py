@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from executed import CELL_LIMIT_S, execute
+from executed import CELL_LIMIT_S, TINY_DISTILL, execute
 
 from kit.runs.finding import local_runs
 
 
 @pytest.mark.timeout(2 * CELL_LIMIT_S)
 def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
-    small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 64, "n_envs": 2}
-    small |= {"eval_every": 0, "checkpoint_every": 64, "overrides": {"n_steps": 16, "batch_size": 16}}
-    student = {"algo": "Distill", "encoder": "auto", "total_steps": 64, "overrides": {"gradient_steps": 1}}
+    small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 32, "n_envs": 2}
+    small |= {"eval_every": 0, "checkpoint_every": 32, "overrides": {"n_steps": 16, "batch_size": 16}}
+    student = {"algo": "Distill", "encoder": "auto", "total_steps": 32, "overrides": TINY_DISTILL}
     shown = execute(
-        "05_vision", workplace, **small, runs_dir="sights", episodes=2, run_name="own", teacher_steps=2048,
+        "05_vision", workplace, **small, runs_dir="sights", episodes=2, run_name="own", teacher_steps=256,
         student=student | {"eval_every": 0, "env_options": small["env_options"] | {"size": 36}},
     )  # fmt: skip
     runs = {run.config.algo: run for run in local_runs(workplace / "sights") if run.config.env == "ReachVision"}

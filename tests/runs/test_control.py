@@ -16,7 +16,7 @@ import kit
 from kit.format.files import write_atomic
 from kit.runs import directory
 from kit.runs.control import Requests
-from tests.runs.crash import Forked, create
+from tests.runs.crash import SLIDE, Forked, create
 
 SMALL = {
     "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "overrides": {"n_steps": 16, "batch_size": 16},
@@ -60,9 +60,10 @@ def test_a_run_whose_start_takes_long_is_not_taken_for_dead(tmp_path: Path, monk
 
 
 def test_a_stop_leaves_a_checkpoint_of_a_long_iteration_too(tmp_path: Path) -> None:
-    """SAC with a thousand gradient steps after each env step: an iteration takes seconds."""
-    slow = {"gradient_steps": 1000, "learning_starts": 4, "buffer_size": 500, "batch_size": 64}
-    run = create(tmp_path, "run", "SAC", total_steps=10**6, overrides={**slow, "policy_kwargs": {"net_arch": [256]}})
+    """SAC with three hundred gradient steps after each env step: an iteration takes seconds."""
+    slow = {"gradient_steps": 300, "learning_starts": 4, "buffer_size": 500, "batch_size": 64}
+    slow |= {"policy_kwargs": {"net_arch": [256]}}
+    run = create(tmp_path, "run", "SAC", env=SLIDE, total_steps=10**6, overrides=slow)
     session = Forked(run)
     assert session.until(lambda: run.status()["step"] > 10), run.log()
     run.stop()

@@ -91,10 +91,10 @@ def test_cut_run_ends_like_the_uncut_one_without_the_dataset(tmp_path, images, n
         STATE, numbers, {"batch_size": 32, "learning_starts": 50, "policy_kwargs": {"net_arch": [16]}}
     )  # fmt: skip
     lent = shutil.copytree(source, tmp_path / "lent")
-    fields = {"env": env, "dataset": str(lent), "total_steps": 2000, "n_envs": 2, "checkpoint_every": 200}
-    uncut, cut = (create(tmp_path, name, algo, overrides, eval_every=1000, **fields) for name in ("uncut", "cut"))
+    fields = {"env": env, "dataset": str(lent), "total_steps": 400, "n_envs": 2, "checkpoint_every": 40}
+    uncut, cut = (create(tmp_path, name, algo, overrides, eval_every=200, **fields) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
-    for _ in cut_twice(cut, 200):
+    for _ in cut_twice(cut, 80):
         shutil.rmtree(lent, ignore_errors=True)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)

@@ -10,7 +10,7 @@ from kit.machine import gpu, memory
 from kit.runs.session import Session
 from kit.sim.kernels import recording
 from tests.envs.slide import Slide
-from tests.runs.crash import create
+from tests.runs.crash import SLIDE, create
 
 CARD_HOLDS = 100
 """Worlds."""
@@ -153,7 +153,7 @@ def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     monkeypatch.setattr(gpu.Monitor, "__init__", init)
     monkeypatch.setattr(gpu, "reader", lambda device: read)
     monkeypatch.setattr(gpu, "SAMPLES_PER_S", 200.0)
-    run = create(tmp_path, "run", algo)
+    run = create(tmp_path, "run", algo, env=SLIDE, total_steps=600)
     seen = []
     assert Session(run.path, lambda now: seen.append(now["gpu"]))() == 0
     rows = [row for row in run.rows() if "gpu/update_busy" in row]

@@ -1,4 +1,4 @@
-"""Mixed nights: a dozen with the tests, 500 by hand: pytest -m storm tests/runs/test_nights.py (KIT_NIGHTS=50 for
+"""Mixed nights: eight with the tests, 500 by hand: pytest -m storm tests/runs/test_nights.py (KIT_NIGHTS=50 for
 fewer, KIT_NIGHT for another first one). What a night is, and what must hold after it: see tests.runs.nights."""
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from pathlib import Path
 import pytest
 
 
-def spend(count: int, first: int) -> None:
-    """In two processes, since much of a night is waiting. The events of a night that failed are in the message."""
-    halves = [(first, count // 2), (first + count // 2, count - count // 2)]
-    command = [sys.executable, "-m", "tests.runs.nights"]
+def spend(count: int, first: int, processes: int = 1) -> None:
+    """The events of a night that failed are in the message."""
+    share = -(-count // processes)
+    command = [sys.executable, "-m", "tests.runs.nights", "--count", str(share)]
     started = [
         subprocess.Popen(
-            [*command, "--seed", str(seed), "--count", str(nights)],
+            [*command, "--seed", str(first + i * share)],
             cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for seed, nights in halves
+        for i in range(processes)
     ]  # fmt: skip
     said = [process.communicate()[0] for process in started]
     print("\n".join(said))
     assert all(process.returncode == 0 for process in started), "\n".join(said)
 
 
-def test_a_dozen_mixed_nights() -> None:
-    spend(12, first=1228)  # each kind of misfortune is among them
+def test_eight_mixed_nights() -> None:
+    spend(8, first=1228)  # each kind of misfortune is among them
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(4 * 3600)
 def test_five_hundred_mixed_nights() -> None:
-    spend(int(os.environ.get("KIT_NIGHTS", 500)), first=int(os.environ.get("KIT_NIGHT", 100)))
+    """In two processes, since much of a night is waiting."""
+    spend(int(os.environ.get("KIT_NIGHTS", 500)), first=int(os.environ.get("KIT_NIGHT", 100)), processes=2)

@@ -11,11 +11,11 @@ from kit.errors import UserError
 from kit.format.checkpoint import committed
 from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
-from tests.runs.crash import create
+from tests.runs.crash import SLIDE, create
 
 
 def test_each_evaluation_leaves_its_policy(tmp_path):
-    run = create(tmp_path, "run", eval_every=400)
+    run = create(tmp_path, "run", env=SLIDE, eval_every=400)
     assert session.Session(run.path)() == 0
     kept = run.policies()
     assert [found.step for found in kept] == [416, 800, 1216] and len(run.checkpoints()) < 3  # iterations are 32 steps
@@ -29,7 +29,7 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
 
 
 def test_looking_at_a_policy_leaves_the_process_as_it_was(tmp_path):
-    run = create(tmp_path, "run", total_steps=64)
+    run = create(tmp_path, "run", env=SLIDE, total_steps=64)
     assert session.Session(run.path)() == 0
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -40,7 +40,7 @@ def test_looking_at_a_policy_leaves_the_process_as_it_was(tmp_path):
 
 def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "POLICIES", 4)
-    run = create(tmp_path, "run", eval_every=100)
+    run = create(tmp_path, "run", env=SLIDE, eval_every=100)
     assert session.Session(run.path)() == 0
     steps = sorted(int(path.name[5:]) for path in (run.path / "policies").iterdir())
     assert len(steps) <= 4 and steps[0] == 128 and steps[-1] == 1216, steps
@@ -75,7 +75,7 @@ def test_the_best_policy_is_tested_in_other_episodes_than_those_it_was_chosen_by
 
 
 def test_a_run_of_a_moment_ends_with_what_its_test_found(tmp_path):
-    run = create(tmp_path, "run", eval_every=400, total_steps=400)
+    run = create(tmp_path, "run", env=SLIDE, eval_every=400, total_steps=400)
     assert session.Session(run.path)() == 0
     assert run.status()["mean_return"] == run.rows()[-1]["test/mean_return"]
 

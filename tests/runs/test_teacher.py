@@ -28,17 +28,26 @@ def teacher(tmp_path_factory):
 
 
 def student(folder, name, teacher, **fields):
-    fields = {"env": CHASE, "n_envs": 4, "total_steps": 800} | fields
+    fields = {"env": CHASE, "n_envs": 4, "total_steps": 480} | fields
     return create(folder, name, "Distill", SMALL, teacher=teacher, **fields)
 
 
-@pytest.mark.parametrize("kind", ["scripted", "run"])
-def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher, kind):
+@pytest.fixture(scope="module")
+def students(tmp_path_factory, teacher):
+    """One that a script has taught, and one that the run's best policy has, both with evaluations."""
+    made = {}
+    for kind, source in (("scripted", "scripted"), ("run", f"{teacher.path}@best")):
+        made[kind] = student(tmp_path_factory.mktemp("runs"), kind, source, eval_every=240)
+        assert complete(made[kind]) == 0, made[kind].log()
+    return made
+
+
+def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher):
     """Labels, images, noise and the teacher are in the checkpoints: the teacher's folder is gone after the first."""
-    source = "scripted" if kind == "scripted" else str(shutil.copytree(teacher.path, tmp_path / "lent"))
-    uncut, cut = (student(tmp_path, name, source, checkpoint_every=64, eval_every=400) for name in ("uncut", "cut"))
+    source = str(shutil.copytree(teacher.path, tmp_path / "lent"))
+    uncut, cut = (student(tmp_path, name, source, checkpoint_every=32, eval_every=240) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
-    for _ in cut_twice(cut, 100):
+    for _ in cut_twice(cut, 64):
         shutil.rmtree(tmp_path / "lent", ignore_errors=True)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)
@@ -56,11 +65,10 @@ def test_twenty_kills_in_one_run(tmp_path, teacher):
     assert_same_end(cut, uncut)
 
 
-def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
+def test_labels_are_those_of_the_teachers_best_policy(students, teacher):
     import torch
 
-    run = student(tmp_path, "s", f"{teacher.path}@best")
-    assert complete(run) == 0, run.log()
+    run = students["run"]
     trainer = run.policy("latest")
     saved = run.checkpoints()[-1].read()["teacher"]
     best = teacher.policy("best").policy_state()["policy"]
@@ -69,10 +77,9 @@ def test_labels_are_those_of_the_teachers_best_policy(tmp_path, teacher):
 
 
 @pytest.mark.parametrize("kind", ["scripted", "run"])
-def test_the_teachers_score_stands_beside_the_students(tmp_path, teacher, kind):
+def test_the_teachers_score_stands_beside_the_students(students, teacher, kind):
     """Once, in the episodes of the student's evaluations."""
-    run = student(tmp_path, "s", "scripted" if kind == "scripted" else str(teacher.path), eval_every=400)
-    assert complete(run) == 0, run.log()
+    run = students[kind]
     scores = [row["teacher/mean_return"] for row in run.rows() if "teacher/mean_return" in row]
     assert len(scores) == 1
     if kind == "scripted":
@@ -82,20 +89,18 @@ def test_the_teachers_score_stands_beside_the_students(tmp_path, teacher, kind):
         assert scores[0] == pytest.approx(own["mean_return"])
 
 
-def test_ppo_trains_a_student_further(tmp_path, teacher):
-    run = student(tmp_path, "s", "scripted")
-    assert complete(run) == 0, run.log()
+def test_ppo_trains_a_student_further(tmp_path, students):
     after = kit.train(
-        start_from=f"{run.path}@latest", algo="PPO", env=CHASE, total_steps=256, runs_dir=str(tmp_path), threads=1,
-        run_name="on", n_envs=4, overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+        start_from=f"{students['scripted'].path}@latest", algo="PPO", env=CHASE, total_steps=128, eval_every=0,
+        runs_dir=str(tmp_path), threads=1, run_name="on", n_envs=4,
+        overrides={"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     )  # fmt: skip
     assert after.status()["state"] == "finished"
 
 
-def test_a_student_leaves_kit_as_any_policy_does(tmp_path):
+def test_a_student_leaves_kit_as_any_policy_does(students):
     """Plain SB3 opens its zip as PPO; the ONNX takes the policy's clip alone, not what the teacher sees."""
-    run = student(tmp_path, "s", "scripted")
-    assert complete(run) == 0, run.log()
+    run = students["scripted"]
     clip = kit.make_vec(CHASE, 3, "cpu", 0, 1).reset(seed=0)
     actions = run.policy("latest").act(clip)
     model = PPO.load(kit.export(run, "sb3", "latest"), device="cpu")

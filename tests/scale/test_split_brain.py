@@ -19,6 +19,7 @@ import yaml
 import kit
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import SMALL
+from tests.scale.shared import ROOT
 from tests.stores.conftest import BUCKET, waiter  # noqa: F401 - a fixture
 
 pytestmark = [
@@ -49,7 +50,7 @@ class Machine:
 
     def kit(self, *words: str, port: int) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://{self.hub}:{port}", "KIT_LEASE_S": "6"}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = ROOT
         command = ["ip", "netns", "exec", self.name, sys.executable, "-m", "kit", *words]
         return subprocess.Popen(command, cwd=self.folder, env=environment)
 

@@ -108,9 +108,10 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
     return code == KILLED
 
 
-def test_a_kill_at_any_moment_leaves_what_was_verified(tmp_path: Path, mount: Path) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.storm)])
+def test_a_kill_at_any_moment_leaves_what_was_verified(tmp_path: Path, mount: Path, every: int) -> None:
     """Whatever is read afterwards is whole, the texts too, and what is left of a checkpoint does not look like one."""
-    for number in itertools.count(1):
+    for number in itertools.count(1, every):
         place = tmp_path / str(number)
         run, store = make_run(place, steps=(100, 200), replay=True), open_store(f"drive:{number}", write=True)
         for step in (200, 300):

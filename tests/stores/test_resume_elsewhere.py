@@ -11,19 +11,20 @@ from kit.errors import UserError
 from kit.runs.finding import list_runs, locate, locate_unfinished
 from kit.runs.fingerprint import fingerprint
 from kit.stores import lease, open_store
-from tests.runs.crash import Forked, complete, create
+from tests.runs.crash import SLIDE, Forked, complete, create
 from tests.stores.conftest import SHARED
 
-STEPS = {"PPO": 4000, "A2C": 4000, "SAC": 1200}
+STEPS = {"PPO": 1000, "A2C": 1000, "SAC": 400}
 """Enough that none is done before the first checkpoint has been seen."""
 
 
 @pytest.mark.parametrize("store_url", SHARED, indirect=True)
 def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_path, store_url, waiter):
     algo = {"h": "A2C", "s": "SAC"}.get(store_url[0], "PPO")
-    uncut = create(tmp_path / "here", "uncut", algo, total_steps=STEPS[algo])
+    fields = {"env": SLIDE, "total_steps": STEPS[algo]}
+    uncut = create(tmp_path / "here", "uncut", algo, **fields)
     assert complete(uncut) == 0, uncut.log()
-    run = create(tmp_path / "here", "run", algo, checkpoint_every=100, store=store_url, total_steps=STEPS[algo])
+    run = create(tmp_path / "here", "run", algo, checkpoint_every=100, store=store_url, **fields)
     session = Forked(run)
     assert session.until(lambda: run.latest() is not None), run.log()  # the copier goes on by itself
     session.kill(signal.SIGTERM)
@@ -46,7 +47,7 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
 def test_no_secret_in_run_or_store(tmp_path, hub, waiter):
     from tests.stores.hub_server import WRITE_TOKEN
 
-    run = create(tmp_path, "run", store="hf://me/runs", total_steps=200)
+    run = create(tmp_path, "run", env=SLIDE, store="hf://me/runs", total_steps=200)
     assert complete(run) == 0, run.log()
     for path in run.path.rglob("*"):
         if path.is_file():
@@ -55,7 +56,7 @@ def test_no_secret_in_run_or_store(tmp_path, hub, waiter):
 
 def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
     store = str(tmp_path / "store")
-    run = create(tmp_path / "here", "run", store=store, total_steps=10**9, checkpoint_every=100)
+    run = create(tmp_path / "here", "run", env=SLIDE, store=store, total_steps=10**9, checkpoint_every=100)
     session = Forked(run)
     try:
         assert session.until(lambda: (run.status()["store"] or {}).get("step") is not None), run.log()

@@ -153,10 +153,34 @@ def python(code: str, **environment: str) -> str:
     """What a new process prints, which works in the present folder."""
     import os
 
-    known = {**os.environ, "PYTHONPATH": str(Path(kit.__file__).parent.parent), **environment}
+    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(kit.__file__).parent.parent)])
+    known = {**os.environ, "PYTHONPATH": paths, **environment}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120, check=False)
     return done.stdout + done.stderr
+
+
+REFUSED_THEN_TRUSTED = """
+import kit
+try:
+    kit.resume('runs/own', total_steps=192)
+except kit.UserError as error:
+    print(error)
+run = kit.resume('runs/own', background=True, trust=True, total_steps=192)
+print(run.wait(100)['state'])
+"""
+MOVED = """
+import sys
+sys.path.append('other')
+import kit
+try:
+    kit.evaluate('runs/own', 1)
+except kit.UserError as error:
+    print(error)
+print('imported by the user')
+import mine
+print(kit.evaluate('runs/own', 1))
+"""
 
 
 def test_ones_own_run_needs_no_word_here_and_one_elsewhere(here: Path, tmp_path: Path) -> None:
@@ -165,17 +189,15 @@ def test_ones_own_run_needs_no_word_here_and_one_elsewhere(here: Path, tmp_path:
     fields = {**FEW, "env": "mine:E", "algo": "mine:TOY", "run_name": "own", "overrides": {}}
     begun = python(f"import kit; run = kit.launch(**{fields!r}); print(run.wait(100)['state'], run.log())")
     assert begun.startswith("finished"), begun
-    again = "import kit; run = kit.resume('runs/own', {}total_steps={}); print(run.wait(100)['state'])"
-    assert python(again.format("background=True, ", 128)).endswith("finished\n")
+    again = python("import kit; print(kit.resume('runs/own', total_steps=128).status()['state'])")
+    assert again.endswith("finished\n"), again
     other = {"XDG_STATE_HOME": str(tmp_path / "other")}
-    assert "names the module 'mine'" in python(again.format("", 192), **other)
-    assert python(again.format("background=True, trust=True, ", 192), **other).endswith("finished\n")
+    said = python(REFUSED_THEN_TRUSTED, **other)
+    assert "names the module 'mine'" in said and said.endswith("finished\n"), said
     told = json.loads(python("import kit, json; print(json.dumps(kit.evaluate('runs/own', 2)))", **other))
     assert told["episodes"] == 2, "it was told a moment ago"
     (here / "other").mkdir()
     (here / "mine.py").rename(here / "other/mine.py")
-    moved = "import sys; sys.path.append('other'); import kit; kit.evaluate('runs/own', 1)"
-    assert "names the module 'mine'" in python(moved, **other), "a module of the same name elsewhere is another"
-    assert "'mean_return'" in python(
-        "import sys; sys.path.append('other'); import mine, kit; print(kit.evaluate('runs/own', 1))"
-    )
+    refused, _, played = python(MOVED, **other).partition("imported by the user")
+    assert "names the module 'mine'" in refused, "a module of the same name elsewhere is another"
+    assert "'mean_return'" in played

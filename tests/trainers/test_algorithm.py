@@ -18,9 +18,11 @@ from kit.trainers.algorithm import find
 from tests.trainers.anything import ACTIONS, OBSERVATIONS
 
 ANYTHING, TOY = "tests.trainers.anything:Anything", "tests.trainers.toy:REINFORCE"
-SMALL = {"PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 1}, "A2C": {}, "SAC": {"learning_starts": 8}}
-SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "Distill": {"gradient_steps": 2, "batch_size": 16}}
-SMALL |= {"BC": SMALL["Distill"]}
+SMALL = {
+    "PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 1}, "A2C": {}, "SAC": {"learning_starts": 8, "batch_size": 16},
+    "Distill": {"gradient_steps": 2, "batch_size": 16},
+}  # fmt: skip
+SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "BC": SMALL["Distill"]}
 SOURCE = {"Distill": {"teacher": "runs/any"}, "BC": {"dataset": "any"}}
 """Planning looks for neither."""
 

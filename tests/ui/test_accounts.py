@@ -11,12 +11,13 @@ from kit.errors import UserError
 from kit.ui import accounts
 from tests.ui.fabricate import make_run
 
-SHIFT = {"env_options": {"shift_s": 20.0}, "n_envs": 2, "total_steps": 64, "seed": 3}
+SHIFT = {"env_options": {"shift_s": 5.0}, "n_envs": 2, "total_steps": 64, "seed": 3}
 
 
 def test_policies_stand_beside_the_scripted_ones(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    run = kit.train(env="Dishwashing", algo="SAC", eval_every=32, runs_dir=str(tmp_path), run_name="a", **SHIFT)
+    small = {"overrides": {"batch_size": 16}, "runs_dir": str(tmp_path), "run_name": "a"}
+    run = kit.train(env="Dishwashing", algo="SAC", eval_every=32, **small, **SHIFT)
     figure = accounts.economy(run, episodes=4)
     assert [axis.get_title(loc="left") for axis in figure.axes] == [accounts.TITLES[name] for name in accounts.SHOWN]
     policy, wiper, seeker = figure.axes[0].lines
@@ -25,8 +26,8 @@ def test_policies_stand_beside_the_scripted_ones(tmp_path: Path) -> None:
 
     table = accounts.account(run, episodes=4)
     for name, line in (("wiper", wiper), ("seeker", seeker)):
-        env = kit.make_vec("Dishwashing", 4, seed=3 + 2_000_003, env_options={"shift_s": 20.0})
-        for _ in range(200):
+        env = kit.make_vec("Dishwashing", 4, seed=3 + 2_000_003, env_options={"shift_s": 5.0})
+        for _ in range(50):
             info = env.step(env.scripted(name))[4]
         assert line.get_ydata()[0] == pytest.approx(info["shift/profit_per_hour"].mean().item())
         plates = info["shift/plates_per_hour"].mean().item()

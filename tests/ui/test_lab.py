@@ -14,7 +14,7 @@ from tests.ui.lab import Lab, Notebook
 
 pytestmark = pytest.mark.timeout(400)
 STEPS = 400_000
-"""Far more than can be done while the test looks; each test stops its run."""
+"""Far more than can be done while the test looks, which stops its run."""
 
 
 @pytest.fixture
@@ -40,90 +40,97 @@ def type_in(notebook: Notebook, field: str, text: str) -> None:
     notebook.page.locator(f".kit-field-{field} input").first.fill(text)
 
 
-def begin(notebook: Notebook, name: str) -> Run:
-    type_in(notebook, "total_steps", str(STEPS))
-    type_in(notebook, "run_name", name)
-    type_in(notebook, "checkpoint_every", str(STEPS))
-    press(notebook, "train")
-    notebook.see(".kit-head", "training", 120)
-    return Run(notebook.lab.folder / "runs" / name)
+def test_a_run_is_steered_by_buttons_through_a_reload_a_restart_and_another_notebook(train: Notebook) -> None:
+    """One run from the first button to the last, since each start of a training and of a kernel takes seconds."""
+    run = choose_and_begin(train, "pressed")
+    pause_and_save(train, run)
+    reload_and_restart(train, run)
+    stop_and_resume(train, run)
+    resume_from_the_other_notebook(train, run)
 
 
-def test_train_pause_save_stop_and_resume_by_buttons(train: Notebook) -> None:
+def choose_and_begin(train: Notebook, name: str) -> Run:
     train.see(".kit-label", "on this machine", 120)
     type_in(train, "total_steps", "many")
     train.see(".kit-label .kit-bad", "total_steps='many'")
     train.see(".kit-wrong.kit-field-total_steps")
-    type_in(train, "total_steps", "100000")
+    type_in(train, "total_steps", str(STEPS))
     train.page.locator(".kit-hyperparameters >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
     train.see(".kit-hyper-gamma .kit-help", "Discount factor")
     train.see(".kit-changed.kit-hyper-gamma")
-    run = begin(train, "pressed")
+    type_in(train, "run_name", name)
+    type_in(train, "checkpoint_every", str(STEPS))
+    press(train, "train")
+    train.see(".kit-head", "training", 120)
+    run = Run(train.lab.folder / "runs" / name)
     assert run.config.overrides["gamma"] == 0.95
     train.see(".kit-choices", f"Reach with PPO, {STEPS:,} steps, seed 0")
     train.page.locator(".kit-field-seed").wait_for(state="hidden")  # folded while it trains
     train.see(".kit-curves svg circle")
+    return run
 
+
+def pause_and_save(train: Notebook, run: Run) -> None:
     press(train, "pause")
     train.see(".kit-head", "paused")
     stands_at = run.status()["step"]
     press(train, "pause")
     train.see(".kit-head", "training")
     wait_for(lambda: run.status()["step"] > stands_at, 60)
-
     assert not run.checkpoints()
     press(train, "save")
     train.see(".kit-message", "Saved step")
     assert run.checkpoints()
 
-    press(train, "stop")
-    train.see(".kit-head", "resume goes on from step")
-    assert run.status()["state"] == "interrupted"
-    stopped_at = run.status()["checkpoint"]["step"]
-    press(train, "pause")  # it reads Resume now
-    wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at, 120)
 
-
-def test_a_reloaded_page_and_a_restarted_kernel_find_their_run(train: Notebook) -> None:
-    run = begin(train, "kept")
+def reload_and_restart(train: Notebook, run: Run) -> None:
+    """The page finds its run again, and so does a new kernel. Paused, the run leaves them the machine."""
+    press(train, "pause")
+    train.see(".kit-head", "paused")
     train.command("docmanager:save")
     train.page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')")
     train.page.reload()
-    train.see(".kit-head", "training")
-    press(train, "pause")
     train.see(".kit-head", "paused")
     press(train, "pause")
     train.see(".kit-head", "training")
+    press(train, "pause")
+    train.see(".kit-head", "paused")
 
     train.command("kernelmenu:restart")
     train.see(".jp-Dialog-button.jp-mod-warn").click()
     train.idle()
     assert run.is_working(), "training is a process of its own"
     train.run_all()
-    train.see(".kit-label", "kept is already training", 120)
-    train.see(".kit-head", "training")
+    train.see(".kit-label", f"{run.name} is already training", 120)
+    train.see(".kit-head", "paused")
+
+
+def stop_and_resume(train: Notebook, run: Run) -> None:
+    press(train, "stop")
+    train.see(".kit-head", "resume goes on from step")
+    assert run.status()["state"] == "interrupted"
+    stopped_at = run.status()["checkpoint"]["step"]
+    press(train, "pause")  # it reads Resume now
+    wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at, 120)
     press(train, "stop")
     train.see(".kit-head", "interrupted")
 
 
+def resume_from_the_other_notebook(train: Notebook, run: Run) -> None:
+    resume = Notebook(train.page, train.lab, "02_resume.ipynb").open()
+    resume.run_all()
+    resume.see(".kit-resume-panel .kit-run", run.name)
+    resume.see(".kit-resume-button").click()
+    resume.see(".kit-head", "training", 120)
+    wait_for(run.is_working)
+
+
 def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook) -> None:
-    type_in(train, "total_steps", "12288")  # enough for short episodes, which are filmed quickly
+    type_in(train, "total_steps", "2048")  # one iteration
     type_in(train, "run_name", "short")
     press(train, "train")
     train.see(".jp-OutputArea-output", "Reach with PPO:", 180)
     train.see('.jp-OutputArea-output:has-text("Reach with PPO:") video')  # the report's, not the dashboard's
     train.command("docmanager:save")
     wait_for(lambda: "data:video/mp4" in (train.lab.folder / train.name).read_text(), 30)
-
-
-def test_resume_panel_goes_on_with_the_chosen_run(train: Notebook) -> None:
-    run = begin(train, "left")
-    press(train, "stop")
-    train.see(".kit-head", "interrupted")
-    resume = Notebook(train.page, train.lab, "02_resume.ipynb").open()
-    resume.run_all()
-    resume.see(".kit-resume-panel .kit-run", "left")
-    resume.see(".kit-resume-button").click()
-    resume.see(".kit-head", "training", 120)
-    wait_for(run.is_working)
