@@ -197,7 +197,7 @@ class Dashboard:
         pause.description, pause.icon = ("Resume", "play") if state == "paused" or resumable else ("Pause", "pause")
         pause.disabled = not resumable and state not in ("running", "paused")
         self.stop_button.disabled = state not in ("running", "paused", "starting")
-        self.save_button.disabled = state not in ("running", "paused")
+        self.save_button.disabled = state != "running"  # a checkpoint is written between iterations
 
     # -- buttons ---------------------------------------------------------------------------------------------------
 

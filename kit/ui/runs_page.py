@@ -44,7 +44,7 @@ ORDERS: dict[str, Callable[[Line], Any]] = {
 ENDED = ("interrupted", "failed")
 FITTING = {
     "pause": ("running",), "continue": ("paused", *ENDED),
-    "stop": ("starting", "running", "paused"), "save": ("running", "paused"),
+    "stop": ("starting", "running", "paused"), "save": ("running",),
 }  # fmt: skip
 """Name of a button -> states of a run in which it applies."""
 QUIET = 5

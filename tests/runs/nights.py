@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.format import checkpoint
-from kit.runs import control, directory, evaluation
+from kit.runs import control, directory
 from kit.runs.finding import locate
 from kit.runs.fingerprint import fingerprint
 from kit.runs.run import Run
@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument("--events", action="store_true", help="also of nights that pass")
     parser.add_argument("--seed", type=int, default=0, help="of the first night")
     options = parser.parse_args()
-    evaluation.EPISODES = 4
+    os.environ["KIT_EVAL_EPISODES"] = "4"
     folder = Path(tempfile.mkdtemp(prefix="nights-"))
     passed, met = spend(range(options.seed, options.seed + options.count), folder, options.events)
     print(f"{passed} of {options.count} nights passed; met: {dict(met.most_common())}")

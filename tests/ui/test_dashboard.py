@@ -54,9 +54,12 @@ def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
         assert control.take(run.path) == ["pause"]
         set_status(run.path, state="paused")
         wait_for(lambda: board.pause_button.description == "Resume" and not board.pause_button.disabled)
+        assert board.save_button.disabled, "a paused training is within an iteration"
         board.pause_button.click()
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["unpause"]
+        set_status(run.path, state="running")
+        wait_for(lambda: not board.save_button.disabled)
         board.save_button.click()
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["checkpoint"]
