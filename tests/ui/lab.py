@@ -81,11 +81,11 @@ class Notebook:
     def run_all(self) -> None:
         self.command("runmenu:run-all")
 
-    def see(self, selector: str, text: str | None = None, timeout_s: float = 120) -> Any:
+    def see(self, selector: str, text: str | None = None, timeout_s: float = 120, state: Any = "visible") -> Any:
         """Wait until something that matches is in the page."""
         found = self.page.locator(selector)
         found = found.filter(has_text=text) if text else found
-        found.first.wait_for(timeout=1000 * timeout_s)
+        found.first.wait_for(timeout=1000 * timeout_s, state=state)
         return found.first
 
 

@@ -68,6 +68,9 @@ def choose_and_begin(train: Notebook, name: str) -> Run:
     train.see(".kit-choices", f"Reach with PPO, {STEPS:,} steps, seed 0")
     train.page.locator(".kit-field-seed").wait_for(state="hidden")  # folded while it trains
     train.see(".kit-curves svg circle")
+    train.page.wait_for_function("() => / % · /.test(document.title)")
+    train.page.locator(".kit-metrics .kit-fold-button").click()
+    train.see(".kit-metrics svg circle title", timeout_s=60, state="attached")
     return run
 
 
@@ -101,6 +104,11 @@ def reload_and_restart(train: Notebook, run: Run) -> None:
     train.see(".jp-Dialog-button.jp-mod-warn").click()
     train.idle()
     assert run.is_working(), "training is a process of its own"
+    train.page.locator(".kit-silent").wait_for(state="hidden")
+    train.page.add_style_tag(content=".kit-silent{animation-delay:0.1s!important}")
+    train.see(".kit-silent", "no connection to its kernel")
+    train.page.reload()
+    train.idle()
     train.run_all()
     train.see(".kit-label", f"{run.name} is already training", 120)
     train.see(".kit-head", "paused")
