@@ -175,14 +175,18 @@ class Randomizer:
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)
 
     def delayed(self, action: torch.Tensor) -> torch.Tensor:
-        """Store `action` (n, act); return the action (n, act) that reaches the env in this step, which may be older."""
+        """Store `action` (n, act); return the action (n, act) that reaches the env in this step, which may be older.
+
+        Several delays add up.
+        """
         if not self._delays:
             return action
-        longest = max(int(self.terms[name].high) for name in self._delays)
+        longest = sum(int(self.terms[name].high) for name in self._delays)
         if self._recent is None:
             self._recent = torch.zeros(self.n, longest + 1, *action.shape[1:], dtype=action.dtype, device=action.device)
         self._recent = torch.cat([action.unsqueeze(1), self._recent[:, :-1]], 1)
-        delay = self.drawn[self._delays[0]].long().view(-1, 1, *[1] * (action.ndim - 1))
+        delays = torch.stack([self.drawn[name] for name in self._delays]).sum(0)
+        delay = delays.long().view(-1, 1, *[1] * (action.ndim - 1))
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
     def noisy(self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None) -> Obs:

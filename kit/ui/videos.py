@@ -47,12 +47,12 @@ class PolicyVideo:
     def path(self) -> Path:
         """Path of the video file.
 
-        A single view from the default camera, of the first episodes, has the same path as in `kit video`:
+        A single view from the default camera, of the first `EPISODES` episodes, has the same path as in `kit video`:
         `videos/step_<step>.mp4`. The name of any other video, in `videos/views`, is a hash of views, size and episodes.
         """
         run, step, camera, _ = self.views[0]
         folder = run.path / "videos"
-        if len(self.views) == 1 and not camera and isinstance(self.episodes, int):
+        if len(self.views) == 1 and not camera and self.episodes == EPISODES:
             return folder / f"step_{step:09d}.mp4"
         key = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"

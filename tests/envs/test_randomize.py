@@ -24,6 +24,7 @@ class Varied(Slide):
         "mass": ModelTerm(("body_mass",), low=1.0, high=4.0, log=True),
         "drag": ModelTerm(("dof_damping",), low=0.1, high=0.2, how="set", every_s=2.0),
         "delay": ActionDelay(low=1, high=1),
+        "line": ActionDelay(low=1, high=1),
         "noise": ObservationNoise(low=-0.5, high=0.5),
     })  # fmt: skip
 
@@ -65,6 +66,10 @@ def test_intervals_delay_and_noise() -> None:
     late = made(delay=True)
     assert late.step(PUSH)[0].tolist() == [[0, 0]] * 3, "nothing has arrived yet"
     assert late.step(0 * PUSH)[0].tolist() == [[1, 1]] * 3
+    later = made(delay=True, line=True)
+    later.step(PUSH)
+    assert later.step(0 * PUSH)[0].tolist() == [[0, 0]] * 3, "two delays of a step add up"
+    assert later.step(0 * PUSH)[0].tolist() == [[1, 1]] * 3
     noisy = made(noise=True)
     seen = torch.stack([noisy.step(0 * PUSH)[0] for _ in range(3)])
     assert len(seen.unique()) == seen.numel() and seen.abs().max() <= 0.5
@@ -91,7 +96,7 @@ def test_without_a_word_nothing_differs() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, noise"),
+        (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, line, noise"),
         ({"mass": [0, 2]}, r"randomize mass=\[0, 2\] is not a range; write \[low, high\], such as \[1, 4\]"),
         ({"delay": [0, 1.5]}, r"randomize delay=\[0, 1.5\] must be whole numbers of steps"),
         ("mass", r"randomize='mass' is not true, false, a list of names or a mapping"),

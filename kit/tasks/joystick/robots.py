@@ -37,6 +37,7 @@ class G1Joystick(Joystick):
     the episode."""
 
     name = "G1Joystick"
+    ends = "the robot falls, or a foot hits the other foot or a shin"
     train_steps = 100_000_000
     scene = views.G1
     rewards: ClassVar[Rewards] = {

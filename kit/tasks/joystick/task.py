@@ -99,6 +99,8 @@ class Joystick(MujocoTask):
     """Greatest commanded velocity: forward and left, m/s; turning, rad/s."""
     command_chances = 3
     """Number of random numbers from which a command is drawn."""
+    ends = "the robot falls"
+    """Condition that ends an episode, for `TaskInfo.ends`."""
     lessons = ""
     """Description of the curriculum, for `TaskInfo.lessons`."""
     clocked = False
@@ -156,7 +158,7 @@ class Joystick(MujocoTask):
             sees={"state": seen, "privileged": privileged},
             does=(Field("joint targets, relative to the home pose", model.nu, f"{ACTION_SCALE_RAD} rad"),),
             pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.rewards.values()],
-            ends="the robot falls",
+            ends=self.ends,
             succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
             lessons=self.lessons,
         )
