@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 
 from kit.errors import UserError
 
@@ -38,6 +42,24 @@ def connect(store: str | None) -> None:
                     os.environ[name] = userdata.get(name)
                 except Exception as error:  # Colab's exceptions: no such secret, access denied, no front end
                     print(f"{name} is not among this notebook's secrets (the key at the left): {type(error).__name__}.")
+
+
+@asynccontextmanager
+async def clicks() -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Yield a coroutine function that handles clicks on widgets, for an async cell that waits for long.
+
+    While an ordinary cell runs, a kernel handles no message of the page. While an async cell waits, ipykernel 7.4
+    handles them by itself; older kernels (Colab's) do with the package jupyter_ui_poll. Without a user, nothing is
+    done.
+    """
+    ipython = sys.modules.get("IPython")
+    kernel = getattr(ipython.get_ipython() if ipython else None, "kernel", None)
+    is_old = hasattr(kernel, "do_one_iteration") and getattr(kernel, "_allow_stdin", False)
+    if not is_old or not find_spec("jupyter_ui_poll"):
+        yield partial(asyncio.sleep, 0)
+        return
+    async with import_module("jupyter_ui_poll").ui_events() as poll:
+        yield partial(poll, 10)
 
 
 def notebook() -> str | None:

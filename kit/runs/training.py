@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kit.config import RunConfig, byte_count, seconds
@@ -90,6 +91,7 @@ class Training:
         replay_lost = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
         self._untrained = resumed is None or self.run.is_untrained(resumed)
         self._last_eval, self._best = int(session.get("last_eval", -1)), session.get("best")
+        self._unkept_best: tuple[int, dict[str, Any]] | None = None
         self.metrics = Metrics(self.run.path, int(session.get("rows", 0)))
         self._closing.append(self.metrics.close)
         if config.tracker is not None:
@@ -164,7 +166,8 @@ class Training:
         elif isinstance(self.trainer, OffPolicy):
             self.trainer.forget_replay()
             replay_note = "; its replay data is damaged, so the replay buffer fills again before learning continues"
-        self._notify(f"resumed from step {loaded.step:,}{'' if same_envs else ', with reset envs'}{replay_note}")
+        if loaded.step:  # a branch starts from the checkpoint of step 0
+            self._notify(f"resumed from step {loaded.step:,}{'' if same_envs else ', with reset envs'}{replay_note}")
         self.status.set(step=loaded.step, checkpoint={"step": loaded.step, "time": loaded.path.stat().st_mtime})
         return session
 
@@ -235,18 +238,21 @@ class Training:
             columns |= {f"teacher/{name}": value for name, value in score.items() if value is not None}
         self._last_eval, self._unsaved_eval = self.step, True
         self.metrics.add(self.step, columns)
+        policy = {**self.trainer.policy_state(), "evaluation": result}
         if self.step > 0:  # the initial policy is for comparison only, never the best
             score = result[self._evaluator.env.score]
             if self._best is None or score >= self._best:  # success rates often tie: the newest wins
                 self._best = score
-                self._keep_policy("best", result, 1)
-            self._keep_policy("policies", result, POLICIES)
+                self._unkept_best = (self.step, policy)
+                self._try("best", self._keep_best)
+            self._try("policies", partial(self._keep_policy, "policies", self.step, policy, POLICIES))
         self.status.set(phase="training")
 
     def _test(self) -> None:
         """Test the best policy once, in other episodes than those that selected it. Raises `Interrupted` if stopped."""
         from kit.runs.evaluation import Evaluator
 
+        self._try("best", self._keep_best)
         best = self.run.best()
         if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
             return
@@ -266,18 +272,30 @@ class Training:
         values = {f"test/{name}": value for name, value in result.items() if value is not None}
         self.metrics.add(self.step, {TESTED: best.step, **values})
 
-    def _keep_policy(self, subfolder: str, result: dict[str, Any], max_kept: int) -> None:
-        """Save the policy and its evaluation in `subfolder`.
+    def _try(self, subfolder: str, keep: Callable[[], None]) -> None:
+        """Call `keep`; report an `OSError`."""
+        try:
+            keep()
+        except OSError as error:
+            self._notify(f"the policy of step {self.step:,} could not be kept in {subfolder} ({error.strerror})")
+
+    def _keep_best(self) -> None:
+        """Save the best policy, unless it is saved. Raises `OSError`, for example if the disk is full.
+
+        Called before each checkpoint too: a checkpoint holds the best score, so its policy must be there.
+        """
+        if self._unkept_best is not None:
+            self._keep_policy("best", *self._unkept_best, 1)
+            self._unkept_best = None
+
+    def _keep_policy(self, subfolder: str, step: int, policy: dict[str, Any], max_kept: int) -> None:
+        """Save a policy in `subfolder`. Raises `OSError`.
 
         With `max_kept` or more older policies there, delete every second of them (all, if `max_kept` is 1).
         """
         folder = self.run.path / subfolder
-        try:
-            checkpoint.write(folder, self.step, {**self.trainer.policy_state(), "evaluation": result})
-        except OSError as error:
-            self._notify(f"the policy of step {self.step:,} could not be kept in {subfolder} ({error.strerror})")
-            return
-        older = [kept for kept in checkpoint.committed(folder) if kept.step != self.step]
+        checkpoint.write(folder, step, policy)
+        older = [kept for kept in checkpoint.committed(folder) if kept.step != step]
         if len(older) >= max_kept:
             for kept in older[::-2] if max_kept > 1 else older:
                 checkpoint.discard(kept.path)
@@ -297,6 +315,7 @@ class Training:
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Hand a copy of the state at `step` to the writer."""
         self.writer.wait()
+        self._keep_best()
         if self.writer.error is not None:
             reason = self.writer.error
             self._notify(f"the checkpoint before step {step:,} could not be written ({reason}); trying again")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.machine import host
 from kit.scale.work import StoredWork
 
 Outcome = TypeVar("Outcome")
@@ -98,21 +100,42 @@ class Background(Generic[Outcome]):
         """Stop all runs with a checkpoint and start no more. Returns at once."""
         self._stopping.set()
 
+    def __await__(self) -> Generator[Any, None, Outcome]:
+        """`await batch` in a notebook: as `wait`, but buttons work meanwhile."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Outcome:
+        async with host.clicks() as handle_clicks:
+            with self._progress_bar() as update:
+                while self.is_working:
+                    await handle_clicks()
+                    await asyncio.sleep(JOIN_S)
+                    update()
+        return self._outcome()
+
     def wait(self) -> Outcome:
         """Wait for the end and return the outcome; show a progress bar. Ctrl-C stops all runs with a checkpoint.
 
         Raises what the thread raised, and `UserError` if `stop` has ended it.
         """
+        with self._progress_bar() as update:
+            while self.is_working:
+                self._thread.join(JOIN_S)
+                update()
+        return self._outcome()
+
+    @contextmanager
+    def _progress_bar(self) -> Iterator[Callable[[], None]]:
+        """Yield a function that updates a progress bar. If the wait is interrupted, stop all runs."""
         try:
             with self._bar() as show:
-                while self.is_working:
-                    self._thread.join(JOIN_S)
-                    if self.latest is not None:
-                        show(self.latest)
-        except KeyboardInterrupt:
+                yield lambda: show(self.latest) if self.latest is not None else None
+        except (KeyboardInterrupt, asyncio.CancelledError):
             self.stop()
             self._thread.join()
             raise
+
+    def _outcome(self) -> Outcome:
         if isinstance(self._error, KeyboardInterrupt):
             raise UserError(f"{self.title} was stopped; start it again to continue.")
         if self._error is not None:

@@ -53,7 +53,7 @@ class Dashboard:
             return self
         self._build(need("ipywidgets", "notebook"))
         display_widget(self.view, f"{type(self).__name__}: run this cell to see it.")
-        heartbeat.add(self._alive)
+        heartbeat.add(self._alive, self._beat)
         self._shown()
         return self
 
@@ -131,6 +131,9 @@ class Dashboard:
     def _end(self, run: Run) -> None:
         """Called after the run's process has ended and its last video is shown. For subclasses."""
 
+    def _beat(self) -> None:
+        """Called every few seconds. For subclasses."""
+
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         """Called after the status `now` was drawn. For subclasses."""
 
@@ -195,6 +198,7 @@ class Dashboard:
         resumable = state in ("interrupted", "failed")
         pause = self.pause_button
         pause.description, pause.icon = ("Resume", "play") if state == "paused" or resumable else ("Pause", "pause")
+        pause.button_style = "primary" if pause.description == "Resume" else ""
         pause.disabled = not resumable and state not in ("running", "paused")
         self.stop_button.disabled = state not in ("running", "paused", "starting")
         self.save_button.disabled = state != "running"  # a checkpoint is written between iterations

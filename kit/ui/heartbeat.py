@@ -1,7 +1,8 @@
-"""A notice over panels whose kernel is gone: their buttons would look alive and do nothing.
+"""What panels do from time to time: show that their kernel lives, and look for runs that other programs started.
 
-A thread of the kernel redraws each panel's notice every `BEAT_S`. The notice becomes visible `kit-silent`'s 30 s (see
-`kit.ui.style.CSS`) after it was last drawn, by a CSS animation, which needs no kernel.
+A panel whose kernel is gone looks alive, and its buttons do nothing. A thread of the kernel redraws each panel's notice
+every `BEAT_S`. The notice becomes visible 30 s after it was last drawn (`kit-silent` in `kit.ui.style.CSS`), by a CSS
+animation, which needs no kernel.
 """
 
 from __future__ import annotations
@@ -10,35 +11,51 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kit.ui import style
 
 BEAT_S = 10.0
 NOTICE = (
-    "This panel has no connection to its kernel: run its cell again. A run that is training goes on, and the panel "
-    "shows it again."
+    "This panel has no connection to its kernel. Run the notebook's cells again (Run > Run All Cells): a run that is "
+    "training goes on, and the panel shows it again."
 )
 
 _boxes: list[Any] = []
-_beating = threading.Event()
+_refreshes: list[Callable[[], None]] = []
 
 
-def add(box: Any) -> None:
-    """Draw the notice in `box`, an HTML widget, now and from time to time, as long as this kernel lives."""
+def add(box: Any, refresh: Callable[[], None] | None = None) -> None:
+    """Draw the notice in `box`, an HTML widget, now and every `BEAT_S`, as long as this kernel lives.
+
+    `refresh` is called every `BEAT_S` too, in a thread of its own, because it may wait for a disk.
+    """
+    if not _boxes:
+        for beat in (_draw_all, _refresh_all):
+            threading.Thread(target=_repeat, args=(beat,), name="heartbeat", daemon=True).start()
     _boxes.append(box)
     _draw(box, 0)
-    if not _beating.is_set():
-        _beating.set()
-        threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    if refresh is not None:
+        _refreshes.append(refresh)
 
 
-def _beat() -> None:
+def _repeat(beat: Callable[[int], None]) -> None:
     for count in itertools.count(1):
         time.sleep(BEAT_S)
-        for box in list(_boxes):
-            with contextlib.suppress(Exception):  # a closed widget, or a kernel that is shutting down
-                _draw(box, count)
+        beat(count)
+
+
+def _draw_all(count: int) -> None:
+    for box in list(_boxes):
+        with contextlib.suppress(Exception):  # a closed widget, or a kernel that is shutting down
+            _draw(box, count)
+
+
+def _refresh_all(_: int) -> None:
+    for refresh in list(_refreshes):
+        with contextlib.suppress(Exception):  # a folder that is gone for a moment; the next beat tries again
+            refresh()
 
 
 def _draw(box: Any, count: int) -> None:

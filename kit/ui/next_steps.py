@@ -52,15 +52,19 @@ class NextSteps:
         row = [self._button(name, *rest) for name, rest in self.buttons.items()]
         self.message, self.below = w.HTML(), w.VBox()
         self.message.add_class("kit-next-message")
-        box = w.HBox([*row, w.HBox([self.target, push])], layout=w.Layout(flex_flow="row wrap"))
-        self.view = w.VBox([box, self.message, self.below], layout=w.Layout(display="none"))
+        layout = w.Layout(flex_flow="row wrap", display="none")
+        self._box = w.HBox([*row, w.HBox([self.target, push])], layout=layout)
+        self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
 
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
+        if self.run is None or self.run.path != run.path:
+            self._say("")
+            self.below.children = []
         self.run = run
         has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
-        self.view.layout.display = None if has_policy else "none"
+        self._box.layout.display = None if has_policy else "none"
 
     def _button(self, name: str, icon: str, tooltip: str, action: Callable[[Run], str]) -> Any:
         button = self._w.Button(description=name, icon=icon, tooltip=tooltip, layout=self._w.Layout(width="auto"))
@@ -94,7 +98,7 @@ class NextSteps:
     def _branch(self, run: Run) -> str:
         new = branch(run)
         self._dashboard.attach(new)
-        return f"{new.name} starts from the best policy of {run.name}: see the panel above."
+        return f"{new.name} starts from the best policy of {run.name}: see the panel above. Its report follows here."
 
     def _compare(self, run: Run) -> str:
         same = [each for each in local_runs(run.path.parent) if each.config.env == run.config.env]

@@ -10,6 +10,8 @@ ESM = """
 const PREFIX = /^[^·]{1,40} · /;
 
 function render({ model, el }) {
+  // JupyterLab's shortcuts would take the keys of selects: an arrow would go to the next cell
+  setTimeout(() => el.closest(".kit-dashboard")?.setAttribute("data-lm-suppress-shortcuts", "true"), 0);
   const draw = () => {
     const title = document.title.replace(PREFIX, "");
     document.title = model.get("title") ? `${model.get("title")} · ${title}` : title;

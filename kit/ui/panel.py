@@ -177,6 +177,7 @@ class TrainPanel(Panel):
             if run.name == self.config.run_name or (self.config.run_name is None and self._is_own(run)):
                 self.form.fill(run.requested)
                 self.attach(run)
+                self.estimator.cancel()  # filling the form has asked for an estimate
                 self._show_label(f"{run.name} is already training: this panel shows and controls it.", True)
                 self.do(partial(self.form.hyper.show, run.requested, run.config))
                 return
@@ -188,7 +189,7 @@ class TrainPanel(Panel):
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
-        if self.is_working:
+        if self.watch_button.description == "Leave":
             self.leave()
         elif runs := working_runs(self.config.runs_dir):
             self.estimator.cancel()
@@ -197,15 +198,20 @@ class TrainPanel(Panel):
         else:
             self._edited()  # that run has ended
 
+    def _beat(self) -> None:
+        self._draw_watch_button()
+
     def _draw_watch_button(self) -> None:
+        """Offer to watch a run that another program trains, or to leave one that is shown but not this panel's."""
         runs = [] if self.is_working else working_runs(self.config.runs_dir)
-        if self.is_working and self.run is not None:
+        is_foreign = self.run is not None and not self._is_own(self.run)
+        if self.run is not None and (self.is_working or is_foreign):
             self.watch_button.description, self.watch_button.icon = "Leave", "sign-out"
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
         elif runs:
             self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
             self.watch_button.tooltip = "Another notebook or program trains this run"
-        self.watch_button.layout.display = None if self.is_working or runs else "none"
+        self.watch_button.layout.display = None if self.is_working or is_foreign or runs else "none"
 
     def _typed(self) -> None:
         """Called after each edit by the user. An older message, such as why a run could not start, may be outdated."""
@@ -254,7 +260,9 @@ class TrainPanel(Panel):
 
     def _changed(self) -> None:
         """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
-        self.choices.is_open = not self.is_working
+        can_resume = self.run is not None and self.run.status()["state"] in ("interrupted", "failed")
+        self.choices.is_open = not self.is_working and not can_resume
+        self.train_button.button_style = "" if can_resume else "primary"  # the blue button is Resume
         self._update_title()
         self._draw_watch_button()
         if self.is_working:

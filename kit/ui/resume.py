@@ -59,6 +59,7 @@ class ResumePanel(Panel):
     def _build(self, w: Any) -> None:
         super()._build(w)
         self.table = w.VBox([])
+        self._listed: list[tuple[str, str]] = []
         self.view.children = (store_entry(w, self.store, self._list_store), self.table, *self.view.children)
         self.view.add_class("kit-resume-panel")
 
@@ -80,9 +81,15 @@ class ResumePanel(Panel):
 
         self.do(list_store, f"Listing the runs in {store}…")
 
+    def _beat(self) -> None:
+        """Redraw the list if another program has started or ended a run."""
+        if [(line.name, line.now["state"]) for line in list_lines(self.runs_dir)] != self._listed:
+            self._changed()
+
     def _changed(self) -> None:
         """Redraw the list of runs."""
         local = list_lines(self.runs_dir)
+        self._listed = [(line.name, line.now["state"]) for line in local]
         known = {line.name for line in local}
         shown = local + [line for line in self._stored if line.name not in known]
         text = f"The latest runs in {self.runs_dir}" + (f" and {self.store}:" if self._stored else ":")

@@ -16,7 +16,7 @@ from kit.runs.run import Run
 from kit.scale.background import Background, JobRow, Jobs
 from kit.scale.files import FileJobs
 from kit.scale.study import Sweep, trial_rows
-from kit.ui import style
+from kit.ui import heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 from kit.ui.headless import nobody_there
@@ -129,6 +129,7 @@ class RunsPage:
         self._build(need("ipywidgets", "notebook"))
         shown = self.view._repr_mimebundle_() | {"text/plain": "The page of runs: run this cell to see it."}
         display(shown, raw=True)  # a saved notebook keeps only the sentence
+        heartbeat.add(self._alive, self._beat)
         return self
 
     def _table(self) -> Any:
@@ -177,6 +178,10 @@ class RunsPage:
             w.HBox(buttons, layout=wrap), self.note, self._message, self._below,
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")
+        self._alive = w.HTML()
+        self._alive.add_class("kit-alive")
+        self.view.children = (*self.view.children, self._alive)
+        self.view.add_class("kit-dashboard")
         self._live[self._jobs.title] = self
         self.refresh()
         self._choose()
@@ -188,10 +193,21 @@ class RunsPage:
         with self._lock:
             self._read()
             self._draw()
+        self._start_following()
+
+    def _start_following(self) -> None:
         if self._is_at_work() and not (self._thread and self._thread.is_alive()):
             self._live[self._jobs.title] = self
             self._thread = threading.Thread(target=self._follow, name=f"page-{self._jobs.title}", daemon=True)
             self._thread.start()
+
+    def _beat(self) -> None:
+        """Look for runs that other programs have started since no run worked."""
+        if self._live[self._jobs.title] is self and not (self._thread and self._thread.is_alive()):
+            with self._lock:
+                self._read()
+                self._draw(keep_order=True)
+            self._start_following()
 
     def _look(self) -> None:
         self._jobs.look()
@@ -335,6 +351,8 @@ class RunsPage:
 
     def _ask(self) -> None:
         lines = self._ticked_lines()
+        if working := [line.name for line in lines if line.is_working]:
+            raise UserError(f"still training: {', '.join(working)}; stop them first, or untick them.")
         names = ", ".join(line.name for line in lines)
         only = sum(line.now["state"] != "finished" for line in lines)
         unfinished = f" {only} of them unfinished;" if only else ""
