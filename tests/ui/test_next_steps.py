@@ -10,6 +10,7 @@ import pytest
 
 from kit.runs.run import Run
 from kit.ui import diagnosis, next_steps
+from kit.ui.dashboard import Dashboard
 from tests.ui.fabricate import make_run
 
 
@@ -55,3 +56,14 @@ def test_a_good_run_is_not_diagnosed(tmp_path: Path) -> None:
     assert next_steps.advice(run_with(tmp_path / "a", rows, success_rate=0.97), improved=False) == []
     assert next_steps.advice(run_with(tmp_path / "b", rows, success_rate=None), improved=True) == []
     assert next_steps.advice(run_with(tmp_path / "c", rows, success_rate=0.5), improved=True)
+
+
+def test_another_run_does_not_show_what_was_said_about_the_last_one(tmp_path: Path) -> None:
+    pytest.importorskip("ipywidgets")
+    steps = next_steps.NextSteps(Dashboard())
+    steps.choose(make_run(tmp_path, "one"))
+    steps._say("Exported.")
+    steps.choose(Run(tmp_path / "one"))
+    assert "Exported." in steps.message.value
+    steps.choose(make_run(tmp_path, "two"))
+    assert steps.message.value == ""

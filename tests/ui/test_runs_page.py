@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -242,3 +243,31 @@ def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.Monke
     again = FakeBatch()
     again.finish.set()
     assert again.start() is again and again.wait() == []
+
+
+def test_a_notebook_awaits_a_batch_and_answers_meanwhile() -> None:
+    """As in a kernel, whose event loop handles clicks while a cell awaits."""
+    batch = FakeBatch()
+    batch.start()
+
+    async def cell() -> Results:
+        asyncio.get_running_loop().call_later(0.01, batch.finish.set)
+        return await batch
+
+    assert asyncio.run(cell()) == []
+
+
+def test_what_trains_is_not_deleted_and_neither_is_what_is_ticked_with_it(page: RunsPage, tmp_path: Path) -> None:
+    with at_work(make_run(tmp_path, "busy"), "paused"):
+        page.refresh()
+        page.all_tick.value = True
+        press(page, "delete")
+        assert "still training: busy; stop them first" in page._message.value
+        assert page.sure_button.layout.display == "none"
+
+
+def test_runs_that_other_programs_start_are_found(page: RunsPage, tmp_path: Path) -> None:
+    make_run(tmp_path, "later")
+    assert "later" not in page.ticks
+    page._beat()
+    assert "later" in page.ticks
