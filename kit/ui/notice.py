@@ -11,7 +11,10 @@ const PREFIX = /^[^·]{1,40} · /;
 
 function render({ model, el }) {
   // JupyterLab's shortcuts would take the keys of selects: an arrow would go to the next cell
-  setTimeout(() => el.closest(".kit-dashboard")?.setAttribute("data-lm-suppress-shortcuts", "true"), 0);
+  const keepKeys = ({ target }) => {
+    if (target.tagName === "SELECT") target.setAttribute("data-lm-suppress-shortcuts", "true");
+  };
+  setTimeout(() => el.closest(".kit-dashboard")?.addEventListener("focusin", keepKeys), 0);
   const draw = () => {
     const title = document.title.replace(PREFIX, "");
     document.title = model.get("title") ? `${model.get("title")} · ${title}` : title;

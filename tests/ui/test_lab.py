@@ -135,6 +135,11 @@ def resume_from_the_other_notebook(train: Notebook, run: Run) -> None:
 
 
 def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook) -> None:
+    algorithms = train.page.locator(".kit-field-algo select")
+    algorithms.focus()
+    train.page.keyboard.press("ArrowDown")  # JupyterLab's shortcut would go to the next cell
+    assert algorithms.input_value() == "RecurrentPPO"
+    train.page.keyboard.press("ArrowUp")
     type_in(train, "total_steps", "2048")  # one iteration
     type_in(train, "run_name", "short")
     press(train, "train")
