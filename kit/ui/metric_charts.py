@@ -33,13 +33,13 @@ class MetricCharts:
     """
 
     def __init__(self, w: Any) -> None:
-        layout = {"description_width": "60px"}
-        self.metric = w.Dropdown(description="metric", style=layout, layout=w.Layout(width="300px"))
-        self.other = w.Dropdown(description="beside", style=layout, layout=w.Layout(width="300px"), options=[NO_RUN])
-        self.smooth = w.IntSlider(description="smooth", value=1, min=1, max=50, style=layout, continuous_update=False)
+        shape = {"style": {"description_width": "60px"}, "layout": w.Layout(width="300px", max_width="100%")}
+        self.metric = w.Dropdown(description="metric", **shape)
+        self.other = w.Dropdown(description="beside", options=[NO_RUN], **shape)
+        self.smooth = w.IntSlider(description="smooth", value=1, min=1, max=50, continuous_update=False, **shape)
         self.smooth.tooltip = "Mean over this number of values"
         self.range = w.IntRangeSlider(
-            description="steps, %", value=(0, 100), min=0, max=100, style=layout, continuous_update=False
+            description="steps, %", value=(0, 100), min=0, max=100, continuous_update=False, **shape
         )
         self.chart = w.HTML()
         controls = [self.metric, self.other, self.smooth, self.range]
