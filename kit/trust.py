@@ -1,8 +1,9 @@
-"""Trust: import a module that a run's or a downloaded config names only if the user trusts it.
+"""Trust: modules that a run's or a downloaded config names are imported only if the user trusts them.
 
 A module name that the user types may be imported. A name read from a file is a `FromFile` string; copies of the config
 keep this mark. `check` runs before every import of a module by name. Trust holds for this process and its child
-processes (`trusted_environment`). It is also stored on this machine, for the same module in the same file.
+processes (`trusted_environment`). It is also stored on this machine, as a pair of module name and file: a module of the
+same name in another file is not trusted.
 """
 
 from __future__ import annotations

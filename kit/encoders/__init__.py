@@ -92,7 +92,8 @@ ENCODERS = {
         "kit.encoders.r3d18:R3D18Encoder",
         "3D residual network (R3D-18); options weights (kinetics, or a file) and frozen",
         "10,600 M, 33 M",
-        "there is a GPU and clips look like real video; on one core it sees 5 clips/s and learns from 128 in 83 s",
+        "there is a GPU and clips look like real video; on one core, inference "
+        "runs at 5 clips/s and a gradient step on 128 clips takes 83 s",
     ),
     "timesformer": EncoderInfo(
         "kit.encoders.timesformer:TimesformerEncoder",
@@ -143,8 +144,8 @@ def _asymmetric(
     kwargs: dict[str, Any] = {"actor_entries": entries[0], "critic_entries": entries[1]}
     if options.get("frozen"):
         raise UserError(
-            f"{OPTIONS} frozen=True stores features in place of observations, which a critic with its own group cannot "
-            "read; leave out frozen, or the critic's group from env_options obs_groups."
+            f"{OPTIONS} frozen=True stores features instead of observations, and a critic with its own group needs the "
+            "observations; leave out frozen, or the critic's group from env_options obs_groups."
         )
     extractor = _extractor(encoder, actor_space, options, own=True)
     if extractor is None and _images(critic_space):
@@ -163,7 +164,7 @@ def _extractor(
 ) -> type[BaseFeaturesExtractor] | None:
     """Return the features extractor class for a policy's input `space`; None means SB3's default.
 
-    With `own`, SB3's default is used for vectors only.
+    `own`: actor and critic read different entries; then SB3's default is used for vectors only.
     """
     if ":" in encoder:
         custom = load(encoder)
@@ -181,7 +182,7 @@ def _extractor(
     if not images or sb3_default:
         from kit.encoders.convolutions import NatureEncoder
 
-        NatureEncoder.check(space)  # SB3's network of the same name has the same smallest image
+        NatureEncoder.check(space)  # SB3's NatureCNN requires the same minimum image size
         return None
     name = encoder if encoder in ENCODERS else "simple2dcnn" if stacks else "nature_cnn"
     extractor = load(name)
@@ -203,7 +204,7 @@ def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_prefix(space: Space, obs_groups: Groups) -> None:
-    """Raise `UserError` for entries named critic_* without obs_groups: up to 0.2, kit hid them from the actor."""
+    """Raise `UserError` for entries named critic_* without obs_groups; kit 0.2 and older hid them from the actor."""
     if isinstance(space, spaces.Dict) and not obs_groups:
         hidden = [name for name in space if name.startswith("critic_")]
         if hidden:

@@ -46,8 +46,8 @@ class Task(ABC):
     """Observation groups: "policy", "critic", "teacher", ... -> entries of the Dict observation. Empty if every network
     sees all entries. See `kit.envs.groups`."""
     groups: tuple[str, ...] = (POLICY, CRITIC)
-    """Groups that the env delivers; env_options `obs_groups` replaces these defaults before `build`. The policy's group
-    is always delivered."""
+    """Names of the groups that the env delivers. The option `obs_groups` in env_options, a list of names, replaces them
+    before `build`. The policy's group is always delivered."""
     bare: bool = True
     """If the env delivers a single entry: True makes it the observation, False a Dict with that entry."""
     frames: Mapping[str, int] = MappingProxyType({})

@@ -84,8 +84,8 @@ def export(
     action space, and the next hidden state. The actions are checked on 1,000 observations. "sb3" is a
     Stable-Baselines3 zip, "safetensors" holds only the policy's weights; for both, the normaliser's statistics are in
     the JSON file. If the critic reads its own observation group (`env.obs_groups`), all formats except "sb3" leave out
-    the critic and the entries that only the critic reads. `trust` as in `kit.resume`. Raises `UserError` and then
-    leaves no file.
+    the critic and the entries that only the critic reads. `trust` as in `kit.resume`. If the export
+    fails, raises `UserError` and leaves no file.
     """
     run = opened(run, trust)
     if to not in WRITERS:

@@ -99,7 +99,7 @@ class Session:
                 self.status.set(steps_per_s=None, eta_s=None, gpu=None)
                 self._write_final_status()
                 self._on_progress(self.status.values)
-                if self.requests.reason != control.ON_REQUEST:  # who stopped the run knows
+                if self.requests.reason != control.ON_REQUEST:  # no message to the user who stopped the run
                     notify.send(self.run.name, self.status.values)
             return code
 

@@ -50,7 +50,7 @@ class Background(Generic[Outcome]):
     """
 
     _started: dict[str, Background[Any]] = {}  # noqa: RUF012 - of this process
-    """Title -> what this process started last under it."""
+    """Title -> the latest `Background` with this title that this process started."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Background(Generic[Outcome]):
         self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
 
     def start(self) -> Background[Outcome]:
-        """Start the thread. Return the one that is at work already, if a cell is run twice."""
+        """Start the thread; return self, or the one with this title that is still at work (a cell is run twice)."""
         known = self._started.get(self.title)
         if known is not None and known.is_working:
             return known
@@ -89,7 +89,7 @@ class Background(Generic[Outcome]):
         return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
 
     def rows(self) -> list[JobRow]:
-        """Return the jobs. Why a job waits is left out once the thread has ended."""
+        """Return the jobs. Once the thread has ended, jobs that wait have no reason."""
         rows = self._rows(self.latest)
         return rows if self.is_working else [_without_reason(row) for row in rows]
 
@@ -97,7 +97,7 @@ class Background(Generic[Outcome]):
         """Do nothing: the thread knows its jobs."""
 
     def stop(self) -> None:
-        """Stop all runs with a checkpoint and start no more. Returns at once."""
+        """Make every run save a checkpoint and stop; start no further jobs. Returns at once."""
         self._stopping.set()
 
     def __await__(self) -> Generator[Any, None, Outcome]:
@@ -114,7 +114,9 @@ class Background(Generic[Outcome]):
         return self._outcome()
 
     def wait(self) -> Outcome:
-        """Wait for the end and return the outcome; show a progress bar. Ctrl-C stops all runs with a checkpoint.
+        """Wait for the end and return the outcome; show a progress bar.
+
+        On Ctrl-C, every run saves a checkpoint and stops.
 
         Raises what the thread raised, and `UserError` if `stop` has ended it.
         """
@@ -152,7 +154,7 @@ class Background(Generic[Outcome]):
     def _progress(self, latest: Outcome) -> None:
         self.latest = latest
         if self._stopping.is_set():
-            raise KeyboardInterrupt  # what stops a batch in the foreground
+            raise KeyboardInterrupt  # as Ctrl-C does in a batch in the foreground
 
 
 def _without_reason(row: JobRow) -> JobRow:

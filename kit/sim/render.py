@@ -41,8 +41,9 @@ class Renderer:
 
     There is one ray per pixel: four would antialias the edges, but take three times as long. With `shadows`,
     rendering takes up to twice the time.
-    Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are then rendered in
-    front of them, on the CPU only in the pixels that can show them. This gives the same images many times faster.
+    Without shadows and with fixed cameras, static geoms are rendered once and cached; moving geoms are added to them
+    by depth. On the CPU, rays are cast only for pixels in which a moving geom can appear. This gives the same images
+    many times faster.
 
     Reuse a renderer, because making one takes a moment. Call `render` from one thread at a time; on the CPU it uses
     `threads` threads (by default one per usable core).

@@ -143,7 +143,7 @@ class HubStore(Store):
         return f"{self._prefix}/{safe_path(path)}" if self._prefix else safe_path(path)
 
     def _attempt(self, call: Callable[[], _T], pauses: Sequence[float] = PAUSES_S) -> _T:
-        """Return the result of `call`; retry transient errors. Raises `UserError` or `StoreError` for client errors."""
+        """Return the result of `call`; retry transient errors. Errors are as from `_translate`."""
         token = _is_kit_call.set(True)
         try:
             for pause in (*pauses, None):
@@ -163,7 +163,7 @@ class HubStore(Store):
             _is_kit_call.reset(token)
 
     def _translate(self, error: Exception) -> Exception:
-        """Return the `UserError` or `StoreError` for a client error; return any other error unchanged."""
+        """Translate an error of huggingface_hub to `UserError` or `StoreError`; return any other error unchanged."""
         from huggingface_hub.errors import EntryNotFoundError, LocalTokenNotFoundError, RepositoryNotFoundError
 
         status, reason = _status(error), one_line(error)

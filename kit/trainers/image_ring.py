@@ -22,7 +22,7 @@ class ImageRing:
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): the next images of the row added last."""
+        """(n, H, W, C): images of the newest row's next observations, which no later row holds yet."""
         self._pool_index = torch.full((capacity, n_envs), -1, device=device)
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
@@ -44,7 +44,7 @@ class ImageRing:
     def next_stacks(self, stack: torch.Tensor, row: torch.Tensor, env: torch.Tensor, written: int) -> torch.Tensor:
         """Return the frame stacks (N, T, H, W, C) that follow `stack`; `written`: rows added so far."""
         next_image = self._at(row + 1, env)
-        if self.latest is not None:  # a dataset ends with the end of an episode
+        if self.latest is not None:  # None for a dataset, whose last row ends an episode
             last = (row == written - 1).nonzero().flatten()
             next_image[last] = self.latest[env[last]]
         pool_index = self._pool_index[row % self.capacity, env]
