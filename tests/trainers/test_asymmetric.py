@@ -179,7 +179,7 @@ def test_what_does_not_go_together_is_one_sentence(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match="shared_lstm=true gives the critic the actor"):
         trainer("RecurrentPPO", policy_kwargs={"shared_lstm": True, "enable_critic_lstm": False})
     space, groups = describe(SECRET, {"eye": True})[0], {"policy": ("eye", "seen"), "critic": ("seen", "hidden")}
-    with pytest.raises(UserError, match="frozen=True stores features in place of observations"):
+    with pytest.raises(UserError, match="frozen=True stores features instead of observations"):
         choose("simple2dcnn", space, {"frozen": True}, groups)
     with pytest.raises(UserError, match=r"critic see images \(eye\) and the policy none"):
         choose("auto", space, {}, {"policy": ("seen",), "critic": ("eye",)})

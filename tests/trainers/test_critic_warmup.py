@@ -119,5 +119,5 @@ def test_a_policy_of_sac_learns_the_labels():
     assert trainer.loss(trainer.features(obs), labels).item() == pytest.approx(0.3 - 0.05, abs=1e-5)
     with pytest.raises(UserError, match="policy_of='A2C' is unknown"):
         made(STATE, "Distill", policy_of="A2C")
-    with pytest.raises(UserError, match="no model of PPO"):
+    with pytest.raises(UserError, match="cannot be saved as a zip of PPO"):
         trainer.save("model.zip")
