@@ -39,6 +39,15 @@ TERM, RATE = "reward/", "_per_minute"
 With the suffix RATE, the mean of these sums is divided by the mean episode length in simulated minutes."""
 
 
+def _default_episodes(physics: bool) -> int:
+    text = os.environ.get("KIT_EVAL_EPISODES", "")
+    if not text:
+        return EPISODES if physics else EPISODES_NO_PHYSICS
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"KIT_EVAL_EPISODES={text!r} must be a whole number of at least 1.")
+    return int(text)
+
+
 class Evaluator:
     """Plays whole episodes in separate envs, so that training's envs and random numbers stay unchanged."""
 
@@ -46,8 +55,7 @@ class Evaluator:
         self.seed = config.seed + seed
         physics = envs.describe(config.env, config.env_options).physics
         max_envs = MAX_ENVS if physics else MAX_ENVS_NO_PHYSICS
-        default = EPISODES if physics else EPISODES_NO_PHYSICS
-        episodes = episodes or int(os.environ.get("KIT_EVAL_EPISODES", default))
+        episodes = episodes or _default_episodes(physics)
         self.episodes_per_env = -(-episodes // max_envs)
         n_envs = -(-episodes // self.episodes_per_env)
         self.env = make_env(config, n_envs, self.seed, int(config.threads))

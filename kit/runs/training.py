@@ -244,15 +244,15 @@ class Training:
             if self._best is None or score >= self._best:  # success rates often tie: the newest wins
                 self._best = score
                 self._unkept_best = (self.step, policy)
-                self._try("best", self._keep_best)
-            self._try("policies", partial(self._keep_policy, "policies", self.step, policy, POLICIES))
+                self._try(self._keep_best)
+            self._try(partial(self._keep_policy, "policies", self.step, policy, POLICIES))
         self.status.set(phase="training")
 
     def _test(self) -> None:
         """Test the best policy once, in other episodes than those that selected it. Raises `Interrupted` if stopped."""
         from kit.runs.evaluation import Evaluator
 
-        self._try("best", self._keep_best)
+        self._try(self._keep_best)
         best = self.run.best()
         if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
             return
@@ -272,12 +272,12 @@ class Training:
         values = {f"test/{name}": value for name, value in result.items() if value is not None}
         self.metrics.add(self.step, {TESTED: best.step, **values})
 
-    def _try(self, subfolder: str, keep: Callable[[], None]) -> None:
-        """Call `keep`; report an `OSError`."""
+    def _try(self, keep: Callable[[], None]) -> None:
+        """Call `keep`, which saves a policy; report an `OSError`."""
         try:
             keep()
         except OSError as error:
-            self._notify(f"the policy of step {self.step:,} could not be kept in {subfolder} ({error.strerror})")
+            self._notify(f"a policy could not be kept ({error.strerror}); training goes on")
 
     def _keep_best(self) -> None:
         """Save the best policy, unless it is saved. Raises `OSError`, for example if the disk is full.

@@ -66,7 +66,7 @@ class FileJobs:
         self.look()
 
     def look(self) -> None:
-        """Read the file again, and what the store says of the jobs that are not on this machine."""
+        """Read the file again. For jobs that another machine runs, read their state from the store."""
         batch.runs_in_store.cache_clear()
         self._plan = study.plan(self._path)[0] if kind(self._path) == "sweep" else None
         if self._plan is not None:

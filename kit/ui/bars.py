@@ -73,7 +73,10 @@ def _grid(
     width: int = NARROW,
     colours: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return rows in as many columns of `width` as fit. A row: a name and its bars, (value, value of a full bar)."""
+    """Return named bars in columns, as many as fit if each is `width` pixels wide.
+
+    `rows`: (name, its bars); a bar: (value, value of a full bar).
+    """
     cells = []
     for name, values in rows:
         bars = "".join(_bar(value, most, colours.get(name, style.BLUE)) for value, most in values)

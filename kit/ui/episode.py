@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_FRAMES, SIZE, QUALITY = 100, 320, 75
 """Maximum number of frames of an episode, their width and height in pixels, and JPEG quality: about 1 MB."""
 STILLS = 5
-"""Frames in the still picture."""
+"""Number of frames in the still picture of an episode."""
 WIDTH, CHART = 900, 150
 """Width of the scrubber and height of its chart in pixels."""
 CSS = f"""

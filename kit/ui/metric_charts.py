@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,14 @@ class MetricCharts:
         wrapped = w.HBox(controls, layout=w.Layout(flex_flow="row wrap"))
         self.fold = Fold(w, "All metrics: losses, reward terms, entropy, speed", "kit-metrics", [wrapped, self.chart])
         self._run: Run | None = None
-        self._rows: GrowingRows | None = None
+        self._readers: dict[Path, GrowingRows] = {}
         self.fold.view.layout.display = "none"
         for widget in (*controls, self.fold.button):
             widget.observe(lambda _: self.draw(), names="value")
 
     def attach(self, run: Run | None) -> None:
         """Show the metrics of `run` from now on; hide the section if it is None."""
-        self._run, self._rows = run, None if run is None else GrowingRows(run.path / "metrics.jsonl")
+        self._run, self._readers = run, {}
         self.fold.view.layout.display = "none" if run is None else None
         if run is None:
             return
@@ -62,10 +63,9 @@ class MetricCharts:
 
     def draw(self) -> None:
         """Read new rows and draw, if the section is unfolded."""
-        if not self.fold.is_open or self._rows is None:
+        if not self.fold.is_open or self._run is None:
             return
-        self._rows.read()
-        rows = self._rows.rows
+        rows = self._read(self._run.path)
         names = metrics_of(rows)
         if names != list(self.metric.options):
             chosen = self.metric.value
@@ -74,13 +74,18 @@ class MetricCharts:
         if self.metric.value is None:
             self.chart.value = style.wrap(style.note("No metrics yet."))
             return
-        self.chart.value = style.wrap(self._chart(self.metric.value, rows))
+        lines = self._lines(self.metric.value, rows, "")
+        if (other := self.other.value) != NO_RUN:
+            lines += self._lines(self.metric.value, self._read(self._run.path.with_name(other)), f", {other}")
+        self.chart.value = style.wrap(self._chart(self.metric.value, lines))
 
-    def _chart(self, metric: str, rows: Sequence[dict[str, Any]]) -> str:
-        lines = self._lines(metric, rows, "")
-        if self._run is not None and self.other.value != NO_RUN:
-            other = Run(self._run.path.with_name(self.other.value))
-            lines += self._lines(metric, other.rows(), f", {other.name}")
+    def _read(self, run_path: Path) -> list[dict[str, Any]]:
+        """Return the rows of a run's metrics; only new ones are read."""
+        reader = self._readers.setdefault(run_path, GrowingRows(run_path / "metrics.jsonl"))
+        reader.read()
+        return reader.rows
+
+    def _chart(self, metric: str, lines: Sequence[Line]) -> str:
         last = max((line.points[-1, 0] for line in lines if len(line.points)), default=1.0)
         first, end = (last * share / 100 for share in self.range.value)
         percent = metric.endswith(("_rate", "clip_fraction"))

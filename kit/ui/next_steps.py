@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from kit.errors import need
@@ -40,6 +39,7 @@ class NextSteps:
         w = self._w = need("ipywidgets", "notebook")
         self._dashboard = dashboard
         self.run: Run | None = None
+        self._viewer: Any = None
         self.buttons = {
             "Train longer": ("forward", "Resume with twice as many steps", self._longer),
             "Branch from the best": ("code-fork", "Start a new run from the best policy of this run", self._branch),
@@ -108,9 +108,11 @@ class NextSteps:
     def _view(self, run: Run) -> str:
         from kit.ui.viewing import HEIGHT, Viewer
 
-        viewer = Viewer(run)
-        self._show(self._w.HTML(f"<iframe src='{viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
-        return str(viewer)
+        if self._viewer is not None:
+            self._viewer.close()
+        self._viewer = Viewer(run)
+        self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
+        return str(self._viewer)
 
     def _export(self, run: Run) -> str:
         return f"Exported: {export(run)}"
@@ -118,7 +120,7 @@ class NextSteps:
     def _push(self, run: Run) -> str:
         if not (to := self.target.value.strip()):
             return "Enter where to push: hf://you/model, or a folder."
-        return f"Pushed: {push(run, to if '://' in to else str(Path(to).expanduser()))}"
+        return f"Pushed: {push(run, to)}"
 
     def _show(self, widget: Any) -> None:
         self.below.children = [widget]

@@ -18,7 +18,7 @@ from kit.scale.files import FileJobs
 from kit.scale.study import Sweep, trial_rows
 from kit.ui import heartbeat, style
 from kit.ui.comparing import compare
-from kit.ui.dashboard import Dashboard
+from kit.ui.dashboard import Dashboard, display_widget
 from kit.ui.headless import nobody_there
 from kit.ui.rows import Line, RowReader, row
 
@@ -96,7 +96,7 @@ def is_background_at_work(jobs: Jobs) -> bool:
 
 
 class RunsPage:
-    """Live page of the runs in a folder, or of the jobs of a batch or search: a row each, and buttons for ticked rows.
+    """Live page of runs, or of the jobs of a batch or search, with buttons for the rows that are ticked.
 
     >>> page = kit.ui.runs().show()
 
@@ -121,14 +121,13 @@ class RunsPage:
 
     def show(self) -> Self:
         """Display the page below the cell."""
-        from IPython.display import display
-
         if nobody_there():
+            from IPython.display import display
+
             display(self._table())
             return self
         self._build(need("ipywidgets", "notebook"))
-        shown = self.view._repr_mimebundle_() | {"text/plain": "The page of runs: run this cell to see it."}
-        display(shown, raw=True)  # a saved notebook keeps only the sentence
+        display_widget(self.view, "The page of runs: run this cell to see it.")
         heartbeat.add(self._alive, self._beat)
         return self
 
@@ -168,19 +167,18 @@ class RunsPage:
         self.note = w.Text(description="note", continuous_update=False, layout=wide)
         self.note.observe(lambda change: self._pressed(None, partial(self._write_note, change["new"])), names="value")
         self._message, self._below, self._rows, self._head = w.HTML(), w.VBox(), w.VBox(), w.HTML()
+        self._alive = w.HTML()
         self._message.add_class("kit-message")
+        self._alive.add_class("kit-alive")
         wrap = w.Layout(flex_flow="row wrap")
         buttons = (*self.buttons.values(), self.stop_all_button, self.sure_button, self.no_button)
         self.view = w.VBox([
             w.HTML(f"<style>{style.CSS}</style>"),
             w.HBox([self.filter, self.order, self.refresh_button], layout=wrap),
             w.HBox([self.all_tick, self._head], layout=w.Layout(align_items="center")), self._rows,
-            w.HBox(buttons, layout=wrap), self.note, self._message, self._below,
+            w.HBox(buttons, layout=wrap), self.note, self._message, self._below, self._alive,
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")
-        self._alive = w.HTML()
-        self._alive.add_class("kit-alive")
-        self.view.children = (*self.view.children, self._alive)
         self.view.add_class("kit-dashboard")
         self._live[self._jobs.title] = self
         self.refresh()
@@ -380,9 +378,9 @@ class RunsPage:
 
 
 def runs(source: Source = "runs") -> RunsPage:
-    """Show the live page of runs: those of a folder, of a YAML file of `kit batch`, or of a batch or search.
+    """Show the live page of runs in a folder, or of the jobs of a batch or search.
 
-    `source`: a folder, a file, a search, or what `kit.launch_batch` or `kit.launch_sweep` returned.
+    `source`: a folder, a YAML file of `kit batch`, a search, or what `kit.launch_batch` or `kit.launch_sweep` returned.
     """
     return RunsPage(source).show()
 

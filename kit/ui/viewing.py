@@ -48,7 +48,7 @@ BY_HAND = "by hand"
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
 """Keys for more and for less: of the target's x, y and z, or of the commanded velocity forward, left and turn.
 
-Not the arrow keys: with them viser turns the camera, whatever command has the same key."""
+Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
 NUDGE_M = 0.02
 """Distance that a key press moves the target."""
 

@@ -1,5 +1,8 @@
 """Policies are kept at evaluations, so that one can look back on how a run learnt."""
 
+import errno
+import os
+
 import gymnasium
 import numpy as np
 import pytest
@@ -44,6 +47,33 @@ def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch)
     assert session.Session(run.path)() == 0
     steps = sorted(int(path.name[5:]) for path in (run.path / "policies").iterdir())
     assert len(steps) <= 4 and steps[0] == 128 and steps[-1] == 1216, steps
+
+
+def test_a_best_policy_that_met_a_full_disk_is_kept_later(tmp_path, monkeypatch):
+    """The disk is full at each first attempt; the next checkpoint or the final test tries again."""
+    write, refused = training.checkpoint.write, set()
+
+    def write_or_refuse(folder, step, *rest):
+        if folder.name == "best" and step not in refused:
+            refused.add(step)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(folder, step, *rest)
+
+    monkeypatch.setattr(training.checkpoint, "write", write_or_refuse)
+    run, quiet = (create(tmp_path, name, env=SLIDE, eval_every=400) for name in ("full", "quiet"))
+    assert session.Session(run.path)() == 0
+    monkeypatch.undo()
+    assert session.Session(quiet.path)() == 0
+    assert refused and run.best().step == quiet.best().step
+    assert [row.get("test/step") for row in run.rows()] == [row.get("test/step") for row in quiet.rows()]
+
+
+@pytest.mark.parametrize("number", ["many", "0"])
+def test_a_wrong_number_of_episodes_is_one_sentence(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_EVAL_EPISODES", number)
+    run = create(tmp_path, "run", env=SLIDE)
+    with pytest.raises(UserError, match=f"KIT_EVAL_EPISODES='{number}' must be a whole number of at least 1"):
+        session.Session(run.path)()
 
 
 class Seeded(gymnasium.Env):
