@@ -153,7 +153,8 @@ def python(code: str, **environment: str) -> str:
     """What a new process prints, which works in the present folder."""
     import os
 
-    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(kit.__file__).parent.parent)])
+    # Whether PYTHONPATH is set depends on the machine, and an empty entry would be the working directory.
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(kit.__file__).parent.parent)]))
     known = {**os.environ, "PYTHONPATH": paths, **environment}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120, check=False)
