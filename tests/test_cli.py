@@ -145,7 +145,7 @@ def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as SB3's, on the batch
         report = json.loads(kit(capsys, "evaluate", "runs/r", "--episodes", "3", "--json")[1])
-    own = {"distance", "within_5cm"}
+    own = {"distance", "within_5cm", *(f"reward/{term}" for term in ("progress", "success", "precision", "effort"))}
     assert set(report) == {"episodes", "mean_return", "std_return", "success_rate", "mean_length"} | own
     assert report["episodes"] == 3 and 0 < report["distance"] < 2 and report["within_5cm"] <= report["success_rate"]
     line = kit(capsys, "fingerprint", "runs/r")[1]

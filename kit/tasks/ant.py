@@ -22,6 +22,8 @@ HEALTHY_REWARD = 1.0
 CONTROL_COST = 0.5
 CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
+TERMS = ("forward", "survive", "ctrl", "contact")
+"""Terms of the reward, by the names of Ant-v5's info."""
 TORSO = 1
 SEES = (
     Field("height of the torso", 1, "m"),
@@ -106,11 +108,13 @@ class Ant(MujocoTask):
         forward_mps = (self._torso_x_w - self._torso_x_before_w).div_(self._dt_s)
         control = vecdot(action, action)
         contact = vecdot(self._clipped_forces, self._clipped_forces)
-        reward = forward_mps.add_(self._healthy, alpha=HEALTHY_REWARD)
+        reward = forward_mps.add(self._healthy, alpha=HEALTHY_REWARD)
+        self._terms = forward_mps, HEALTHY_REWARD * self._healthy, -CONTROL_COST * control, -CONTACT_COST * contact
         return reward.sub_(control, alpha=CONTROL_COST).sub_(contact, alpha=CONTACT_COST)
 
     def terminated(self) -> torch.Tensor:
         return ~self._healthy
 
     def info(self) -> dict[str, torch.Tensor]:
-        return {"x_position": self._x_w.clone()}
+        rewards = {f"reward/{name}": term for name, term in zip(TERMS, self._terms, strict=True)}
+        return {"x_position": self._x_w.clone(), **rewards}

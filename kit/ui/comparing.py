@@ -284,7 +284,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         pngs.append(figure(groups)._repr_png_())
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
-        parts += [style.heading(sentence), style.image(pngs[-1], "learning curves"), style.table(cells)]
+        parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
     empty = "None of these runs has measured anything yet."
     return style.Page("\n".join(texts) or empty, "".join(parts) or style.note(empty), side_by_side(pngs))
 

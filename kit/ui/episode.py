@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy
 from kit.ui import bars, style
+from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
 from kit.ui.learning import Curve
 from kit.ui.plots import PALETTE, TEXT, draw
@@ -165,17 +167,18 @@ class Episode:
 
 
 @one_thread()
-def episode(run: Run, step: int | str | None = None, episode: int = 0) -> Episode:
+def episode(run: Run | str | Path, step: int | str | None = None, episode: int = 0) -> Episode:
     """Play one episode and show it with a slider over its steps: frame, rewards, observation, action, value estimate.
 
-    `step`: the policy (default: the best; 0: the initial policy). `episode`: its number, as in videos. Observations,
-    actions and rewards are arrays of the returned `Episode`.
+    `run`: a run or its directory. `step`: the policy (default: the best; 0: the initial policy). `episode`: its number,
+    as in videos. Observations, actions and rewards are arrays of the returned `Episode`.
     """
     need("PIL", "notebook,video")
     from kit.envs.play import play
     from kit.trainers.on_policy import OnPolicyTrainer
     from kit.ui.totals import reward_terms
 
+    run = find_run(run)
     saved = run.find_or_new(step)
     trainer = load_policy(run.config, saved)
     actor = trainer.as_actor(not run.is_untrained(saved))

@@ -17,7 +17,7 @@ from kit.ui.fold import Fold
 from kit.ui.learning import MEANINGS, series, smoothed
 from kit.ui.plots import PALETTE
 
-SIZE = 860, 280
+SIZE = 640, 260
 """Width and height of the chart in pixels."""
 TERMS, TERM = "Reward terms", "eval/reward/"
 """Entry of the list that shows all reward terms in one chart, and the prefix of their metrics."""
@@ -90,7 +90,7 @@ class MetricCharts:
         first, end = (last * share / 100 for share in self.range.value)
         percent = metric.endswith(("_rate", "clip_fraction"))
         drawn = line_chart(metric, lines, (first, max(end, first + 1)), percent, size=SIZE)
-        return drawn + style.note(MEANINGS.get(metric, ""))
+        return style.wide(drawn) + style.note(MEANINGS.get(metric, ""))
 
     def _lines(self, metric: str, rows: Sequence[dict[str, Any]], suffix: str) -> list[Line]:
         """Return a line per metric; `suffix` names the other run, whose lines are dashed."""

@@ -42,6 +42,10 @@ CSS = """
 .kit video{border-radius:8px;display:block;background:#0002;max-width:100%;height:auto}
 .kit figcaption a{color:inherit;text-decoration:underline;cursor:pointer;margin-left:8px}
 .kit img,.kit svg{max-width:100%}
+.kit img,.kit .kit-curve{height:auto}
+.kit-wide{overflow-x:auto}
+.kit .kit-wide>*{min-width:480px}
+.kit-dashboard .widget-html-content{min-width:0}
 .kit-run{display:grid;gap:2px 9px;
   grid-template-columns:minmax(0,1.7fr) minmax(0,1fr) 64px repeat(2,minmax(0,1.15fr)) repeat(3,minmax(0,1fr));
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:12.5px;line-height:1.35}
@@ -122,6 +126,11 @@ def bullets(title: str, lines: Iterable[str]) -> str:
     """Return lines as an HTML list with a title."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<div class='kit-note'><b>{html.escape(title)}</b><ul style='margin:4px 0'>{items}</ul></div>"
+
+
+def wide(drawing: str) -> str:
+    """Return `drawing` in a box that scrolls where the page is too narrow for its text to be read."""
+    return f"<div class='kit-wide'>{drawing}</div>"
 
 
 def image(png: bytes, text: str, attributes: str = "") -> str:

@@ -34,6 +34,9 @@ def test_equals_gymnasium_for_1000_random_steps(dtype, tolerance):
         expected, expected_reward, expected_terminated, _, expected_info = theirs.step(action.astype(np.float64))
         np.testing.assert_allclose(info["final_obs"][0].numpy(), expected, atol=tolerance, rtol=tolerance)
         assert reward.item() == pytest.approx(expected_reward, abs=tolerance, rel=tolerance)
+        for term in ("forward", "survive", "ctrl", "contact"):
+            theirs_term = expected_info[f"reward_{term}"]
+            assert info[f"reward/{term}"].item() == pytest.approx(theirs_term, abs=tolerance, rel=tolerance)
         assert terminated.item() == expected_terminated
         if not (terminated | truncated).item():
             assert info["x_position"].item() == pytest.approx(expected_info["x_position"], abs=tolerance)

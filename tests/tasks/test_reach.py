@@ -112,6 +112,8 @@ def test_success_closes_the_gripper_then_ends_the_episode():
     assert info["success"] and not terminated and not info["within_5cm"]
     progress = SUCCESS_M + 0.005 - info["distance"].item()
     assert reward.item() == pytest.approx(SUCCESS_BONUS + PROGRESS_PER_M * progress - 0.002 * 2, abs=1e-5)
+    terms = {"progress": PROGRESS_PER_M * progress, "success": SUCCESS_BONUS, "precision": 0, "effort": -0.002 * 2}
+    assert {name: info[f"reward/{name}"].item() for name in terms} == pytest.approx(terms, abs=1e-5)
     assert obs[0, -1] == pytest.approx(1, abs=0.02), "the gripper is open still"
 
     obs, reward, terminated, _, info = env.step(STILL)

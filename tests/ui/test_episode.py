@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def played(run: Run) -> Episode:
-    return kit.ui.episode(run, 0)
+    return kit.ui.episode(run.path, 0)
 
 
 def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
@@ -41,7 +41,8 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert f"step 5 of 100, return {total:.2f}, value estimate" in above.children[5].value
     assert "joint velocities of the arm, rad/s" in above.children[5].value and ">a6<" in above.children[5].value
     assert "vector from the hand to the goal, 0.25 m" in below.children[5].value and ">o23<" in below.children[5].value
-    assert chart.value.count("<polyline") == 2, "zero, and the reward: Reach reports no terms"
+    assert chart.value.count("<polyline") == 6, "zero, the reward, and its four terms"
+    assert set(played.rewards) == {"reward", "progress", "success", "precision", "effort"}
 
 
 def test_without_a_user_it_is_a_picture(played: Episode, monkeypatch: pytest.MonkeyPatch) -> None:

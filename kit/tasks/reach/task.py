@@ -152,8 +152,13 @@ class Reach(MujocoTask):
         progress = self._distance_before - self._distance
         entered = self._near & ~self._closing  # `act` sends the close command one step after the hand comes near
         precision = (1 - self._distance / SUCCESS_M).clamp(min=0.0) * self._closed
-        effort = vecdot(action, action)
-        return PROGRESS_PER_M * progress + SUCCESS_BONUS * entered + PRECISION_BONUS * precision - EFFORT_COST * effort
+        self._terms = {
+            "progress": PROGRESS_PER_M * progress,
+            "success": SUCCESS_BONUS * entered.to(progress.dtype),
+            "precision": PRECISION_BONUS * precision,
+            "effort": -EFFORT_COST * vecdot(action, action),
+        }
+        return sum(self._terms.values(), start=torch.zeros_like(progress))
 
     def terminated(self) -> torch.Tensor:
         return self._closed
@@ -180,4 +185,5 @@ class Reach(MujocoTask):
         return action / action.abs().amax(1, keepdim=True).clamp(min=1.0)
 
     def info(self) -> dict[str, torch.Tensor]:
-        return {"distance": self._distance, "within_5cm": self._distance < PRECISE_M}
+        rewards = {f"reward/{name}": term for name, term in self._terms.items()}
+        return {"distance": self._distance, "within_5cm": self._distance < PRECISE_M, **rewards}
