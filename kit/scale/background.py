@@ -17,6 +17,7 @@ from kit.scale.work import StoredWork
 Outcome = TypeVar("Outcome")
 JOIN_S = 0.2
 """Seconds between updates of the progress bar."""
+LEFT_OVER = "it starts when the same batch or search is started again"
 
 
 class JobRow(NamedTuple):
@@ -89,9 +90,9 @@ class Background(Generic[Outcome]):
         return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
 
     def rows(self) -> list[JobRow]:
-        """Return the jobs. Once the thread has ended, jobs that wait have no reason."""
+        """Return the jobs. Once the thread has ended, jobs that wait say what starts them."""
         rows = self._rows(self.latest)
-        return rows if self.is_working else [_without_reason(row) for row in rows]
+        return rows if self.is_working else [_left_over(row) for row in rows]
 
     def look(self) -> None:
         """Do nothing: the thread knows its jobs."""
@@ -157,9 +158,10 @@ class Background(Generic[Outcome]):
             raise KeyboardInterrupt  # as Ctrl-C does in a batch in the foreground
 
 
-def _without_reason(row: JobRow) -> JobRow:
+def _left_over(row: JobRow) -> JobRow:
+    """Return the row of a job that waited when the thread ended, with what starts it; other rows as they are."""
     is_waiting = row.path is None and row.values.get("state") == "waiting"
-    return row._replace(values={**row.values, "message": ""}) if is_waiting else row
+    return row._replace(values={**row.values, "message": LEFT_OVER}) if is_waiting else row
 
 
 def job_rows(jobs: Sequence[StoredWork], rows: Sequence[dict[str, Any]]) -> list[JobRow]:

@@ -219,12 +219,13 @@ def test_the_trials_of_a_search_are_rows(tmp_path: Path) -> None:
 
 
 class FakeBatch(Background[Results]):
-    """A batch whose job cannot start; it ends when `finish` is set."""
+    """A batch whose first job cannot start and whose second waits; it ends when `finish` is set."""
 
     def __init__(self) -> None:
         self.finish = threading.Event()
-        waiting = JobRow("job", None, None, {"state": "failed", "message": "the disk is full"})
-        super().__init__("fake", lambda latest: [waiting], self.work, lambda: nullcontext(print))
+        failed = JobRow("failed", None, None, {"state": "failed", "message": "the disk is full"})
+        waiting = JobRow("waiting", None, None, {"state": "waiting", "message": "the other one works"})
+        super().__init__("fake", lambda latest: [failed, waiting], self.work, lambda: nullcontext(print))
 
     def work(self, on_progress: Callable[[Results], None]) -> Results:
         while not self.finish.wait(0.01):
@@ -236,11 +237,13 @@ def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.Monke
     batch = FakeBatch()
     assert batch.start() is batch and FakeBatch().start() is batch, "a cell that is run twice starts nothing"
     page = RunsPage(batch).show()
-    assert "the disk is full" in texts(page)[0] and page.stop_all_button.layout.display is None
+    assert "the disk is full" in text(page, "failed") and "the other one works" in text(page, "waiting")
+    assert page.stop_all_button.layout.display is None
     page.stop_all_button.click()
     wait_for(lambda: page.stop_all_button.layout.display == "none")
     with pytest.raises(kit.UserError, match="was stopped"):
         batch.wait()
+    assert "starts when the same batch" in str(batch.rows()[1].values["message"]), "nothing will start it by itself"
     again = FakeBatch()
     again.finish.set()
     assert again.start() is again and again.wait() == []
