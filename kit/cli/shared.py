@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 RUN = "the run's directory, such as runs/my-run"
-TRUST = "import modules that a run or a file names, and open a model zip, although both can run code"
+TRUST = "allow modules named in a run or config to be imported, and model zips to be opened; both can run any code"
 
 
 class Add(Protocol):
-    """Function that adds a subcommand: its name, what it does, the function that runs it and returns the exit code.
+    """Function that adds a subcommand.
 
-    `reports`: whether it has the flag --json.
+    `does`: its help text. `command`: runs it and returns the exit code. `reports`: whether it has the flag --json.
     """
 
     def __call__(

@@ -114,7 +114,7 @@ class Spaces(NamedTuple):
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return side -> run, such as {"defenders": "runs/NAME"}, for the sides of a game that saved runs play.
+    """Return side -> run for each side of a game that a saved run plays, such as {"defenders": "runs/NAME"}.
 
     `env_options` names the runs; a side with the option "stock" is played by the game itself.
     """
@@ -178,7 +178,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     own = getattr(_import(env, module), attribute, None) if colon else None
     if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
         if own.__module__ == "kit.envs.gym":  # this class needs an argument `task`
-            raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task itself, as 'Reach'.")
+            raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task, such as 'Reach'.")
         return own
     if (carried := os.environ.get(CARRIED)) and (spec := EnvSpec.from_json(carried)).id not in gymnasium.registry:
         gymnasium.registry[spec.id] = spec

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 KINDS = ("checkpoints", "best", "policies")
 """Folders of a run that hold checkpoints."""
 UNCHANGING = (FROZEN, "dataset")
-"""Components that are the same in all checkpoints of a run, which share one file per component."""
+"""Components that never change during a run. All its checkpoints share one file per component."""
 State = Mapping[str, Mapping[str, Any]]
 """Component -> its values: tensors and JSON values."""
 
@@ -51,7 +51,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str, raw: bytes, max_bytes: int = NO_LIMIT) -> Checkpoint:
-        """Return a store's checkpoint at `folder`, relative to the run; `raw` is its manifest. Raises `Refused`."""
+        """Return a checkpoint in a store. `folder`: its path in the run; `raw`: its manifest. Raises `Refused`."""
         return cls(read_manifest(raw, step_of(folder), max_bytes)["step"], Path(folder), raw)
 
     @property
@@ -183,7 +183,7 @@ def discard(folder: Path) -> None:
 def sweep(run_path: Path) -> None:
     """Clean up a run after killed processes: remove temporary files, restore a step that was being replaced.
 
-    The caller must hold the run's lock. Temporary files of live processes stay if they changed within a day.
+    The caller must hold the run's lock. Temporary files of live processes are kept if they changed in the last 24 h.
     """
     for path in run_path.glob(f"*/{leftovers.OLD}step_*"):
         final = path.with_name(path.name.removeprefix(leftovers.OLD))
@@ -192,7 +192,7 @@ def sweep(run_path: Path) -> None:
                 Checkpoint(step_of(final.name) or 0, path).verify()
                 path.rename(final)
         leftovers.remove(path)
-    for kind in (*KINDS, REPLAY, FROZEN):  # no process without the lock writes in these
+    for kind in (*KINDS, REPLAY, FROZEN):  # only the holder of the lock writes here
         leftovers.sweep(run_path / kind, sole_writer=True)
     leftovers.sweep(run_path, recursive=True)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kit.envs.play import HiddenState, Player
 
 EVAL_SEED, TEST_SEED = 1_000_003, 2_000_003
-"""Added to the run's seed for validation and test episodes. Training plays neither.
+"""Offsets added to the run's seed for validation and test episodes. Training never uses these seeds.
 
 Each evaluation during training plays the same validation episodes (EVAL_SEED), which select the best policy. Reported
 results come from test episodes (TEST_SEED), because the score of the best of many policies on the validation episodes

@@ -150,7 +150,7 @@ def render_video(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock for the video at `path`, against all processes of this user on this machine."""
+    """Lock the video at `path` among this user's processes on this machine."""
     import fcntl
 
     key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
@@ -195,7 +195,7 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """Yield frames, (rows * size, columns * size, 3) uint8. A list of a thousand frames would take a gigabyte."""
+    """Yield frames, (rows * size, columns * size, 3) uint8. A list would take 1 GB per 1,000 frames."""
     stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:
@@ -227,7 +227,7 @@ class _Player:
     """One policy in one env, seen by one or several cameras."""
 
     has_success = False
-    """Whether an episode has ended and the env said if it was a success."""
+    """Whether an episode has ended for which the env reported success or failure."""
 
     def __init__(self, views: Sequence[View]) -> None:
         run, step = views[0].run, views[0].step
@@ -273,8 +273,7 @@ class _Player:
 
 
 def _observed_images(obs: Obs, size: int) -> np.ndarray | None:
-    """Return the newest frame of each image field of `obs` (one env), uint8, side by side, scaled for a corner; None
-    without image fields."""
+    """Return the newest image of each image field of `obs` (one env), side by side, uint8; None if there is none."""
     import torch
 
     from kit.envs.obs import leaves, newest_image

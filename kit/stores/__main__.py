@@ -1,8 +1,8 @@
 """The copier process, which copies a run to its store: python -m kit.stores RUN_DIR URL [OWNER].
 
 It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. A thread
-restarts the process by exec if a request to the store hangs, and ends it if a later session's copier has started. Both
-are safe at any time: readers start from `latest.json`, which is updated last.
+restarts the process by exec if a request to the store hangs, and ends it if a later session's copier has started. The
+process may die at any time: readers start from `latest.json`, which is updated last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(folder: str, url: str, owner: str = "", parent: str = "", name: str = "
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 5)  # training has priority
 
-    def should_drain() -> bool:  # a signal, a closed pipe or a dead parent (whose forks may keep the pipe open)
+    def should_drain() -> bool:  # signal, closed stdin, or dead parent (its children may hold stdin)
         closed = not sys.stdin.isatty() and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 64)
         return drain.is_set() or closed or str(os.getppid()) != parent
 
@@ -83,7 +83,7 @@ def _take(lock: int) -> None:
             return
         else:
             return
-    raise StoreError("the copier of an earlier session has not ended; it may hang on a dead mount")
+    raise StoreError("the copier of an earlier session is still running, perhaps blocked by a dead mount")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class _Pull:
             for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
             if is_local and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
-                raise UserError(f"{run_dir} is another run than the one in {self.store.url}; choose another runs_dir.")
+                raise UserError(f"{run_dir} and {self.store.url} hold different runs; choose another runs_dir.")
             checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
             if self.passed_over:  # tells the copier that newer checkpoints in the store are damaged
@@ -176,7 +176,7 @@ class _Pull:
         try:
             yield
         except (Refused, StoreError) as error:
-            self.notify(f"left out of the copy: {one_line(error)}")
+            self.notify(f"not copied: {one_line(error)}")
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -41,5 +41,5 @@ def _open(url: str, write: bool) -> Store:
     if "://" in url and scheme != "file":
         return BucketStore(url, write)
     if scheme not in ("", "drive", "file"):
-        raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+        raise Unusable(url, "has an unknown scheme; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
     return DirectoryStore(url, write)

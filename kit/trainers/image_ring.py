@@ -12,7 +12,7 @@ FRAMES = "frames."
 
 
 class ImageRing:
-    """Ring buffer of one camera's images, uint8 (H, W, C): per row and env the newest image of the frame stack.
+    """Ring buffer of one camera's images, uint8 (H, W, C). Each row holds the newest image of each env's frame stack.
 
     A row is one step of all envs. A pool that grows on demand holds the final image of each episode.
     """
@@ -22,14 +22,14 @@ class ImageRing:
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): images of the newest row's next observations, which no later row holds yet."""
+        """(n, H, W, C): next images of the newest row; the following `add` stores them in the ring."""
         self._pool_index = torch.full((capacity, n_envs), -1, device=device)
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
         self._free: list[int] = []
 
     def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done: torch.Tensor) -> None:
-        """Store `images` (n, H, W, C) in `slot`, and the `next_images` of envs that are `done` as final images."""
+        """Store `images` (n, H, W, C) in `slot`; where `done`, store `next_images` as the episode's final image."""
         self._allocated(images)[slot] = images
         self._store_final(torch.tensor([slot], device=self.device), done.unsqueeze(0), next_images[done])
         self.latest = next_images.clone()
@@ -102,5 +102,5 @@ class ImageRing:
         """Return the ring, allocated at the first call for images like `images` (n, H, W, C)."""
         if self.ring is None:
             shape = (self.capacity, *images.shape)
-            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # on a CPU, takes no memory yet
+            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # no memory until written
         return self.ring

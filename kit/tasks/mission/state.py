@@ -5,11 +5,11 @@ ticks (1/20 s): whole numbers, which float32 counts exactly.
 
     attackers  (n, 4, 4)  x, y (m), waiting time left (ticks; 0: in the game), endurance left (ticks)
     defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
-    minds      (n, 3, 4)  pause left after a tag (ticks); stock defenders: ticks left to chase, goal x, y (m)
+    minds      (n, 3, 4)  ticks until the next tag is possible; stock defenders: ticks of chase left, goal x, y (m)
     field      (n, 2, 4)  zone x, y, base x, y (m); time held (ticks), commands given, patrol direction (unit vector)
     discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
-    near       (n, 5, 4)  obstacle that a unit could hit within one command: for the 2 ground attackers the nearest
-                          obstacle, for the 3 defenders the obstacle within reach, or `NOWHERE`
+    near       (n, 5, 4)  obstacle tested for collisions until the next command: the nearest one of each of the 2
+                          ground attackers, the one within reach of each of the 3 defenders, else `NOWHERE`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
 """Scale of observed positions, 1/m. It is large because a few metres matter: a defender tags within 5 m."""
 REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
-"""Unit radius plus the greatest motion on the ground per command, 2 m. At most one obstacle is within this distance."""
+"""Unit radius plus the longest way on the ground per command (2 m), m. At most one obstacle is within this distance."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)
 CELL_M = wp.constant(50.0)
@@ -116,7 +116,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
 
 @wp.func
 def compass(k: int) -> wp.vec2:
-    """Return the direction of command `k`: 0 stands; 1 is east, 2 north-east, 3 north, ... 8 south-east."""
+    """Return the direction of command `k`: 0: stay; 1: east, 2: north-east, 3: north, ... 8: south-east."""
     diagonal = 0.7071067811865476
     x = float(0.0)
     y = float(0.0)
@@ -176,8 +176,7 @@ def nearest(discs: Discs, p: wp.vec2) -> wp.vec4:
 
 @wp.func
 def within_reach(discs: Discs, p: wp.vec2) -> wp.vec4:
-    """Return the obstacle that a unit at `p` can touch within one command, or `NOWHERE`; without square roots, for
-    speed."""
+    """Return the obstacle within `REACH` of `p`, or `NOWHERE`. Compares squared distances, for speed."""
     found = NOWHERE
     for k in range(OBSTACLES):
         to = place(discs[k]) - p
