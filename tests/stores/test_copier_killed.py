@@ -92,7 +92,7 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
         assert "if the store is a mount, it may be dead" in read_state(run)["error"] and mount.waited_for
         second = stack.enter_context(copying(run, url, stdin=subprocess.PIPE))
         waiter(lambda: read_state(run)["pid"] == second.pid and read_state(run)["state"] == "failing")
-        words = "the copier of an earlier session has not ended; it may hang on a dead mount"
+        words = "the copier of an earlier session is still running, perhaps blocked by a dead mount"
         assert read_state(run)["error"] == words
         mount.revive()
         waiter(lambda: "Function not implemented" in (read_state(run)["error"] or ""), why="it does not go on")

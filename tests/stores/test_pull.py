@@ -207,7 +207,7 @@ def test_another_run_of_the_same_name_is_left_alone(there: Store, run: Path, tmp
     upload(run, there)
     other = make_run(tmp_path / "here", steps=(100,))
     (other / "config.yaml").write_text("env: Ant\nalgo: SAC\n")
-    with pytest.raises(UserError, match="is another run than"):
+    with pytest.raises(UserError, match="hold different runs"):
         pull(there, None, tmp_path / "here")
     assert not (other / "checkpoints/step_000000200").exists()
 
