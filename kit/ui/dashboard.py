@@ -44,6 +44,7 @@ class Dashboard:
         self.on_change: list[Callable[[Run], None]] = []
         """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
         self._watching: threading.Thread | None = None
+        self._redraw_now = threading.Event()
         self._shown_videos: list[Path] = []
 
     def show(self) -> Self:
@@ -121,6 +122,8 @@ class Dashboard:
                 if self.run is not None:
                     self._draw_buttons(self.run.status()["state"])
                 self._changed()
+            finally:
+                self._redraw_now.set()
 
         self.say(message)
         threading.Thread(target=guarded, name="button", daemon=True).start()
@@ -164,7 +167,8 @@ class Dashboard:
                 recorder.poll(now)
                 self._show_video(run)
                 if working:
-                    time.sleep(REFRESH_S)
+                    self._redraw_now.wait(REFRESH_S)
+                    self._redraw_now.clear()
             if self.run is run:
                 recorder.close()
                 self.say("")
