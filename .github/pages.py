@@ -1,0 +1,130 @@
+"""Execute the notebooks and write them as web pages, with a reference made from docstrings.
+
+    python .github/pages.py OUT                                # every notebook at its own size: a few hours
+    python .github/pages.py OUT 01_train -p total_steps 8192   # some, with papermill's parameters where they have them
+
+OUT/index.html lists the pages with a picture from each, and says commit, date and machine. The sources stay as they
+are. The exit code is 1 if a notebook failed; its page shows where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import papermill
+import pdoc
+import yaml
+from nbconvert import HTMLExporter
+from nbconvert.filters import markdown2html
+
+import kit
+from kit.machine import describe
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PACKAGES = ("kit", "kit.ui", "kit.config", "kit.envs", "kit.envs.task", "kit.trainers", "kit.encoders", "kit.stores")
+"""What the reference documents."""
+STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
+li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;border-radius:6px}small{opacity:.7}</style>"""
+
+
+class Lesson(NamedTuple):
+    """An executed notebook."""
+
+    name: str
+    title: str
+    minutes: float
+    error: str
+    """Last line of the error that ended it, else empty."""
+
+
+def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
+    """Execute `source` in OUT/work, where later notebooks find its runs; write OUT/NAME.html and perhaps OUT/NAME.png.
+
+    `given`: parameters by name; those that the notebook does not have are left out.
+    """
+    work, result = out / "work", out / "work" / source.name
+    work.mkdir(parents=True, exist_ok=True)
+    parameters = {name: given[name] for name in papermill.inspect_notebook(source) if name in given}
+    started, error = time.monotonic(), ""
+    try:
+        papermill.execute_notebook(source, result, parameters, cwd=work, kernel_name="python3", log_output=False)
+    except papermill.PapermillExecutionError as raised:
+        error = f"{raised.ename}: {raised.evalue}"
+    minutes = (time.monotonic() - started) / 60
+    page, _ = HTMLExporter(exclude_input_prompt=True).from_filename(str(result))
+    page = page.replace('.ipynb"', '.html"').replace("TERMS.md", "TERMS.html")
+    (out / f"{source.stem}.html").write_text(page)
+    if picture := first_picture(result):
+        (out / f"{source.stem}.png").write_bytes(picture)
+    title = "".join(json.loads(source.read_text())["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
+    return Lesson(source.stem, title, minutes, error)
+
+
+def first_picture(notebook: Path) -> bytes | None:
+    """Return the first PNG among a notebook's outputs, None if it has none."""
+    for cell in json.loads(notebook.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                return base64.b64decode(png)
+    return None
+
+
+def index(out: Path, lessons: list[Lesson]) -> str:
+    """Return the front page: a line per lesson, and what they were made with."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    made = f"kit {kit.__version__}, commit {commit.stdout.strip()}, {datetime.now(UTC):%Y-%m-%d}, {describe().title}"
+    lines = []
+    for lesson in lessons:
+        image = f'<img src="{lesson.name}.png" alt="">' if (out / f"{lesson.name}.png").exists() else ""
+        note = f"failed: {lesson.error}" if lesson.error else f"{lesson.minutes:.1f} minutes"
+        link = f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>'
+        lines.append(f"<li>{image}<span>{link}<br><small>{html.escape(note)}</small></span></li>")
+    return (
+        f"<title>kit: lessons</title>{STYLE}<h1>Lessons</h1><p>Executed from top to bottom: {html.escape(made)}. "
+        f'<a href="TERMS.html">Terms</a>, <a href="reference/kit.html">reference</a>, '
+        f'<a href="{kit.HOME}">source</a>.</p><ul>{"".join(lines)}</ul>'
+    )
+
+
+def reference(folder: Path) -> None:
+    """Write the public names of `PACKAGES` with their docstrings."""
+    packages = [import_module(name) for name in PACKAGES]
+    for package in packages:  # names that a package imports on first use
+        vars(package).update({name: getattr(package, name) for name in getattr(package, "__all__", ())})
+    pdoc.pdoc(*PACKAGES, output_directory=folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for the pages")
+    parser.add_argument("names", nargs="*", help="notebooks, such as 01_train; default: all")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    given = {name: yaml.safe_load(value) for name, value in options.p}
+    sources = [path for path in NOTEBOOKS if not options.names or path.stem in options.names]
+    lessons = []
+    for source in sources:
+        lessons.append(execute(source, out, given))
+        print(f"{lessons[-1].name}: {lessons[-1].error or 'done'}, {lessons[-1].minutes:.1f} minutes", flush=True)
+    terms = markdown2html((ROOT / "notebooks/TERMS.md").read_text())
+    (out / "TERMS.html").write_text(f"<title>kit: terms</title>{STYLE}{terms}")
+    (out / "index.html").write_text(index(out, lessons))
+    reference(out / "reference")
+    return int(any(lesson.error for lesson in lessons))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
