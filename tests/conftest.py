@@ -1,4 +1,4 @@
-"""What could not be tested here is said in the last lines, with how to get it."""
+"""Pytest configuration: environment variables, markers, order of tests, summary of skipped tests with remedies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from kit.errors import UserError
 
-# Before PyTorch is imported, and for every process that a test starts: with several tests at once, PyTorch's threads
-# wait for each other most of the time. Trainers set the number of threads that their config names.
+# Set before PyTorch is imported; processes started by tests inherit it. When several tests run in parallel, PyTorch's
+# threads mostly wait for each other. Trainers set the number of threads from their config.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# What a run does around its evaluations does not depend on their number of episodes; most of a short run's time does.
+# Evaluation episodes take most of a short run's time, and the rest of the run does not depend on their number.
 os.environ.setdefault("KIT_EVAL_EPISODES", "4")
 
 REMEDIES = {
@@ -27,12 +27,12 @@ REMEDIES = {
     "needs root": "full disks and dead mounts: run as root",
     "CUDA GPU": "the simulator on CUDA: a machine with an NVIDIA card",
 }
-"""By what the reason of a skipped test says: what is not tested without it, and how to get it."""
+"""Substring of a skip reason -> what is not tested, and the remedy; printed in the summary."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is trusted in tests is not trusted afterwards."""
+    """Store the modules that tests trust (`kit.trust`) in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -52,7 +52,7 @@ LONGEST = (
     "test_vision_notebook", "test_first_notebooks", "test_lab", "test_walk_and_mission_notebooks",
     "test_dishes_and_own_task_notebooks", "test_many_runs_notebooks",
 )  # fmt: skip
-"""Run first, so that no process is left alone with one of them in the end; slow too."""
+"""Files with the longest tests, also slow. They run first, so that none of them still runs when all others are done."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
-    """Without the robots' models, which are downloaded once, the tests that use them skip."""
+    """Skip a test that fails because robot models are missing: a `UserError` that names MENAGERIE_ROOT."""
     try:
         yield
     except UserError as error:

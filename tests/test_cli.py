@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-sentence errors that create nothing, JSON answers."""
+"""Tests of the command line: exit codes, one-sentence errors that create no files, JSON output."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.runs.crash import Forked, complete, create
 
 
 def kit(capsys, *arguments):
-    """(exit code, stdout, stderr) of one command."""
+    """Run one command; return (exit code, stdout, stderr)."""
     with pytest.raises(SystemExit) as ended:
         cli.main([str(a) for a in arguments])
     out, err = capsys.readouterr()
@@ -71,7 +71,7 @@ def test_wrong_requests_exit_2_with_one_sentence_and_create_nothing(here, capsys
 
 
 @pytest.mark.parametrize("text", ["just words", "- a\n- b\n", "env: [", "envv: Reach"])
-def test_config_files_that_are_none(here, capsys, text):
+def test_invalid_config_files_exit_2(here, capsys, text):
     (here / "c.yaml").write_text(text)
     code, _, err = kit(capsys, "train", "c.yaml")
     assert code == 2 and err.count("\n") == 1 and not (here / "runs").exists()
@@ -103,7 +103,7 @@ def test_run_in_use(here, capsys):
 
 @pytest.fixture
 def nobody():
-    """A user who may write nowhere here, also where the tests run as root."""
+    """Drop root privileges during a test, because root can write to read-only folders."""
     mine = os.geteuid()
     if mine == 0:
         os.seteuid(65534)
@@ -143,7 +143,7 @@ def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     assert [set(row) for row in rows] == [{"name", "state", "step", "total_steps", "success_rate", "updated"}]
     assert (rows[0]["name"], rows[0]["state"], rows[0]["step"]) == ("r", "finished", 64)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as SB3's, on the batch
+        warnings.simplefilter("error")  # such as SB3's warning about the batch size
         report = json.loads(kit(capsys, "evaluate", "runs/r", "--episodes", "3", "--json")[1])
     own = {"distance", "within_5cm", *(f"reward/{term}" for term in ("progress", "success", "precision", "effort"))}
     assert set(report) == {"episodes", "mean_return", "std_return", "success_rate", "mean_length"} | own
@@ -154,11 +154,11 @@ def test_train_evaluate_runs_fingerprint_and_their_json(here, capsys):
     assert json.loads(kit(capsys, "runs", "--json")[1])[0]["step"] == 128
 
 
-def test_a_policy_that_remembers_goes_on_in_the_middle_of_episodes_acts_and_is_filmed(here, capsys):
-    """On pictures and numbers: 32 steps in episodes of up to 12."""
+def test_recurrent_policy_resumes_in_mid_episode_evaluates_and_renders_a_video(here, capsys):
+    """Observations are images and numbers. The run is cut after 16 steps per env; episodes last up to 12 steps."""
     import torch
 
-    torch.set_num_threads(1)  # as in every process that has trained before
+    torch.set_num_threads(1)  # building a trainer sets this and keeps it; the first run must start like the second
     small = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]}}
     train = ["train", "--env", "tests.envs.corridor:Corridor", "--algo", "recurrentppo", "--n-envs", "2"]
     train += ["--overrides", json.dumps(small), "--eval-every", "0", "--env-options", '{"length": 30}']
@@ -207,8 +207,8 @@ def test_help_everywhere(capsys):
     assert kit(capsys)[0] == 2
 
 
-def test_worker_outlives_its_starter_and_can_be_found_again(tmp_path):
-    """`kit.launch` in one process, a new handle in another: what a restarted kernel does."""
+def test_worker_outlives_the_process_that_launched_it(tmp_path):
+    """Start a run with `kit.launch` in one process and open it in another, like a restarted notebook kernel."""
     code = f"import kit; kit.launch(total_steps=10**9, run_name='r', runs_dir={str(tmp_path)!r}, eval_every=0)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
     from kit import Run
@@ -268,7 +268,7 @@ def test_saved_model_loads_in_plain_sb3_and_predicts_the_same(tmp_path):
         )
 
 
-def test_the_shell_steers_a_run(here, capsys):
+def test_commands_control_a_running_run(here, capsys):
     run = create(here / "runs", "steered", total_steps=10**7)
     session = Forked(run)
     assert session.until(lambda: run.status()["step"] > 0), run.log()
@@ -297,9 +297,9 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()
     monkeypatch.setattr("builtins.input", lambda question: "y")
     code, out, err = kit(capsys, "rm", run.path)
-    assert code == 2 and "no store has its step" in err and run.path.exists(), "more than a y is needed"
+    assert code == 2 and "no store has its step" in err and run.path.exists(), "y does not delete the only copy"
     step = run.checkpoints()[-1].step
     (run.path / ".sync.json").write_text(json.dumps({"url": "hf://me/runs", "step": step, "state": "ok", "time": 1.0}))
     code, out, _ = kit(capsys, "rm", run.path)
     assert code == 0 and f"step {step:,} verified in hf://me/runs" in out and not run.path.exists()
-    assert not list((here / "runs").iterdir()), "nothing half removed"
+    assert not list((here / "runs").iterdir()), "rm left files behind"

@@ -1,4 +1,4 @@
-"""RunConfig: what is accepted, what is refused, and that it survives YAML."""
+"""Tests of `RunConfig`: accepted and refused values, YAML round trip, parsing of typed text."""
 
 from pathlib import Path
 
@@ -19,17 +19,17 @@ def test_yaml_round_trip(tmp_path):
     assert RunConfig.load(tmp_path / "config.yaml") == config
 
 
-def test_the_configs_beside_the_notebooks_see_numbers_and_clips():
+def test_dishwashing_configs_of_the_notebooks():
     state, video = (RunConfig.load(CONFIGS / f"dishwashing_{name}.yaml") for name in ("state", "video"))
     assert (state.env, video.env) == ("Dishwashing", "DishwashingVideo")
     for config, seen in ((state, (69,)), (video, (8, 3, 64, 64))):
         assert envs.describe(config.env, config.env_options).observation_space.shape == seen
-    assert resolve(state).overrides["gamma"] == 0.95, "the task's own row"
+    assert resolve(state).overrides["gamma"] == 0.95, "gamma from the task's row in kit/presets.py"
     assert resolve(video).encoder == "clip_cnn"
-    assert resolve(video.replace(env="Dishwashing")).encoder == "auto", "nothing else says what is seen"
+    assert resolve(video.replace(env="Dishwashing")).encoder == "auto", "only `env` selects clips or numbers"
 
 
-def test_changing_what_was_passed_in_changes_nothing():
+def test_config_copies_overrides():
     overrides = {"gamma": 0.9}
     config = RunConfig(overrides=overrides)
     overrides["gamma"] = 0.1
@@ -59,12 +59,12 @@ def test_a_text_that_looks_like_1e6_stays_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"), [("90s", 90), ("5m", 300), ("11h30m", 41_400), ("1d", 86_400), ("1m30s", 90)]
 )
-def test_times(text, expected):
+def test_durations_are_parsed(text, expected):
     assert seconds("session_limit", text) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [("500MB", 5e8), ("10 GB", 1e10), ("1.5TB", 1.5e12)])
-def test_amounts(text, expected):
+def test_byte_counts_are_parsed(text, expected):
     assert byte_count("disk_budget", text) == expected
 
 
@@ -125,7 +125,7 @@ def test_a_version_that_is_no_number_is_refused():
 
 
 @pytest.mark.parametrize("text", ["- a\n- b", "{", "\x00", ""])
-def test_files_that_are_no_config(tmp_path, text):
+def test_invalid_config_files_are_refused(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"config\.yaml"):
@@ -148,11 +148,11 @@ def test_an_alias_bomb_is_refused(tmp_path):
         RunConfig.load(tmp_path / "config.yaml")
 
 
-def test_config_file_says_its_version():
+def test_config_file_contains_its_version():
     assert yaml.safe_load(RunConfig().to_yaml())["version"] == 1
 
 
-def test_names_are_found_whatever_their_case():
+def test_names_are_case_insensitive():
     config = RunConfig(algo="ppo", preset="FAST", encoder="MLP")
     assert (config.algo, config.preset, config.encoder) == ("PPO", "fast", "mlp")
 
@@ -172,12 +172,12 @@ def test_names_are_found_whatever_their_case():
         ("overrides", "", {}),
     ],
 )
-def test_what_people_type(field, text, value):
+def test_from_text_parses_typed_values(field, text, value):
     assert RunConfig.from_text(field, text) == value
     assert getattr(RunConfig(**{field: RunConfig.from_text(field, text)}), field) == value
 
 
 @pytest.mark.parametrize("text", ["{gamma: 1}", "[1]", "0.9"])
-def test_mappings_that_are_none(text):
+def test_from_text_refuses_invalid_mappings(text):
     with pytest.raises(UserError, match=r"overrides=.* is not (JSON|a JSON mapping)"):
         RunConfig.from_text("overrides", text)

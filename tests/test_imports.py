@@ -1,4 +1,4 @@
-"""`import kit` and `kit --help` are quick because they load nothing heavy."""
+"""Tests of `import kit` and `kit.cli`: they import no heavy package, and all names in `kit.__all__` exist."""
 
 import subprocess
 import sys
@@ -13,13 +13,13 @@ HEAVY = ("torch", "mujoco", "gymnasium", "stable_baselines3", "pandas", "numpy")
     ["import kit; kit.RunConfig()", "import kit; kit.runs('nowhere')", "import kit.cli", "import kit.scale.files",
      "import kit.scale.execute"],
 )  # fmt: skip
-def test_light_imports(code):
+def test_imports_without_heavy_packages(code):
     check = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_every_name_of_the_index_exists():
+def test_every_name_in_all_exists():
     import kit
 
     for name in kit.__all__:

@@ -1,9 +1,10 @@
-"""How long the training loop stands still for a checkpoint, and how long the write behind it takes. By hand:
+"""Benchmark of checkpoints: how long training pauses, and how long the background write takes. Run by hand:
 
     python tests/bench/checkpoint.py
 
-PPO on Ant (16 worlds, 64-64) and SAC on Reach with a growing replay buffer; each saves at every tenth of the run. The
-stall is what `Training` spends between two iterations on a save; the write goes on beside the next iteration.
+PPO on Ant with a small and a large network, and SAC on Reach with a growing replay buffer; each run saves ten
+checkpoints. The stall is the time that `Training` spends on a save between two iterations; the writer thread works
+during the next iteration.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CASES = {
 
 
 def measure(fields: dict) -> tuple[list[float], list[float], int]:
-    """(seconds of stall, seconds of writing, bytes of replay segments at the end)."""
+    """Return (stall of each save in s, duration of each write in s, bytes of all replay segments)."""
     stalls: list[float] = []
     writes: list[float] = []
 

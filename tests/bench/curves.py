@@ -1,21 +1,22 @@
-"""Do kit's algorithms learn as Stable-Baselines3's do? Learning curves over five seeds, side by side. By hand:
+"""Benchmark of learning: curves of kit and Stable-Baselines3 over five seeds, side by side. Run by hand:
 
-    python tests/bench/curves.py runs/curves                  # whatever is missing there (an hour), then table and plot
+    python tests/bench/curves.py runs/curves                  # run what is missing (an hour), print table, draw plot
     python tests/bench/curves.py runs/curves --jobs 2         # two runs at a time
     python tests/bench/curves.py runs/curves --env Reach --algo SAC --seeds 0 1
-    python tests/bench/curves.py runs/curves --plot           # table and .github/curves.png of what is there
+    python tests/bench/curves.py runs/curves --plot           # only table and .github/curves.png, from existing files
 
-PPO, A2C, SAC and TD3, kit and stock SB3 with the same hyperparameters: on Reach those of the preset `auto` (not TD3),
-on HalfCheetah-v5 SB3's defaults; TD3 explores with Gaussian noise of 0.1. Both learn in the same env: on Reach SB3 sees
-kit's through its `VecEnv` view, HalfCheetah-v5 is Gymnasium's own in `DummyVecEnv`. A run is a process of its own with
-one thread, and leaves a file with every training episode; an interrupted command goes on where it was. The curve is the
-mean over the latest episodes (Reach 100, HalfCheetah-v5 one of each env) of success or return.
+PPO, A2C, SAC and TD3 of kit and of SB3, with the same hyperparameters: on Reach those of the preset `auto` (without
+TD3), on HalfCheetah-v5 SB3's defaults; TD3 explores with Gaussian noise of standard deviation 0.1. Both libraries train
+in the same env: on Reach, SB3 uses kit's env through `TensorVecEnv`; HalfCheetah-v5 is Gymnasium's, for SB3 in
+`DummyVecEnv`. Each run is a subprocess with one thread and writes a file with all training episodes. If the command is
+interrupted, run it again: finished runs are skipped. A curve is the mean success or return of the latest episodes
+(Reach: 100; HalfCheetah-v5: as many as envs).
 
-What "inside SB3's spread" means was fixed before the first run. The five areas under kit's curves and the five under
-SB3's are compared by the exact two-sided rank-sum test; p ≤ 0.05 counts as outside. Two sets of five seeds of one
-algorithm fall outside in 3 % of cases, so six such pairs show one in 17 % of cases: an outlier is a reason to look and
-to add seeds. The same test is printed for the last fifth of the curve, and so is the share of points at which kit's
-median lies between SB3's lowest and highest seed, which for two equal algorithms is 83 % on average.
+The criterion was fixed before the first run. The areas under kit's five curves and under SB3's five are compared by the
+exact two-sided rank-sum test; p ≤ 0.05 counts as a difference. Two sets of five seeds of one algorithm differ in 3 % of
+cases, so at least one of six such pairs differs in 17 % of cases: a difference is a reason to investigate and to add
+seeds. The same test is printed for the last fifth of the curves, and also the share of points at which kit's median
+lies between SB3's lowest and highest seed; for two equal algorithms this share is 83 % on average.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ POINTS = 50
 
 @dataclass(frozen=True)
 class Setting:
-    """What both libraries get."""
+    """Settings of a run, the same for both libraries."""
 
     preset: str
     n_envs: int
@@ -66,12 +67,12 @@ Job = tuple[str, str, str, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the runs' files are kept")
+    parser.add_argument("folder", type=Path, help="folder of the runs' files")
     parser.add_argument("--env", nargs="+", default=["Reach", "HalfCheetah-v5"])
     parser.add_argument("--algo", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--plot", action="store_true", help="run nothing")
+    parser.add_argument("--plot", action="store_true", help="train nothing; table and plot from existing files")
     parser.add_argument("--library", choices=LIBRARIES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def _file(folder: Path, job: Job) -> Path:
 
 
 def _start(job: Job, folder: Path) -> None:
-    """Do `job` in a process of its own, unless it is done."""
+    """Run `job` in a subprocess, unless its file exists."""
     if _file(folder, job).exists():
         return
     env, algo, library, seed = job
@@ -103,7 +104,7 @@ def _start(job: Job, folder: Path) -> None:
 
 
 def run(job: Job, folder: Path) -> None:
-    """Train, and write [step, return, success or null] of every training episode."""
+    """Train, and write a file with [step, return, success or null] of every training episode."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -159,11 +160,11 @@ def _model(job: Job) -> Any:
     return getattr(sb3, algo)("MlpPolicy", venv, seed=seed, device="cpu", **hyper)
 
 
-# -- what they say together --------------------------------------------------------------------------------------------
+# -- comparison --------------------------------------------------------------------------------------------------------
 
 
 def curves(folder: Path, env: str, algo: str) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-    """Steps (points,) and for each library the curves (seeds, points) of the seeds that both have."""
+    """Return steps (points,), and library -> curves (seeds, points), for the seeds that both libraries have."""
     found = {lib: {path.stem.rpartition("-")[2]: path for path in folder.glob(f"{env}-{algo}-{lib}-*.json".lower())}
              for lib in LIBRARIES}  # fmt: skip
     seeds = sorted(found["kit"].keys() & found["sb3"].keys(), key=int)
@@ -189,7 +190,7 @@ def _curve(episodes: list[tuple[int, float, bool | None]], steps: np.ndarray, si
 
 
 def rank_sum(first: np.ndarray, second: np.ndarray) -> float:
-    """Exact two-sided p of the rank-sum test (Mann and Whitney, 1947), by counting every way to deal the values."""
+    """Exact two-sided p of the rank-sum test (Mann and Whitney, 1947), by enumeration of all splits of the values."""
     values, n = np.concatenate([first, second]), len(first)
     wins = np.sign(values[:, None] - values)  # (n + m, n + m), ties count half on either side
 
@@ -202,7 +203,7 @@ def rank_sum(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def report(folder: Path) -> None:
-    """Print the table and draw the picture."""
+    """Print the table and draw the plot."""
     panels = {}
     print("| | | seeds | kit, at the end | SB3, at the end | area: p | last fifth: p | median within SB3's band |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
@@ -225,7 +226,7 @@ def report(folder: Path) -> None:
 
 
 def _draw(panels: dict[tuple[str, str], tuple[np.ndarray, dict[str, np.ndarray]]]) -> None:
-    """Medians and bands from the lowest to the highest seed; a row for each env."""
+    """Plot medians, and bands from the lowest to the highest seed; one row of plots per env."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,9 +1,9 @@
-"""Dishwashing measured: the sink alone, the scripted wiper, and trained runs. By hand:
+"""Benchmark of Dishwashing: env steps/s, scores of the scripted policies and of trained runs. Run by hand:
 
-    python tests/bench/dishes.py                         # the first two, about five minutes on two quiet cores
-    python tests/bench/dishes.py --only sink             # env steps a second, from numbers and from clips
-    python tests/bench/dishes.py --only wiper            # the plain machine at every pressure and speed, 32 shifts each
-    python tests/bench/dishes.py RUN ...                 # trained policies beside the wiper, 100 shifts each
+    python tests/bench/dishes.py                         # sink and wiper, about five minutes on two idle cores
+    python tests/bench/dishes.py --only sink             # env steps/s, from numbers and from clips
+    python tests/bench/dishes.py --only wiper            # scripted wiper at every force and speed, 32 shifts each
+    python tests/bench/dishes.py RUN ...                 # trained policies and both scripted ones, 100 shifts each
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.tasks.dishwashing.task import WIPER
 SHIFTS = 100
 PRESSES_N, SPEEDS_MPS = (20.0, 30.0, 40.0, 44.0, 48.0, 50.0), (0.2, 0.3, 0.4)
 FIGURES = ("profit_per_hour", "plates_per_hour", "breakage_rate", "error_rate", "value_to_wage")
-HEADS = "| | profit, USD/h | clean plates/h | broken | broken or not clean | value, in wages |\n|---|" + 5 * "---:|"
+HEADS = "| | profit, USD/h | clean plates/h | broken | broken or not clean | value / wage |\n|---|" + 5 * "---:|"
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def sink(threads: int | None) -> None:
-    """Random actions; the best of five turns."""
+    """Print env steps/s with random actions: the best of five rounds, after a warm-up round."""
     print("| random actions, env steps/s | 16 worlds | 64 worlds |\n|---|---:|---:|")
     for name in ("Dishwashing", "DishwashingVideo"):
         found = []
@@ -59,7 +59,7 @@ def sink(threads: int | None) -> None:
 
 
 def wiper(threads: int | None) -> None:
-    """A shift in each of 32 worlds."""
+    """Print scores of the scripted wiper for each force and speed, one shift in each of 32 envs."""
     print(f"\n{HEADS}")
     env: Any = kit.make_vec("Dishwashing", 32, "cpu", 0, threads)
     for press in PRESSES_N:
@@ -77,7 +77,7 @@ def row(who: str, found: dict[str, float]) -> None:
 
 
 def learnt(runs: list[Run]) -> None:
-    """Each run's best policy beside the wiper."""
+    """Print scores of both scripted policies and of each run's best policy."""
     print(HEADS)
     for script in ("wiper", "seeker"):
         plan = evaluate(runs[0], SHIFTS, scripted=script)

@@ -1,11 +1,11 @@
-"""Encoders for clips, in equal time: behaviour cloning of the seeker's shifts from clips. By hand:
+"""Benchmark of clip encoders: behaviour cloning of the scripted seeker, for the same time each. Run by hand:
 
-    python tests/bench/encoders.py                       # all that fit a CPU: 10 minutes of one core each
+    python tests/bench/encoders.py                       # all encoders, 10 minutes of one core each
     python tests/bench/encoders.py clip_cnn --minutes 5
 
-Columns: forward passes of single clips (8 frames of 64×64, batches of 32), seconds per 1,000 updates with batch 128,
-and the profit over 40 fresh shifts of the policy cloned in the given time. An encoder whose 1,000 updates would take
-longer than the whole time is not trained.
+Columns: clips/s of a forward pass (8 frames of 64×64, batches of 32), seconds per 1,000 updates with batch size 128,
+and profit and share of broken plates of the cloned policy over 40 test shifts. An encoder is not trained if 1,000
+updates would take longer than the given time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def row(name: str, dataset: str, minutes: float, runs_dir: str) -> list[str]:
 
 
 def speed(config: RunConfig) -> tuple[float, float]:
-    """Return clips per second of a forward pass, and the seconds of one update."""
+    """Return the clips per second of a forward pass, and the seconds per update."""
     planned = plan(config).config
     env = kit.make_vec(ENV, 1, "cpu", 0, 1)
     trainer: Any = make_trainer(planned, env)

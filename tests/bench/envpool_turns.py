@@ -1,6 +1,7 @@
-"""EnvPool's turns in `rollouts.py`, in whichever environment has EnvPool: needs nothing but EnvPool and numpy.
+"""EnvPool contender of `rollouts.py`, for a separate Python environment: imports only EnvPool and numpy.
 
-Reads a line with the seconds of a turn, answers with calls of `step` per second, until its input ends.
+Prints EnvPool's version. Then reads the seconds of each turn from stdin, one number per line, and prints the `step`
+calls per second of that turn, until stdin ends.
 """
 
 from __future__ import annotations

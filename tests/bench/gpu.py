@@ -1,20 +1,20 @@
-"""What a GPU does with thousands of robots: bare physics, env, PPO end to end, and what they are of each other.
+"""Benchmark on a GPU with thousands of envs: env steps/s of physics, env and PPO. Run by hand:
 
-    python tests/bench/gpu.py                       # Ant at 4096 worlds, Go1 and G1 at 2048, on the CUDA device
+    python tests/bench/gpu.py                       # Ant with 4096 envs, Go1 and G1 with 2048, on the CUDA device
     python tests/bench/gpu.py --task Ant --worlds 1024 8192 --seconds 10
     python tests/bench/gpu.py --mjlab-python A/bin/python --playground-python B/bin/python --output gpu.md
 
-"bare" is MuJoCo Warp alone: its captured graph of one control step launched again and again, same worlds, same random
-controls, nothing read. "env" adds actions, observations, rewards and resets; "PPO" adds the policy and its updates.
-All three count environment steps; physics steps are environment steps times substeps. "compile" is what the first
-launch costs on a machine that has no kernels yet ("cold", into a fresh folder) and on one that has ("warm"), each in a
-process of its own. "repeats" steps twice from one snapshot and names the fields that came out equal bit for bit.
+"bare" is MuJoCo Warp alone: the captured graph of one control step, launched repeatedly, with constant controls from a
+random action; no result is read. "env" adds actions, observations, rewards and resets; "ppo" adds the policy and its
+updates. All three count env steps; physics steps are env steps times substeps. "compile" is the time to build
+the simulator and to make its first step in a new process, "cold" with an empty kernel cache and "warm" with a filled
+one. "repeats" steps twice from one snapshot and counts the fields that are equal to the bit.
 
-mjlab and MuJoCo Playground train their own G1 velocity task at the same number of worlds, each in an environment of its
-own, by the entry points that they document; these two commands have not been tried yet.
+mjlab and MuJoCo Playground train their own G1 velocity task with the same number of envs, each in its own Python
+environment, through their documented entry points; these two commands have not been tried yet.
 
-Without a GPU, or with --device cpu, it runs a few worlds on Warp's CPU device, which shows that the command works and
-measures nothing; "compile" is left out there unless asked for, as it takes minutes.
+Without a GPU, or with --device cpu, the script runs 8 envs on Warp's CPU device, only to check that it works: the
+figures mean nothing there. "compile" is then skipped unless --compile is given, because it takes minutes.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ given |= {"num_timesteps": 20_000_000, "num_evals": 3, "num_envs": int(sys.argv[
 train.train(environment=registry.load(name), wrap_env_fn=wrapper.wrap_for_brax_training, network_factory=factory,
             progress_fn=lambda _, figures: print("steps/s", figures.get("training/sps", "")), **given)
 """
-ROLLOUT = 24  # control steps per PPO iteration, as is usual with thousands of worlds
+ROLLOUT = 24  # control steps per PPO iteration, as usual with thousands of envs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=WORLDS, nargs="+", default=list(WORLDS))
-    parser.add_argument("--worlds", type=int, nargs="+", help="instead of each task's own number")
-    parser.add_argument("--seconds", type=float, default=5.0, help="per figure")
+    parser.add_argument("--worlds", type=int, nargs="+", help="numbers of envs; default: one number per task")
+    parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of each measurement")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
-    parser.add_argument("--mjlab-python", help="of an environment that has mjlab")
-    parser.add_argument("--playground-python", help="of an environment that has mujoco_playground")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="measure compiling; default: on CUDA")
+    parser.add_argument("--mjlab-python", help="Python interpreter of an environment with mjlab")
+    parser.add_argument("--playground-python", help="Python interpreter of an environment with mujoco_playground")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="write the table to this file too")
     args = parser.parse_args()
@@ -83,7 +83,7 @@ def main() -> None:
     cuda = args.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     seconds = args.seconds if cuda else min(args.seconds, 1.0)
-    products = settings.apply(args.device)  # as a run would: with TF32, where the card has it
+    products = settings.apply(args.device)  # as in a run: with TF32 if the GPU supports it
     machine = {
         "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
         "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
@@ -94,7 +94,7 @@ def main() -> None:
         for worlds in (args.worlds or [WORLDS[task]]) if cuda else [TINY]:
             try:
                 rows.append(measure(task, worlds, device, seconds))
-            except UserError as error:  # a robot whose model cannot be fetched
+            except UserError as error:  # the robot's model cannot be fetched
                 print(f"{task}: skipped, {error}")
     further: dict[str, object] = {}
     for task in args.task if (cuda if args.compile is None else args.compile) else []:
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def first_launch(task: str, device: torch.device, folder: str) -> float:
-    """Seconds until a world of `task` has made its first step, in a new process whose kernels are kept in `folder`."""
+    """Return the seconds until the first physics step of `task`, in a new process with `folder` as kernel cache."""
     script = (
         "import time; from kit.envs import make_task; from kit.sim.warp import WarpSim; model = make_task('{}').model; "
         "begun = time.perf_counter(); sim = WarpSim(model, 8, '{}'); sim.step(); sim.qpos.cpu(); "
@@ -129,7 +129,7 @@ def first_launch(task: str, device: torch.device, folder: str) -> float:
 
 
 def other(python: str, command: list[str]) -> float | str:
-    """The median of the second half of the rates that another project prints, or the end of what it says."""
+    """Run another project; return the median of the last half of its printed rates, or its last output if none."""
     child = subprocess.run([python, *command], capture_output=True, text=True, check=False)
     said = child.stdout + child.stderr
     rates = re.findall(r"(?:steps/s|Computation:|Steps per second:)\s*([\d,]+(?:\.\d+)?)", said)
@@ -138,7 +138,7 @@ def other(python: str, command: list[str]) -> float | str:
 
 
 def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
-    """Which fields are equal bit for bit after `steps` control steps taken twice from one snapshot."""
+    """Step twice from one snapshot; return how many fields are then equal to the bit, "all" or "N of M"."""
     begin, ends = env.snapshot(), []
     for _ in range(2):
         env.restore(begin)
@@ -151,10 +151,10 @@ def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
 
 
 def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dict[str, float | str]:
-    """Environment steps per second of the three layers, each warmed up first."""
+    """Return the table row of a task: env steps/s of bare physics, env and PPO after a warm-up, memory, repeats."""
     started, empty = time.perf_counter(), used_memory(device)
     task: Any = make_task(name)
-    task.build = lambda n, *_: task.bind(WarpSim(task.model, n, device))  # on the CPU as well
+    task.build = lambda n, *_: task.bind(WarpSim(task.model, n, device))  # Warp also on the CPU
     env = TensorEnv(task, worlds, device)
     prepared, per_world = time.perf_counter() - started, (used_memory(device) - empty) / worlds
     low, high = (torch.as_tensor(bound, device=device) for bound in (env.action_space.low, env.action_space.high))
@@ -163,7 +163,7 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
     env.reset(seed=0)
     for _ in range(20):
         env.step(action)
-    usual = env.task.sim.snapshot()  # bare worlds never begin anew; put back here, they are no worse off than the env's
+    usual = env.task.sim.snapshot()  # bare physics has no resets; restored regularly, its states stay like the env's
     sim, substeps = env.task.sim, env.task.substeps
     bare = rate(lambda: sim.step(substeps), worlds, device, seconds, lambda: sim.restore(usual))
     repeated = repeats(env, action, 100 if device.type == "cuda" else 5)
@@ -176,9 +176,9 @@ def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dic
                    "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}},
     ))  # fmt: skip
     trainer = make_trainer(config, env)
-    trainer.learn(worlds * n_steps)  # compiles what it compiles
+    trainer.learn(worlds * n_steps)  # warm-up, with all compilation
 
-    steps = READ_EVERY * worlds * n_steps  # figures are read at the end of `learn`; on a GPU, a run does so as often
+    steps = READ_EVERY * worlds * n_steps  # `learn` reads metrics at its end; a run on a GPU reads them as often
 
     def iterations() -> None:
         trainer.learn(steps, reset_num_timesteps=False)
@@ -196,7 +196,7 @@ def rate(
     work: Callable[[], object], steps: int, device: torch.device, seconds: float, before: Callable[[], object] = int,
     turns: int = 20,
 ) -> float:  # fmt: skip
-    """Steps per second of `work`, which takes `steps` of them each time; `before` every `turns`, not counted."""
+    """Return steps/s of `work`, which makes `steps` steps per call; `before` runs untimed every `turns` calls."""
     work()
     passed, done = 0.0, 0
     while passed < seconds:
@@ -214,7 +214,7 @@ def rate(
 
 
 def used_memory(device: torch.device) -> int:
-    """Bytes in use on the card, by whomever: Warp's are not torch's. 0 on the CPU, where nothing is measured."""
+    """Return the bytes in use on the GPU by all allocators, because Warp has its own; 0 on the CPU."""
     if device.type == "cpu":
         return 0
     free, total = torch.cuda.mem_get_info()

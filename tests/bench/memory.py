@@ -1,10 +1,10 @@
-"""Peak resident memory of training at its largest on one computer, each in a fresh process. By hand:
+"""Benchmark of peak resident memory: a large PPO and a large SAC training. Run by hand:
 
-    python tests/bench/memory.py             # both; --case ppo or sac
+    python tests/bench/memory.py             # both; --case ppo or --case sac for one
 
-ppo: PPO on Ant with 1,024 worlds, two iterations end to end, then a checkpoint. sac: SAC on Reach, 8 worlds, the
-replay filled to its million transitions through its own `add` with what random actions really do (the first 20,000
-over and over), gradient steps, and the worst of checkpoints: the first one, with all of the million to write.
+Each case runs in a new process. ppo: PPO on Ant with 1,024 envs, two iterations, then a checkpoint. sac: SAC on Reach
+with 8 envs; a replay buffer that `add` fills with a million transitions (20,000 transitions of random actions,
+repeated), 50 gradient steps, and the largest checkpoint: the first, which writes all the transitions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sac(run_path: Path) -> str:
 
 
 def _play(env: Any, rows: int) -> list[tuple[Any, ...]]:
-    """Rows as SAC keeps them, of random actions."""
+    """Return `rows` replay rows of random actions: (obs, action, reward, next obs, terminated), each for all envs."""
     actions, obs, played = random_actions(env, 64), env.reset(seed=0), []
     for row in range(rows):
         before, action = obs.clone(), actions[row % len(actions)].float()
@@ -63,7 +63,7 @@ def _trainer(**fields: Any) -> Any:
 
 
 def _checkpoint(trainer: Any, writer: Writer) -> str:
-    """As `kit.runs.session` writes one."""
+    """Write a checkpoint as `kit.runs.training` does; return the text "on disk ... MB"."""
     segment = None
     if isinstance(trainer, OffPolicy):
         new = trainer.replay_rows(writer.replay_stop, trainer.replay_written)

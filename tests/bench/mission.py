@@ -1,13 +1,14 @@
-"""Mission measured: the game alone, PPO end to end beside stock Stable-Baselines3, and teams without a plan. By hand:
+"""Benchmark of Mission: env steps/s, PPO of kit and Stable-Baselines3, the large presets, the scripted team. By hand:
 
-    python tests/bench/mission.py                    # these four, about ten minutes on two quiet cores
-    python tests/bench/mission.py --only game        # env steps a second on one core
+    python tests/bench/mission.py                    # all four, about ten minutes on two idle cores
+    python tests/bench/mission.py --only game        # env steps/s on one core
     python tests/bench/mission.py --only ppo         # training with a 64-64 network on all cores
     python tests/bench/mission.py --only presets     # fast, heavy and beast, and their matrix products alone
     python tests/bench/mission.py --only teams       # the scripted team against the three levels, 200 maps each
 
-The plain version (`mission_plain.py`) plays by the same rules, step for step (tests/tasks/test_mission.py); SB3 steps
-it in processes of its own, one for each of 16 worlds. Contenders take turns; medians, and the range over the turns.
+`mission_plain.py` implements the same rules in plain Python (tests/tasks/test_mission.py compares them step by step);
+SB3 runs 16 such envs in subprocesses. In `game` and `ppo`, contenders take turns; the tables show medians and ranges
+over the turns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("game", "ppo", "presets", "teams"))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, help="of kit's PPO in place of the preset's")
+    parser.add_argument("--batch-size", type=int, help="batch size of kit's PPO; default: the preset's")
     args = parser.parse_args()
     for name, part in {"game": game, "ppo": ppo, "presets": presets, "teams": teams}.items():
         if args.only in (None, name):
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], Any]]]) -> None:
-    """Each contender is what it does in a turn, and how many env steps those are."""
+    """Measure `contenders` and print their env steps/s; name -> (env steps per turn, function that runs a turn)."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, (steps, turn) in contenders.items():
@@ -51,7 +52,7 @@ def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], 
             turn()
             rates[name].append(steps / (time.perf_counter() - begun))
     last = statistics.median(list(rates.values())[-1])
-    print(f"\n| {title} | env steps/s | lowest – highest | to the last line |\n|---|---:|---:|---:|")
+    print(f"\n| {title} | env steps/s | lowest – highest | relative to the last row |\n|---|---:|---:|---:|")
     for name, found in rates.items():
         middle = statistics.median(found)
         spread = f"{min(found):,.0f} – {max(found):,.0f}"
@@ -59,10 +60,10 @@ def table(title: str, turns: int, contenders: dict[str, tuple[int, Callable[[], 
 
 
 def game(turns: int) -> None:
-    """Random commands; observations, rewards and resets included."""
+    """Measure env steps/s with random commands, including observations, rewards and resets."""
     torch.set_num_threads(1)
     env = kit.make_vec("Mission", WORLDS, "cpu", 0, 1)
-    env.stagger()  # else no world would begin anew in the time measured
+    env.stagger()  # otherwise no time limit would be reached while measuring
     commands = [torch.randint(9, (WORLDS, 4)) for _ in range(20)]
 
     def batched() -> None:
@@ -87,7 +88,7 @@ def game(turns: int) -> None:
 
 
 def ppo(turns: int, batch_size: int | None = None) -> None:
-    """The task's row with SB3's default network; SB3 with as many epochs, 16 × 256 steps and batches of 1024."""
+    """Compare PPO of kit (preset `auto`, 64-64 network) and of SB3 (16 × 256 steps, batch 1024, as many epochs)."""
     import stable_baselines3 as sb3
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
@@ -125,10 +126,10 @@ def ppo(turns: int, batch_size: int | None = None) -> None:
 
 
 def presets(turns: int) -> None:
-    """Two iterations of each, the first not counted, beside the matrix products alone that an iteration asks for."""
+    """Measure one iteration of each preset, after a warm-up iteration, and its matrix products alone."""
     from kit.trainers import make_trainer
 
-    print("\n| preset | env steps/s | of its matrix products | an iteration |\n|---|---:|---:|---:|")
+    print("\n| preset | env steps/s | share of matrix products | an iteration |\n|---|---:|---:|---:|")
     for name in ("fast", "heavy", "beast"):
         config = kit.resolve(RunConfig(env="Mission", preset=name, total_steps=100_000_000, device="cpu"))
         model = make_trainer(config, kit.make_vec(config.env, int(config.n_envs), "cpu", 0, int(config.threads)))
@@ -142,8 +143,9 @@ def presets(turns: int) -> None:
 
 
 def _products(model: Any, rows: int, turns: int) -> float:
-    """Seconds of matrix products for each row of an update: forward, back to the weights and, but for the first
-    layer, back to the inputs, of both networks."""
+    """Return the seconds of matrix products per row of an update, for both networks.
+
+    The products are the forward pass, gradients of the weights and, except in first layers, gradients of the inputs."""
     shapes = [p.shape for p in model.policy.parameters() if p.ndim == 2]
     pairs = [(torch.randn(rows, cols), torch.randn(out, cols), torch.randn(rows, out)) for out, cols in shapes]
     found = []
@@ -159,7 +161,7 @@ def _products(model: Any, rows: int, turns: int) -> float:
 
 
 def teams(turns: int) -> None:
-    """Every unit straight to the zone: the rate of capture within an episode on 200 maps."""
+    """Print captures and losses of the scripted team, whose units move straight to the zone, on 200 maps per level."""
     print("\n| the scripted team against | captures in 200 episodes | units lost in an episode |\n|---|---:|---:|")
     for level in ("easy", "standard", "hard"):
         env: Any = kit.make_vec("Mission", 200, "cpu", 1_000_003, env_options={"level": level})

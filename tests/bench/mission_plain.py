@@ -1,5 +1,4 @@
-"""Mission for one world in plain Python, as one would write it as a Gymnasium env: what the kernels are held against,
-and what Stable-Baselines3 steps in the comparison (`tests/bench/mission.py`)."""
+"""Mission as a Gymnasium env in plain Python: reference for the kernels, and SB3's env in `tests/bench/mission.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ WAYS = [(0.0, 0.0)] + [(math.cos(k * math.pi / 4), math.sin(k * math.pi / 4)) fo
 
 
 class PlainMission(gymnasium.Env):
-    """A game by `Rules`, against stock defenders; times are ticks of 1/20 s."""
+    """One Mission game against stock defenders; times are in ticks of 1/20 s."""
 
     def __init__(self, **options: Any) -> None:
         self.rules = r = Rules.of(options)
@@ -33,7 +32,7 @@ class PlainMission(gymnasium.Env):
         return self.observe(), {}
 
     def build(self, number: int) -> None:
-        """The map of this number, and everybody at the beginning."""
+        """Make map `number` and put all units at their start."""
         seed = mixed(number)
 
         def uniform(k: int) -> float:
@@ -70,7 +69,7 @@ class PlainMission(gymnasium.Env):
         return inside(self.zone[0] + r * math.cos(way), self.zone[1] + r * math.sin(way))
 
     def slide(self, x: float, y: float) -> tuple[float, float]:
-        """Out of every obstacle."""
+        """Return the position (x, y), moved out of all obstacles."""
         for cx, cy, r in self.discs:
             far = math.hypot(x - cx, y - cy)
             if 0 < far < r + UNIT_M:
@@ -113,7 +112,7 @@ class PlainMission(gymnasium.Env):
         return self.observe(), sum(self.terms), won, truncated, {"is_success": won}
 
     def think(self, j: int) -> None:
-        """A stock defender looks about."""
+        """Choose the goal of defender `j`: an attacker that it sees, the last position of one, or its patrol post."""
         d, r, least = self.defenders[j], self.rules, math.inf
         d["alert"] = max(d["alert"] - TICKS, 0)
         for i, (x, y, out, _) in enumerate(self.attackers):
@@ -206,7 +205,7 @@ class PlainMission(gymnasium.Env):
 
 
 def within(d: dict[str, Any], x: float, y: float, far_m: float, cone_deg: float) -> bool:
-    """Whether a point lies so far from a defender at most, and in its cone."""
+    """Return whether (x, y) is within `far_m` of defender `d` and within `cone_deg` of its viewing direction."""
     wx, wy = x - d["x"], y - d["y"]
     far = math.hypot(wx, wy)
     return far <= far_m and d["look"][0] * wx + d["look"][1] * wy >= far * math.cos(math.radians(cone_deg))

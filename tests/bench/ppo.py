@@ -1,16 +1,15 @@
-"""Training side by side with Stable-Baselines3, a single-file PPO in CleanRL's manner (single_file.py) and SBX, end to
-end, in one run. By hand:
+"""Benchmark of training speed: kit, Stable-Baselines3, SBX, single-file PPO like CleanRL's (single_file.py). By hand:
 
     python tests/bench/ppo.py                                # PPO on Ant, SB3's defaults with 16 × 128 steps
     python tests/bench/ppo.py --env Reach
     python tests/bench/ppo.py --net 512,512 --batch 2048     # larger networks
-    python tests/bench/ppo.py --net 64/64,64                 # actor and critic of different shapes: the general path
+    python tests/bench/ppo.py --net 64/64,64                 # actor and critic of different shapes
     python tests/bench/ppo.py --algo SAC                     # gradient steps per second at batch 256
-    python tests/bench/ppo.py --algo RecurrentPPO            # beside sb3-contrib's, LSTMs of 256
-    python tests/bench/ppo.py --sbx-python ENV/bin/python    # SBX, whose JAX lives in an environment of its own
+    python tests/bench/ppo.py --algo RecurrentPPO            # kit and sb3-contrib, LSTMs of 256
+    python tests/bench/ppo.py --sbx-python ENV/bin/python    # also SBX, from another Python environment
 
-Every contender is a process of its own; they take turns, so that a noisy machine treats them alike. The table gives
-medians over the turns, and ratios of medians.
+Each contender runs in its own process. They take turns, so that other load on the machine slows all of them equally.
+The table shows medians over the turns, and ratios of medians.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ CONTENDERS = {
     "sbx": "SBX, DummyVecEnv",
 }
 ITERATIONS = {"PPO": 2, "RecurrentPPO": 1, "A2C": 64, "SAC": 0}
-"""In each turn."""
+"""Algorithm -> iterations per turn. 0 for SAC, which makes a number of gradient steps (--steps) per turn instead."""
 GYMNASIUM = {"Ant": "Ant-v5"}
-"""What others step where an env of ours is theirs too; kit/<name>-v0 otherwise."""
+"""kit's env -> the same env as a Gymnasium id, for the other libraries; otherwise they use kit/<name>-v0."""
 
 
 def main() -> None:
@@ -43,17 +42,17 @@ def main() -> None:
     parser.add_argument("--env", default="Ant")
     parser.add_argument("--algo", default="PPO", choices=("PPO", "RecurrentPPO", "A2C", "SAC"))
     parser.add_argument("--n-envs", type=int, default=16)
-    parser.add_argument("--n-steps", type=int, help="steps of each world per iteration; PPO 128, A2C 5")
-    parser.add_argument("--batch", type=int, help="the minibatch; PPO 64, RecurrentPPO 128")
+    parser.add_argument("--n-steps", type=int, help="steps per env and iteration; default: 128, A2C 5, SAC 1")
+    parser.add_argument("--batch", type=int, help="minibatch size; default: 64, RecurrentPPO 128")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument(
-        "--net", type=_net, help="widths such as 64,64, or the actor's/the critic's; SB3's default otherwise"
+        "--net", type=_net, help="layer widths such as 64,64, or actor/critic such as 64/64,64; default: SB3's"
     )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, help="env steps (SAC: gradient steps) in each turn")
     parser.add_argument("--stock-threads", type=int, default=1, help="torch threads of the others; 1 suits small nets")
-    parser.add_argument("--sbx-python", help="the interpreter of an environment with sbx-rl and gymnasium[mujoco]")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="some of the contenders")
+    parser.add_argument("--sbx-python", help="Python interpreter of an environment with sbx-rl and gymnasium[mujoco]")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="run only these contenders")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.n_steps = args.n_steps or {"A2C": 5, "SAC": 1}.get(args.algo, 128)
@@ -74,7 +73,7 @@ def _net(text: str) -> list[int] | dict[str, list[int]]:
 
 
 def _work(args: argparse.Namespace) -> None:
-    """Build, warm up, then answer every line on stdin with the seconds that one turn took."""
+    """Build a contender, run a warm-up turn, then for every line on stdin run a turn and print its seconds."""
     turn, versions = {"kit": _kit, "single-file": _single_file}.get(args.worker, _stock)(args)
     turn()
     print(json.dumps(versions), flush=True)
@@ -169,7 +168,7 @@ def _stock(args: argparse.Namespace) -> Any:
     return _turn(model, args), {home.__name__: home.__version__, "gymnasium": gymnasium.__version__}
 
 
-# -- all of them -------------------------------------------------------------------------------------------------------
+# -- comparison --------------------------------------------------------------------------------------------------------
 
 
 def _compare(args: argparse.Namespace) -> None:
@@ -208,11 +207,11 @@ def _start(name: str, args: argparse.Namespace) -> Any:
 
 
 def _answer(worker: Any) -> Any:
-    """The next line that is an answer; None if the worker has died."""
+    """Return the worker's next line of JSON, parsed; None if the worker has ended."""
     for line in worker.stdout:
         try:
             return json.loads(line)
-        except json.JSONDecodeError:  # something it imported has printed
+        except json.JSONDecodeError:  # printed by an imported package
             continue
     return None
 

@@ -1,10 +1,9 @@
-"""What memory is good for: a pole on a cart, balanced by policies that see where both are and not how fast they move.
-By hand:
+"""Benchmark of memory: RecurrentPPO and PPO on CartPole-v1 without velocities in the observation. Run by hand:
 
     python tests/bench/remember.py runs/remember
 
-RecurrentPPO and PPO, the same env, hyperparameters and number of steps, three seeds each; the return (500 at most) over
-100 evaluation episodes of the last policy, without noise.
+Both train with the same hyperparameters and number of steps, with three seeds. Prints the mean return (500 at most)
+over 100 test episodes of the last policy, with deterministic actions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OVERRIDES: dict[str, Any] = {
     "n_steps": 32, "batch_size": 256, "n_epochs": 10, "learning_rate": "lin_0.001", "clip_range": "lin_0.2",
     "gamma": 0.98, "gae_lambda": 0.8, "normalize": True,
 }  # fmt: skip
-"""RL Baselines3 Zoo's for CartPole without velocities, with half the epochs, and observations scaled."""
+"""From RL Baselines3 Zoo for CartPole without velocities, with half the epochs; observations and rewards normalised."""
 NETWORKS: dict[str, dict[str, Any]] = {
     "RecurrentPPO": {"net_arch": [64], "lstm_hidden_size": 64},
     "PPO": {"net_arch": [64, 64]},
@@ -31,7 +30,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 class Pole(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Gymnasium's CartPole-v1, seen as the cart's position (m) and the pole's angle (rad)."""
+    """Gymnasium's CartPole-v1 with only the cart's position (m) and the pole's angle (rad) as observation."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))

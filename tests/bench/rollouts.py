@@ -1,14 +1,15 @@
-"""Env steps per second: bare MuJoCo, kit's TensorEnv, SB3's vector envs, EnvPool. By hand:
+"""Benchmark of env steps per second: bare MuJoCo, kit's TensorEnv, SB3's vector envs, EnvPool. Run by hand:
 
-    python tests/bench/rollouts.py                                      # Ant: 16, 32, 64 envs, a thread per core
-    python tests/bench/rollouts.py --envpool-python ENV/bin/python      # EnvPool too, from an environment that has it
+    python tests/bench/rollouts.py                                      # Ant: 16, 32, 64 envs, one thread per core
+    python tests/bench/rollouts.py --envpool-python ENV/bin/python      # also EnvPool, from another Python environment
 
-The contestants take many short turns, so that a noisy machine treats them alike; what counts are the ratios. Their
-upper deciles tell most: what each does while nothing else runs. All get the same number of threads, the same substeps,
-and actions drawn beforehand in the type they take.
+Contenders take many short turns, so that other load on the machine slows all of them equally. Compare ratios, above all
+those of the upper deciles, which show the speed without other load. Bare MuJoCo, kit and EnvPool have the same number
+of threads. All have the same substeps, and actions sampled beforehand in the dtype that they take.
 
-Bare MuJoCo comes twice. The limit: threads step their worlds and meet every 20 env steps. And in lockstep: they meet at
-every one, as they must where one policy acts in all worlds; the difference is what waking up and waiting costs here.
+Bare MuJoCo is measured twice: as an upper limit, with threads that synchronise every 20 env steps, and in lockstep,
+with threads that synchronise at every env step, as they must if one policy acts in all envs. The difference is the cost
+of waking and waiting.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ Step = Callable[[], object]
 
 
 def bare(task: str, n: int, threads: int, rng: np.random.Generator, at_once: int = AT_ONCE) -> Step:
-    """mj_step alone: every thread steps its share of the worlds, and all meet every `at_once` env steps.
+    """Return a function that runs only mj_step for `at_once` env steps of all envs, then synchronises the threads.
 
-    So that the worlds are as costly as those of an env that resets the fallen, they are put into states of such an env
-    every `AT_ONCE` steps."""
+    Every `AT_ONCE` steps all simulations are set to states of an env with resets, because steps of fallen robots have
+    another cost."""
     made = make_task(task)
     model, substeps, size = made.model, made.substeps, made.action_space.shape[0]
     states = _states(task, n, rng)
@@ -70,7 +71,7 @@ def bare(task: str, n: int, threads: int, rng: np.random.Generator, at_once: int
 
 
 def _states(task: str, n: int, rng: np.random.Generator) -> np.ndarray:
-    """(40, n, size): where `n` worlds under random actions stand, every `AT_ONCE` steps."""
+    """Return states (40, n, size) of `n` simulations under random actions, one every `AT_ONCE` steps."""
     env = make_vec(task, n, seed=1)
     states = []
     for step in range(40 * AT_ONCE):
@@ -108,7 +109,7 @@ def sb3(env_id: str, n: int, processes: bool, rng: np.random.Generator, stack: c
 
 
 class EnvPool:
-    """EnvPool in a process of its own (envpool_turns.py); it sleeps while it is not its turn."""
+    """EnvPool in a subprocess (envpool_turns.py), which sleeps between its turns."""
 
     def __init__(self, python: str, env_id: str, n: int, threads: int) -> None:
         file = Path(__file__).with_name("envpool_turns.py")
@@ -118,7 +119,7 @@ class EnvPool:
         self.version = self._answer()
 
     def measure(self, seconds: float) -> float:
-        """Calls of `step` per second, over `seconds`."""
+        """Return the calls of `step` per second, measured for `seconds`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -134,13 +135,13 @@ class EnvPool:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):  # it may greet
+            with contextlib.suppress(json.JSONDecodeError):  # EnvPool may print other lines
                 return json.loads(line)
         raise SystemExit("EnvPool's process has ended; does its environment have envpool and numpy?")
 
 
 def measure(step: Step, seconds: float) -> float:
-    """Calls of `step` per second."""
+    """Return the calls of `step` per second, measured for `seconds`."""
     calls, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         step()
@@ -150,12 +151,12 @@ def measure(step: Step, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="Ant", help="one of kit's tasks")
+    parser.add_argument("--task", default="Ant", help="name of a task of kit")
     parser.add_argument("--envs", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each contestant's turn in a round")
-    parser.add_argument("--envpool-python", help="the interpreter of an environment with envpool")
+    parser.add_argument("--seconds", type=float, default=0.1, help="duration of each contender's turn in a round")
+    parser.add_argument("--envpool-python", help="Python interpreter of an environment with envpool")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -167,7 +168,7 @@ def main() -> None:
 
 
 def take_turns(args: argparse.Namespace, n: int) -> dict[str, list[float]]:
-    """Env steps per second of each contestant with `n` envs, round by round."""
+    """Return contender -> env steps per second in each round, with `n` envs."""
     rng = np.random.default_rng(0)
     theirs = f"{args.task}-v5" if f"{args.task}-v5" in gymnasium.registry else f"kit/{args.task}-v0"
     with contextlib.ExitStack() as stack:

@@ -1,13 +1,13 @@
-"""What training reaches on seeds that no tuning has seen: every score that the README tells. By hand:
+"""Benchmark of training results: the README's scores, on seeds that were not used for tuning. Run by hand:
 
-    python tests/bench/scores.py runs/scores             # train what is missing there (hours); the table
+    python tests/bench/scores.py runs/scores             # train missing runs (hours), print the table, draw the plots
     python tests/bench/scores.py runs/scores --only Mission --jobs 2
-    python tests/bench/scores.py runs/scores --report    # the table of what is there, and its pictures
+    python tests/bench/scores.py runs/scores --report    # only table and plots, from existing runs
 
-A run is what `kit train` makes of the arguments below, with one thread; a second lesson begins with the last policy of
-the first. Its score is what `kit evaluate RUN` says: the best policy, in episodes that neither trained nor chose it.
-Runs of other code or from another kind of processor are refused, as each rounds its own way. An interrupted command
-goes on where it was.
+A run is `kit train` with the arguments below and one thread; a second stage starts from the last policy of the first.
+The score is that of `kit evaluate RUN`: the best policy, in episodes that were not used to train or to choose it. Runs
+of other code or on another processor model are refused, because their results differ by rounding. If the command is
+interrupted, run it again to continue.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from kit.runs import provenance
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(100, 105)
-"""Choose nothing by them: whoever tunes takes others."""
+"""Seeds for tests only; tune with other seeds."""
 
 
 @dataclass(frozen=True)
 class Score:
     """A row of the table."""
 
-    lessons: tuple[str, ...]
-    """Arguments of `kit train`."""
+    stages: tuple[str, ...]
+    """Arguments of `kit train`, one string per stage."""
     figure: str
-    """Of `kit evaluate`."""
+    """Name of the metric in the output of `kit evaluate`."""
     form: str = "{:.0%}"
     episodes: int = 100
 
@@ -66,16 +66,16 @@ PICTURES = {
     "Mission": ("mission.png", "eval/win_rate", 100, "games won, %"),
     "Go1Joystick": ("walk.png", "eval/success_rate", 100, "success, %"),
 }
-"""Of evaluations: file in .github, column, factor, axis."""
+"""Plots of evaluations: file name in .github, metric, factor, axis label."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the runs are, or are to be")
+    parser.add_argument("folder", type=Path, help="folder of the runs")
     parser.add_argument("--only", nargs="+", choices=SCORES, default=list(SCORES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each")
-    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, with one thread each")
+    parser.add_argument("--report", action="store_true", help="train nothing; table and plots from existing runs")
     args = parser.parse_args()
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -86,16 +86,16 @@ def main() -> None:
     report(args.folder, args.only, args.seeds)
 
 
-def path_of(folder: Path, name: str, seed: int, lesson: int) -> Path:
-    return folder / f"{name.lower()}-{seed}-{lesson + 1}"
+def path_of(folder: Path, name: str, seed: int, stage: int) -> Path:
+    return folder / f"{name.lower()}-{seed}-{stage + 1}"
 
 
 def train(folder: Path, name: str, seed: int) -> None:
-    """Every lesson that is not finished, and the processor's seconds for each beside its run."""
-    for lesson, arguments in enumerate(SCORES[name].lessons):
-        run = path_of(folder, name, seed, lesson)
+    """Train the unfinished stages of a seed; write each stage's CPU time to a JSON file beside its run."""
+    for stage, arguments in enumerate(SCORES[name].stages):
+        run = path_of(folder, name, seed, stage)
         command = ["train", *shlex.split(arguments), "--run-name", run.name, "--runs-dir", str(folder), "--threads=1"]
-        command += ["--from", f"{path_of(folder, name, seed, lesson - 1)}@latest"] if lesson else ["--seed", str(seed)]
+        command += ["--from", f"{path_of(folder, name, seed, stage - 1)}@latest"] if stage else ["--seed", str(seed)]
         if run.exists():
             if Run(run).status()["state"] == "finished":
                 continue
@@ -114,14 +114,14 @@ def train(folder: Path, name: str, seed: int) -> None:
 
 
 def report(folder: Path, names: list[str], seeds: list[int]) -> None:
-    """The table. Raises `SystemExit` for runs of other code, or of several kinds of processor."""
+    """Print the table, draw the plots. Raises `SystemExit` for runs of other code or of several processor models."""
     rows, made = [], set[tuple[str, str]]()
     for name in names:
         score, found, minutes = SCORES[name], [], []
         for seed in seeds:
-            runs = [Run(path_of(folder, name, seed, i)) for i in range(len(score.lessons))
+            runs = [Run(path_of(folder, name, seed, i)) for i in range(len(score.stages))
                     if path_of(folder, name, seed, i).exists()]  # fmt: skip
-            if len(runs) < len(score.lessons) or runs[-1].status()["state"] != "finished":
+            if len(runs) < len(score.stages) or runs[-1].status()["state"] != "finished":
                 continue
             made |= {code_of(run) for run in runs}
             if len(made) > 1:
@@ -141,7 +141,7 @@ def report(folder: Path, names: list[str], seeds: list[int]) -> None:
 
 
 def draw(folder: Path, name: str, seeds: list[int]) -> None:
-    """The evaluations that training made, over the steps of all lessons."""
+    """Plot the evaluations during training, over the steps of all stages."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -151,8 +151,8 @@ def draw(folder: Path, name: str, seeds: list[int]) -> None:
     figure, axis = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
     for seed in seeds:
         points, before = [], 0
-        for lesson in range(len(SCORES[name].lessons)):
-            run = Run(path_of(folder, name, seed, lesson))
+        for stage in range(len(SCORES[name].stages)):
+            run = Run(path_of(folder, name, seed, stage))
             points += [((before + row["step"]) / 1e6, scale * row[column]) for row in run.rows() if column in row]
             before += run.config.total_steps
             axis.axvline(before / 1e6, color="black", linestyle="--", linewidth=0.8)
@@ -165,7 +165,7 @@ def draw(folder: Path, name: str, seeds: list[int]) -> None:
 
 
 def code_of(run: Run) -> tuple[str, str]:
-    """The commit and the processor of all its sessions. Raises `SystemExit` unless kit is here as it was there."""
+    """Return the commit and the processor of a run. Raises `SystemExit` unless they match this checkout and machine."""
     sessions = provenance.read(run.path)
     kinds = {(entry.get("commit"), entry.get("processor")) for entry in sessions if "versions" in entry}
     commit, processor = kinds.pop() if len(kinds) == 1 else (None, None)

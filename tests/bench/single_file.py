@@ -1,8 +1,7 @@
-"""PPO as single-file implementations (CleanRL and its kin) write it: a contender for `ppo.py`, which runs it.
+"""Single-file PPO in the style of CleanRL: a contender of `ppo.py`.
 
-Gymnasium's `SyncVectorEnv` gives numpy, the agent is two perceptrons under autograd, every minibatch is gathered by its
-indices and stepped by Adam. Hyperparameters are SB3's, so that all contenders do the same work; the wrappers that
-normalise observations and rewards are left out for the same reason.
+Gymnasium's `SyncVectorEnv` with numpy arrays, two MLPs under autograd, minibatches gathered by index, Adam. All
+contenders do the same work: hyperparameters are SB3's, and observations and rewards are not normalised.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_GRAD_NORM = 0.5
 
 
 class Agent(nn.Module):
-    """A Gaussian policy and a value, nothing shared."""
+    """Gaussian policy and value function in two separate MLPs."""
 
     def __init__(self, num_obs: int, num_actions: int, widths: list[int]) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class Agent(nn.Module):
     def forward(
         self, obs: torch.Tensor, action: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(action, its log-probability, value); the action is drawn unless it is given."""
+        """Return (action, log-probability of the action, value); sample the action unless it is given."""
         mean = self.mean(obs)
         policy = Normal(mean, self.log_std.expand_as(mean).exp())
         action = policy.sample() if action is None else action
@@ -44,7 +43,7 @@ class Agent(nn.Module):
 
 
 def perceptron(widths: list[int], last_gain: float) -> nn.Sequential:
-    """tanh between linear layers, which begin orthogonal."""
+    """Make an MLP with tanh activations and orthogonal initial weights."""
     layers: list[nn.Module] = []
     for i, (rows, columns) in enumerate(itertools.pairwise(widths)):
         linear = nn.Linear(rows, columns)
@@ -56,7 +55,7 @@ def perceptron(widths: list[int], last_gain: float) -> nn.Sequential:
 
 
 class PPO:
-    """`learn(steps)` trains for so many more env steps of all worlds together."""
+    """PPO on `n_envs` envs; `learn(steps)` trains for `steps` more env steps, summed over all envs."""
 
     def __init__(self, env_id: str, n_envs: int, n_steps: int, batch: int, epochs: int, widths: list[int]) -> None:
         self.n_steps, self.batch, self.epochs = n_steps, batch, epochs
@@ -114,7 +113,7 @@ class PPO:
                 _, log_prob, value = self.agent(obs[rows], actions[rows])
                 log_ratio = log_prob - log_probs[rows]
                 ratio = log_ratio.exp()
-                with torch.no_grad():  # what such loops log of every minibatch
+                with torch.no_grad():  # approximate KL and clip fraction, which CleanRL logs
                     ((ratio - 1) - log_ratio).mean()
                     ((ratio - 1).abs() > CLIP).float().mean().item()
                 advantage = advantages[rows]

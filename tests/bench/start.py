@@ -1,9 +1,9 @@
-"""How long until something happens: from a command's exec to the first env step, the first finished update, and the
-first evaluation of at least 95 % success. By hand:
+"""Benchmark of start-up: seconds until the first env step, the first update, and 95 % success. Run by hand:
 
-    python tests/bench/start.py              # five starts, some two minutes
+    python tests/bench/start.py              # five starts, about two minutes
 
-Every start is a process of its own. `kit train` is timed from outside, by lines that the process prints.
+Every start is a new process, timed from its exec. `kit train` is timed from outside, by lines that the process prints;
+`import kit` and `kit --help` until they end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def seconds(command: list[str], folder: str, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """What `command` prints, line by line, and its "end" -> seconds since it was started."""
+    """Run `command`; return each event that it prints, and "end" -> seconds since its start."""
     begun, seen = clock(), {}
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

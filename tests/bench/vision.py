@@ -1,11 +1,11 @@
-"""Seeing: pictures a second, a replay of clips, PPO end to end beside the usual way, what policies reach that see.
+"""Benchmark of vision: rendered images/s, replay of clips, PPO from images, success of trained runs. Run by hand:
 
     python tests/bench/vision.py                    # speeds; MUJOCO_GL=egl (the default here) or osmesa
-    python tests/bench/vision.py --score runs/a …   # success of trained runs, of the same blind, and at random
+    python tests/bench/vision.py --score runs/a …   # success with images, with black images, with random actions
 
-The usual way: a Gymnasium env that steps MuJoCo and draws with mujoco.Renderer (OpenGL, here in software, shadows and
-multisampling off), SB3's DummyVecEnv, VecFrameStack and PPO with CombinedExtractor's NatureCNNs. Same model, cameras,
-reward, hyperparameters and threads.
+The baseline, "usual", is a Gymnasium env that steps MuJoCo and renders with mujoco.Renderer (OpenGL, here in software,
+shadows and multisampling off), with SB3's DummyVecEnv, VecFrameStack, and PPO with CombinedExtractor's NatureCNNs.
+Model, cameras, reward, hyperparameters and threads are the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZE, FRAMES, WORLDS = 64, 4, 16
 
 
 class UsualReach(gymnasium.Env):
-    """ReachVision as people write such envs."""
+    """ReachVision as an ordinary Gymnasium env that renders with mujoco.Renderer."""
 
     def __init__(self) -> None:
         self.model = build_model(0.06)
@@ -84,7 +84,7 @@ class UsualReach(gymnasium.Env):
 
 
 def pictures(turns: int) -> None:
-    """Contenders take turns; the best of each counts, for others may be at work."""
+    """Print images/s of each renderer: the best of its turns, because other programs may slow down some turns."""
     env: Any = make_vec("ReachVision", WORLDS)
     poses = {name: env.task.sim.field(name) for name in POSES}
     one, two, plain = (Renderer(env.task.model, WORLDS, EYES, SIZE, SIZE, threads=threads) for threads in (1, 2, 1))
@@ -110,7 +110,7 @@ def pictures(turns: int) -> None:
 
 
 def replay(clips: int = 100_000, worlds: int = 8, frames: int = 8) -> None:
-    """Memory of so many clips, and how fast they are drawn: both stacks of a transition are clips."""
+    """Print the memory of a replay of `clips` clips, and the sampling speed in clips/s (two clips per transition)."""
     torch.set_num_threads(1)
     before, kept = (
         psutil.Process().memory_info().rss,
@@ -131,7 +131,7 @@ def replay(clips: int = 100_000, worlds: int = 8, frames: int = 8) -> None:
 
 
 def training(steps: int, threads: int) -> None:
-    """PPO end to end, env steps a second after the first rollout and update."""
+    """Print env steps/s of PPO on ReachVision, after a first rollout and update."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
 
@@ -154,7 +154,7 @@ def training(steps: int, threads: int) -> None:
 
 
 class Blind:
-    """An actor before whose eyes all is black."""
+    """Actor that gets black images instead of the cameras' images."""
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.initial_state = actor, actor.initial_state
@@ -165,7 +165,7 @@ class Blind:
 
 
 class Random(Blind):
-    """Any action."""
+    """Actor that takes random actions."""
 
     def __call__(self, obs: Any, hidden_state: Any) -> Any:
         return 2 * torch.rand(len(obs["joints"]), 7) - 1, hidden_state
@@ -186,7 +186,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--score", nargs="+", metavar="RUN")
     parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=4096, help="of training, each")
+    parser.add_argument("--steps", type=int, default=4096, help="training steps of each contender")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

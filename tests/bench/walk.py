@@ -1,5 +1,8 @@
-"""What a Go1 is paid before it has learnt anything, by the noise of its actions, and for a trot by script beside
-standing still: `python tests/bench/walk.py`. With runs, what the policies they kept reach: `... walk.py RUN...`."""
+"""Benchmark of the Go1 task's reward: random actions with several noise levels, a scripted trot, standing. By hand:
+
+    python tests/bench/walk.py
+    python tests/bench/walk.py RUN...    # instead: success rate and errors of every checkpoint of these runs
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def main() -> None:
         total, paid, falls = noisy(env, task, noise)
         print(f"| {noise} | {total:.2f} | {paid:.2f} | {falls} |")
     env, task = robots(1)
-    print("\n| a trot of | is paid | to stand |\n|---|---:|---:|")
+    print("\n| speed of a trot | sum of its reward terms | sum for standing |\n|---|---:|---:|")
     for stride_rad, lift_rad, hz in ((0.51, 0.60, 1.8), (0.49, 0.41, 1.9)):
         speed = trot(env, task, stride_rad, lift_rad, hz, 0.0)[0]
         own, still = trot(env, task, stride_rad, lift_rad, hz, speed)[1], trot(env, task, 0.0, 0.0, hz, speed)[1]
@@ -49,7 +52,7 @@ def robots(n: int) -> tuple[TensorEnv, Joystick]:
 
 
 def noisy(env: TensorEnv, task: Joystick, noise: float) -> tuple[float, float, int]:
-    """Sum of the reward's terms per step, in units of a full reward for tracking; what is paid of it; falls."""
+    """Return per step the sum of reward terms and the reward (full tracking is 1), and the falls."""
     total, paid, falls = 0.0, 0.0, 0
     for _ in range(STEPS):
         _, reward, terminated, _, info = env.step(torch.randn(ROBOTS, 12) * noise)
@@ -62,8 +65,10 @@ def noisy(env: TensorEnv, task: Joystick, noise: float) -> tuple[float, float, i
 def trot(
     env: TensorEnv, task: Joystick, stride_rad: float, lift_rad: float, hz: float, asked: float
 ) -> tuple[float, float]:
-    """Speed ahead, m/s, and what is paid, if diagonal legs swing together, whatever is seen. The first second and a
-    half is not counted."""
+    """Return forward speed, m/s, and sum of reward terms per step of an open-loop trot (diagonal legs swing together).
+
+    The command is `asked` m/s forward. The first 1.5 s are not counted.
+    """
     env.reset(seed=0)
     task.sim.reset(torch.tensor([True]), qpos=task.constant(task.model.key("home").qpos).unsqueeze(0))
     task.measure()

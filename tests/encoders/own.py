@@ -1,4 +1,4 @@
-"""Encoders of one's own: one for images on top of kit's, one for numbers on SB3's alone."""
+"""Custom encoders for tests: an `ImageExtractor` for images and an SB3 `BaseFeaturesExtractor` for vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.encoders.extractor import ImageExtractor
 
 
 class Edges(ImageExtractor):
-    """Each frame's changes from pixel to pixel, averaged over a grid of 4×4."""
+    """Image encoder: absolute differences of diagonally adjacent pixels, averaged in a 4×4 grid per frame."""
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return Grid()
@@ -24,7 +24,7 @@ class Grid(nn.Module):
 
 
 class Scaled(BaseFeaturesExtractor):
-    """Numbers, times `factor`."""
+    """Vector encoder: observations times `factor`."""
 
     def __init__(self, observation_space: spaces.Box, factor: float = 2.0) -> None:
         super().__init__(observation_space, observation_space.shape[0])

@@ -1,4 +1,4 @@
-"""Somebody's Gymnasium envs that show pictures, in each of the ways that are in use."""
+"""Gymnasium env with image observations: channels first or last, grey, in a dict, as a frame stack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIDE = 40
 
 
 class Painted(gymnasium.Env):
-    """A bright column on one side; say which side it is on."""
+    """Image with a bright left or right half; the sign of the action must say which. Episodes last one step."""
 
     def __init__(self, layout: str = "last") -> None:
         self.layout = layout

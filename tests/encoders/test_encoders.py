@@ -1,4 +1,4 @@
-"""Encoders as features extractors: shapes, what they make of bytes, which pictures they refuse, pretrained weights."""
+"""Tests of encoders: shapes, dtypes, refused images and options, pretrained weights, frozen features, saliency maps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_features_of_cameras_and_numbers(name: str) -> None:
     obs = seen()
     features = encoder(obs)
     assert features.shape == (2, 16 + 5) and encoder.features_dim == 21
-    assert features.isfinite().all(), "and nothing besides: the state is for a critic"
+    assert features.isfinite().all(), "the encoder reads state (NaN), which its space does not contain"
     assert torch.equal(features[:, 16:], obs["joints"])
     as_floats = encoder({key: value.float() for key, value in obs.items()})
     assert torch.equal(as_floats, features)
@@ -42,18 +42,18 @@ def test_features_of_cameras_and_numbers(name: str) -> None:
     assert not torch.allclose(blinded[:, :16], features[:, :16])
     earlier = {**obs, "left": obs["left"].clone()}
     earlier["left"][:, 0] = 0
-    assert not torch.allclose(encoder(earlier)[:, :16], features[:, :16]), "the oldest frame counts too"
+    assert not torch.allclose(encoder(earlier)[:, :16], features[:, :16]), "the oldest frame has no effect"
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_channels_last_in_memory_or_not_is_the_same(name: str) -> None:
-    """To the bit: a resumed run's first observation comes from a file, an uncut one's from the renderer."""
+def test_features_do_not_depend_on_memory_layout(name: str) -> None:
+    """Equal to the bit: a resumed run loads its first observation from a file, with another layout than in rollouts."""
     encoder, obs = load(name)(ROBOT), seen()
     moved = {k: v.movedim(-3, -1).contiguous().movedim(-1, -3) if v.ndim > 2 else v for k, v in obs.items()}
     assert torch.equal(encoder(moved), encoder(obs))
 
 
-def test_one_eye_for_all_cameras() -> None:
+def test_shared_uses_one_network_for_all_cameras() -> None:
     own, shared = load("multi_camera")(ROBOT), load("multi_camera")(ROBOT, shared=True)
     assert len(own.eyes) == 2 and len(shared.eyes) == 1
     assert shared(seen()).shape == own(seen()).shape
@@ -64,7 +64,7 @@ def test_one_eye_for_all_cameras() -> None:
     [((2, 4, 3, 40, 48), torch.uint8, r"is \(4, 3, 40, 48\) and this encoder was made for \(4, 3, 48, 48\)"),
      ((2, 3, 3, 48, 48), torch.uint8, r"is \(3, 3, 48, 48\)"), ((2, 4, 3, 48, 48), torch.int64, "is torch.int64")],
 )  # fmt: skip
-def test_other_clips_are_refused(shape: tuple[int, ...], dtype: torch.dtype, says: str) -> None:
+def test_clips_of_another_shape_or_dtype_are_refused(shape: tuple[int, ...], dtype: torch.dtype, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load("simple2dcnn")(ROBOT)({**seen(), "left": torch.zeros(shape, dtype=dtype)})
 
@@ -79,7 +79,7 @@ def test_wrong_options_are_refused(encoder: str, options: dict[str, Any], says: 
         choose(encoder, ROBOT, options)
 
 
-def test_auto_takes_an_encoder_that_looks_at_each_frame_where_there_are_stacks() -> None:
+def test_auto_chooses_simple2dcnn_for_frame_stacks() -> None:
     policy, kwargs, _ = choose("auto", CLIP)
     assert (policy, kwargs["features_extractor_class"]) == ("CnnPolicy", load("simple2dcnn"))
     told = spaces.Dict({**ROBOT, "state": spaces.Box(-1, 1, (9,))})
@@ -102,7 +102,7 @@ def big(name: str) -> tuple[Any, spaces.Box]:
 
 
 @pytest.mark.parametrize("name", ["r3d18", "timesformer"])
-def test_pretrained_weights_come_from_a_file_and_stay_as_they_are(name: str, tmp_path: Path) -> None:
+def test_pretrained_weights_load_from_a_file_and_stay_frozen(name: str, tmp_path: Path) -> None:
     made, space = big(name)
     net = next(iter(made.eyes.values())).net
     if name == "r3d18":
@@ -113,7 +113,8 @@ def test_pretrained_weights_come_from_a_file_and_stay_as_they_are(name: str, tmp
         weights = str(tmp_path / "weights")
     torch.manual_seed(1)
     again = load(name)(space, weights=weights, frozen=True)
-    again.apply(lambda m: torch.nn.init.zeros_(m.weight) if isinstance(m, torch.nn.Linear) else None)  # as SB3 does
+    # SB3's policies re-initialise the layers of their features extractor
+    again.apply(lambda m: torch.nn.init.zeros_(m.weight) if isinstance(m, torch.nn.Linear) else None)
     again.train()
     copy = next(iter(again.eyes.values())).net
     assert fingerprint(copy.net) == fingerprint(net.net) and not copy.net.training
@@ -135,15 +136,15 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert OPTIONS == "features_extractor_kwargs"
 
 
-def test_grey_or_oblong_pictures_are_refused_where_they_do_not_fit() -> None:
+def test_grey_or_non_square_images_are_refused() -> None:
     for name, shape, says in (("r3d18", (8, 1, 32, 32), "needs RGB"), ("timesformer", (8, 3, 32, 48), "square images")):
         with pytest.raises(UserError, match=says):
             choose(name, spaces.Box(0, 255, shape, np.uint8))
 
 
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
-def test_a_frozen_encoders_features_are_kept_in_place_of_pictures(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small random network stands for the large one; what matters here is who looks when."""
+def test_frozen_features_are_stored_instead_of_images(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Fixed` is a stub for a pretrained encoder: small, random weights. It counts the observations that it encodes."""
     from kit import RunConfig, make_vec
     from kit.encoders.convolutions import Simple2DEncoder
     from kit.trainers import make_trainer
@@ -169,8 +170,8 @@ def test_a_frozen_encoders_features_are_kept_in_place_of_pictures(algo: str, mon
 
     trainer = new()
     looks.clear()
-    trainer.learn(30)  # 10 steps, in some of which episodes end
-    assert sum(looks) <= 3 * (10 + 10 + 1), "each observation once, and once more where an episode ended"
+    trainer.learn(30)  # 10 steps of 3 envs; some episodes end
+    assert sum(looks) <= 3 * (10 + 10 + 1), "one encoding per observation, and per final observation"
     width = trainer.observation_space.shape[0]
     if algo == "SAC":
         kept = trainer.replay_rows(0, 10)
@@ -187,8 +188,8 @@ def test_a_frozen_encoders_features_are_kept_in_place_of_pictures(algo: str, mon
         again.load_policy({**state, "encoder": {"sha256": "0" * 64}})
 
 
-def test_saliency_finds_the_pixels_that_an_action_hangs_on() -> None:
-    """A policy whose action is the brightness of one corner."""
+def test_saliency_finds_the_pixels_that_determine_the_action() -> None:
+    """The policy's action is the brightness of 3×3 pixels in the upper right corner of the newest frame."""
     from stable_baselines3.common.policies import ActorCriticPolicy
 
     from kit.encoders.saliency import saliency

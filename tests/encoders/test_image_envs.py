@@ -1,4 +1,4 @@
-"""Any Gymnasium env with pictures trains with an encoder."""
+"""Tests of training in Gymnasium envs with images, for several image layouts and encoders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE, STACK = "tests.encoders.painted:Painted", "tests.encoders.painted:PaintedSt
     [("simple2dcnn", ONE, "last"), ("simple2dcnn", ONE, "dict"), ("simple2dcnn", STACK, "last"),
      ("simple2dcnn", STACK, "grey"), ("multi_camera", ONE, "first"), ("multi_camera", STACK, "first")],
 )  # fmt: skip
-def test_somebodys_pictures(encoder: str, env: str, layout: str) -> None:
+def test_gymnasium_env_with_images_trains(encoder: str, env: str, layout: str) -> None:
     options = {"n_steps": 64, "batch_size": 32, "learning_rate": 3e-3, "gamma": 0.0}
     config = RunConfig(env=env, env_options={"layout": layout}, encoder=encoder, n_envs=4, overrides=options,
                        device="cpu", threads=1)  # fmt: skip
@@ -28,4 +28,4 @@ def test_somebodys_pictures(encoder: str, env: str, layout: str) -> None:
     for _ in range(16):
         obs, reward, *_ = vec.step(trainer.act(obs))
         right.append(reward)
-    assert torch.cat(right).mean() > 0.9, "it has learnt which side is bright"
+    assert torch.cat(right).mean() > 0.9, "the policy has not learnt which half is bright"

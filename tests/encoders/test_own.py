@@ -1,4 +1,4 @@
-"""encoder="module:Class": anybody's features extractor trains, is saved and goes on; what is none is refused."""
+"""Tests of custom encoders, `encoder="module:Class"`: training, resume, refused classes and options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CASES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("algo", ["PPO", "TD3"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_trains_and_goes_on(tmp_path: Path, case: str, algo: str) -> None:
-    """A run that has lost its last checkpoint ends as it did."""
+def test_run_with_custom_encoder_trains_and_resumes(tmp_path: Path, case: str, algo: str) -> None:
+    """A run resumed from the checkpoint before the last ends with the same fingerprint."""
     made, fields, options = CASES[case]
     small = {"n_steps": 16, "n_epochs": 1} if algo == "PPO" else {"learning_starts": 8}
     config = kit.RunConfig(
@@ -35,7 +35,7 @@ def test_it_trains_and_goes_on(tmp_path: Path, case: str, algo: str) -> None:
     whole = kit.train(config, run_name="whole")
     assert whole.status()["state"] == "finished", whole.status()
     extractors = [module for module in whole.policy("latest").policy.modules() if type(module) is made]
-    assert extractors, "it is not used"
+    assert extractors, "the policy does not use the encoder"
     if isinstance(extractors[0], Scaled):
         assert torch.equal(extractors[0](torch.ones(1, 24)), torch.full((1, 24), 3.0))
     cut = shutil.copytree(whole.path, tmp_path / "cut")
@@ -53,12 +53,12 @@ def test_it_trains_and_goes_on(tmp_path: Path, case: str, algo: str) -> None:
         ("edges", "unknown"),
     ],
 )
-def test_what_is_none_is_refused(encoder: str, reason: str) -> None:
+def test_invalid_encoder_is_refused(encoder: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         kit.resolve(kit.RunConfig(env="Reach", encoder=encoder))
 
 
-def test_its_options_are_checked() -> None:
+def test_options_of_a_custom_encoder_are_checked() -> None:
     kwargs = {"policy_kwargs": {"features_extractor_kwargs": {"faktor": 3.0}}}
     with pytest.raises(UserError, match=r"faktor=3\.0 is not one of .*did you mean factor"):
         kit.resolve(kit.RunConfig(env="Reach", encoder="tests.encoders.own:Scaled", overrides=kwargs))

@@ -1,4 +1,4 @@
-"""Which of SB3's policies goes with which observations."""
+"""Tests of `choose`: SB3 policy for each observation space, refused encoders, minimum image size."""
 
 import numpy as np
 import pytest
@@ -27,16 +27,16 @@ BOTH = spaces.Dict({"numbers": NUMBERS, "pictures": PICTURES})
         ("mlp", spaces.Dict({"numbers": NUMBERS}), "MultiInputPolicy"),
     ],
 )
-def test_choice(encoder: str, space: Space, name: str) -> None:
+def test_policy_for_encoder_and_space(encoder: str, space: Space, name: str) -> None:
     assert choose(encoder, space).policy == name
 
 
 @pytest.mark.parametrize(("encoder", "space"), [("nature_cnn", NUMBERS), ("mlp", PICTURES), ("mlp", BOTH)])
-def test_what_does_not_fit_is_refused(encoder: str, space: Space) -> None:
+def test_encoder_that_does_not_fit_the_space_is_refused(encoder: str, space: Space) -> None:
     with pytest.raises(UserError, match=f"encoder='{encoder}'"):
         choose(encoder, space)
 
 
-def test_pictures_too_small_for_the_network_are_refused() -> None:
+def test_images_too_small_for_the_network_are_refused() -> None:
     with pytest.raises(UserError, match="at least 36×36 and this env gives 24×32"):
         choose("auto", spaces.Box(0, 255, (24, 32, 3), np.uint8))

@@ -1,4 +1,4 @@
-"""A task with a teacher: a dot in an image is to be kept over a mark. The teacher sees both places as numbers."""
+"""Task for distillation: keep a dot in an image over a mark. The teacher observes both positions as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ PIXELS = 36
 
 
 class Chase(Task):
-    """Move a dot along a line to a mark. The policy sees a stack of two images, the teacher (place, mark)."""
+    """Move a dot along a line to a mark.
+
+    The policy observes a stack of two images, the teacher the positions of dot and mark.
+    """
 
     episode_steps = 20
     control_dt_s = 0.1
@@ -63,7 +66,7 @@ class Chase(Task):
 
 
 class ChaseState(Chase):
-    """The same, seen as the teacher sees it."""
+    """`Chase` in which the policy observes what the teacher observes, two numbers."""
 
     frames = MappingProxyType({})
     obs_groups = MappingProxyType({POLICY: ("state",)})

@@ -1,4 +1,4 @@
-"""Envs and policies for which the time in an episode is all: the policy counts its steps, the env checks the count."""
+"""Env and policy for tests of hidden states: the policy counts steps, the env checks the count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.envs.slide import Slide
 
 
 class Clock(Slide):
-    """Sees nothing, lasts 2 to 5 steps, and counts actions that are not the number of the step in its episode."""
+    """Env that counts wrong actions; the right action is the number of the step in the episode, from 1.
+
+    `wrong` counts these actions, `ends` the episodes. Episodes last 2 to 5 steps; observations are zero.
+    """
 
     episode_steps = 50
     wrong: ClassVar[int] = 0
@@ -55,7 +58,7 @@ class Clock(Slide):
 
 
 class Count(Actor):
-    """Its action is how many steps its hidden state has seen."""
+    """Policy whose action is the number of the step, counted in its hidden state."""
 
     def initial_state(self, n: int) -> HiddenState:
         return (torch.zeros(n, 1),)

@@ -1,4 +1,4 @@
-"""Tasks and envs of one's own, as a user would write them in a module beside the notebook."""
+"""A task and a Gymnasium env as a user would write them in a module next to the notebook."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ PIXELS = 36
 
 
 class Corridor(Task):
-    """Without physics: walk to the end of a corridor, one place to the left or right a step. Seen as a picture with
-    channels last, and as numbers in a nested dict."""
+    """Task without physics: walk to the end of a corridor, one cell to the left or right per step.
+
+    Observations are an image, channels last, and a nested dict of numbers.
+    """
 
     episode_steps = 12
     control_dt_s = 0.1
@@ -66,7 +68,7 @@ class Corridor(Task):
 
 
 class Walk(gymnasium.Env):
-    """The same as anybody's Gymnasium env, seen as one whole number."""
+    """The corridor as a Gymnasium env; the observation is one integer."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""A task whose pictures say which they are: a page a step, of which a policy sees several at once."""
+"""Task for tests of frame stacks: the pixel values of an image identify its env and its frame."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ SIDE = 36
 
 
 class Flipbook(Task):
-    """Every pixel of world w's page k (counted over all its episodes) is 10 w + k in red, and the step of the episode
-    in green; world w's episodes end after w + 2 steps. One may turn the page (1) or look at it again (0)."""
+    """Env with uniform images: in frame k of env w, red is 10 w + k and green is the step in the episode.
+
+    k counts over all episodes: every reset adds 1, and every step with a positive action. Episodes of env w end after
+    w + 2 steps, or at the time limit of 4. `drawn` counts rendered images.
+    """
 
     episode_steps = 4
     control_dt_s = 0.1

@@ -1,4 +1,4 @@
-"""A task without mistakes, and others that differ from it by one that people make."""
+"""A correct task, and tasks that each contain one typical mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.envs import Task
 
 
 class Good(Task):
-    """A point on a line that moves by its action and is paid for being near 0."""
+    """Correct task: an action moves a point on a line; the reward is higher closer to 0."""
 
     keeps = ("x",)
     episode_steps = 30
@@ -79,7 +79,7 @@ class Keyless(Good):
 
 
 class Late(Good):
-    """Its reward is NaN where x > 0.6, which an episode never starts with."""
+    """Its reward is NaN where x > 0.6; episodes start at x < 0.5, so NaN comes after some steps."""
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         return (0.6 - self.x[:, 0]).sqrt()

@@ -1,4 +1,4 @@
-"""A Gymnasium env whose success rate is known: 40 % of its episodes, which are of different lengths."""
+"""Gymnasium env with a known success rate, 40 %, and episodes of different lengths."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LENGTHS = 2, 5, 3, 7, 4
 
 
 class Odds(gymnasium.Env):
-    """Whatever is done, the episodes of an env take turns through `SUCCEEDS`, from the place that its seed says.
+    """Env whose episodes succeed as listed in `SUCCEEDS`, whatever the actions; the seed is the index of the first.
 
-    `says` is when `is_success` is among the infos: "at the end", "at each step" (before the end it is the opposite),
-    "of successes" alone, at their end, or "never".
+    `says` selects the steps whose info has `is_success`: "at the end"; "at each step" (before the end it is the
+    opposite of the result); "of successes", only at the end of successful episodes; "never".
     """
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)

@@ -1,4 +1,4 @@
-"""A task with observation groups whose numbers are worked by hand: what is paid depends on a number nobody is shown."""
+"""Task for tests of observation groups: the reward depends on a secret number that the policy does not observe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HIDDEN = (Field("the secret", 1), Field("the latest action times the secret", 1)
 
 
 class Secret(Task):
-    """The secret of env i in its episode k (from 0) is i + k; an action is paid with its product with the secret.
+    """The reward is the action times the secret. The secret of env i in its episode k (from 0) is i + k.
 
-    "seen" (2,) is for the policy, "hidden" (3,) for a critic too and for a teacher alone; "eye", with `eye`, an image
-    that shows the step, of which the policy sees the latest 2. With `nested` "hidden" is a Dict of two entries.
+    The policy observes "seen" (2,), the critic "seen" and "hidden" (3,), the teacher "hidden". With `eye`, the policy
+    also observes "eye", a stack of two images that show the step. With `nested`, "hidden" is a Dict of two entries.
     """
 
     name = "Secret"
@@ -42,7 +42,7 @@ class Secret(Task):
         self.obs_groups = {"policy": (*images, "seen"), "critic": ("seen", "hidden"), "teacher": ("hidden",)}
         self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
         self.computed = 0
-        """How often "hidden" was."""
+        """Number of times that "hidden" was computed."""
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
         super().build(n, device, threads)

@@ -1,4 +1,7 @@
-"""A task worked by hand: a 1 kg mass on a rail, pushed by up to 1 N, steps of 1 s; it ends at 6 m."""
+"""Task that can be computed by hand: a 1 kg mass on a rail, pushed by up to 1 N.
+
+A step takes 1 s. The episode terminates at 6 m.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in a task of one's own are one sentence: from `kit check`, and before a training starts."""
+"""Tests of `kit check`: one-sentence errors for mistakes in a task, also before and during training; videos."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_mistake_is_named_with_its_remedy(mistake: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("env", [f"{MODULE}:Good", *names()])
-def test_a_right_task_passes(env: str) -> None:
+def test_a_correct_task_passes(env: str) -> None:
     lines: list[str] = []
     kit.check_task(env, steps=40, say=lines.append)
     assert any("bit for bit" in line for line in lines)
 
 
-def test_the_command_says_what_passed_and_checks_gymnasium_envs_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_passed_checks_and_accepts_gymnasium_envs(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code in ((["Pendulum-v1"], 0), ([f"{MODULE}:Good", "--steps", "60"], 0), ([f"{MODULE}:Late"], 2)):
         with pytest.raises(SystemExit) as ended:
             cli.main(["check", *arguments])

@@ -1,4 +1,4 @@
-"""Stacks of frames by hand: what is in them, where an episode begins, and how often a task has to draw."""
+"""Tests of frame stacking: contents by hand, episode starts, number of rendered images, snapshots, bad options."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TURN = torch.ones(3, 1)
 
 
 def pages(obs: dict[str, torch.Tensor]) -> list[list[int]]:
-    """The red of each frame of each world's stack; every pixel of a frame is the same."""
+    """Return the red value of each frame in each env's stack. Checks that all pixels of a frame are equal."""
     eye = obs["eye"]
     assert torch.equal(eye, eye[..., :1, :1].expand_as(eye))
     return eye[:, :, 0, 0, 0].tolist()
 
 
-def test_stacks_by_hand() -> None:
-    env = TensorEnv(Flipbook(), 3)  # world w ends after w + 2 steps, the third one's time runs out at that very step
-    assert pages(env.reset(0)) == [[1, 1, 1], [11, 11, 11], [21, 21, 21]]  # the second beginning: the first was page 0
+def test_stacked_frames_by_hand() -> None:
+    env = TensorEnv(Flipbook(), 3)  # episodes of env w end after w + 2 steps; for env 2 this is also the time limit
+    assert pages(env.reset(0)) == [[1, 1, 1], [11, 11, 11], [21, 21, 21]]  # second reset; frame 0 was before it
     env.task.drawn = 0
     steps = [env.step(TURN) for _ in range(5)]
     assert [pages(step[0]) for step in steps] == [
         [[1, 1, 2], [11, 11, 12], [21, 21, 22]],
-        [[4, 4, 4], [11, 12, 13], [21, 22, 23]],  # world 0 has begun anew
+        [[4, 4, 4], [11, 12, 13], [21, 22, 23]],  # env 0 was reset
         [[4, 4, 5], [15, 15, 15], [22, 23, 24]],
         [[7, 7, 7], [15, 15, 16], [26, 26, 26]],
         [[7, 7, 8], [15, 16, 17], [26, 26, 27]],
@@ -41,10 +41,10 @@ def test_stacks_by_hand() -> None:
     assert (finals[1][0], finals[2][1], finals[3][2]) == ([1, 2, 3], [12, 13, 14], [23, 24, 25])
     assert finals[0] == pages(steps[0][0])
     assert steps[1][0]["step"].tolist() == [[0], [2], [2]] and steps[1][4]["final_obs"]["step"].tolist() == [[2]] * 3
-    assert env.task.drawn == 5 * 3 + 4, "and only the four worlds that began anew are drawn a second time"
+    assert env.task.drawn == 5 * 3 + 4, "3 images per step, and one for each of the 4 resets"
 
 
-def test_a_picture_alone_and_what_was_handed_out_is_the_callers() -> None:
+def test_stacks_of_a_single_image_are_copies() -> None:
     env = TensorEnv(Flipbook(2, alone=True), 2)
     obs = env.reset(0)
     assert obs.shape == (2, 2, 3, SIDE, SIDE) and obs.dtype == torch.uint8
@@ -64,7 +64,7 @@ def test_a_snapshot_holds_the_stacks() -> None:
     assert [pages(again.step(TURN)[0]) for _ in range(3)] == expected
 
 
-def test_every_view_shows_the_stack() -> None:
+def test_gymnasium_and_sb3_wrappers_return_stacks() -> None:
     space = describe(NAME).observation_space["eye"]
     assert space.shape == (3, 3, SIDE, SIDE) and space.dtype == np.uint8
     assert TaskEnv(NAME).reset(seed=0)[0] in TaskEnv(NAME).observation_space
@@ -80,12 +80,12 @@ class Wrong(Flipbook):
 
 
 @pytest.mark.parametrize(("frames", "says"), [({"ear": 3}, "'ear' is not a Box"), ({"eye": 0}, "0 must be a whole")])
-def test_impossible_frames_are_refused(frames: dict[str, object], says: str) -> None:
+def test_invalid_frames_are_refused(frames: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
         TensorEnv(Wrong(**frames), 1)
 
 
-def test_an_unstable_worlds_stack_ends_with_a_black_frame() -> None:
+def test_the_stack_of_a_diverged_env_ends_with_a_black_frame() -> None:
     class Unstable(Flipbook):
         def failed(self) -> torch.Tensor:
             return self.step == 1

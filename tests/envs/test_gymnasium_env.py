@@ -1,4 +1,4 @@
-"""GymnasiumEnv: the same promises for envs that are not ours, and plain words where they cannot be kept."""
+"""Tests of `GymnasiumEnv`: episode ends, totals, success, snapshots, subprocesses, images, missing packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.errors import UserError
 
 
 class Countdown(gymnasium.Env):
-    """Counts down from 3 and ends with a success; observations are nested."""
+    """Env that counts down from 3 and ends with success; observations are nested dicts."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space = spaces.Dict({"at": spaces.Dict({"left": spaces.Box(0, 9, (1,), np.float64)})})
@@ -41,7 +41,7 @@ class Countdown(gymnasium.Env):
 gymnasium.register("test/Countdown-v0", Countdown, max_episode_steps=4)
 
 
-def test_endings_totals_and_success_by_hand():
+def test_episode_ends_totals_and_success_by_hand():
     env = GymnasiumEnv("test/Countdown-v0", 2)
     assert env.observation_space["at/left"].shape == (1,) and env.reset(seed=0)["at/left"].tolist() == [[3], [3]]
     actions = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0]])
@@ -55,7 +55,7 @@ def test_endings_totals_and_success_by_hand():
     assert steps[3][4]["episode_length"].tolist() == [1, 4]
 
 
-def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
+def test_envs_without_snapshots_restart_deterministically():
     env = GymnasiumEnv("CartPole-v1", 2, seed=3)
     assert not env.snapshots and "starts new episodes" in env.snapshot_note
     for _ in range(5):
@@ -71,7 +71,7 @@ def test_what_cannot_be_saved_begins_anew_the_same_way_each_time():
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Reacher-v5", "Humanoid-v5", "InvertedDoublePendulum-v5"])
-def test_all_of_gymnasiums_mujoco_envs_are_saved_exactly(name):
+def test_snapshots_of_gymnasiums_mujoco_envs_are_exact(name):
     env, other = GymnasiumEnv(name, 2, seed=0), GymnasiumEnv(name, 2, seed=1)
     assert env.snapshots
     env.action_space.seed(0)
@@ -86,7 +86,7 @@ def test_all_of_gymnasiums_mujoco_envs_are_saved_exactly(name):
         assert all(torch.equal(a, b) for a, b in zip(step[:4], again[:4], strict=True))
 
 
-def test_processes_of_their_own_give_the_same():
+def test_subprocesses_give_the_same_observations():
     inline, apart = GymnasiumEnv("HalfCheetah-v5", 2, seed=0), GymnasiumEnv("HalfCheetah-v5", 2, seed=0, processes=True)
     saved = inline.snapshot()
     action = torch.full((2, 6), 0.5)
@@ -97,13 +97,13 @@ def test_processes_of_their_own_give_the_same():
     apart.close()
 
 
-def test_pictures_of_envs_that_draw_themselves_come_in_the_size_asked_for():
+def test_images_of_gymnasium_envs_are_resized():
     picture = GymnasiumEnv("test/Countdown-v0", 2).render(height=4, width=6)
     assert picture.shape == (2, 1, 4, 6, 3) and picture.dtype == torch.uint8
     assert picture[0, 0, :, :, 0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
 
 
-def test_an_env_whose_dependency_is_missing_is_the_users_error():
+def test_a_missing_dependency_is_a_user_error():
     gymnasium.register("test/Broken-v0", "no_such_module:Env")
     with pytest.raises(UserError, match=r"test/Broken-v0.*no_such_module"):
         GymnasiumEnv("test/Broken-v0", 1)

@@ -1,4 +1,4 @@
-"""The helpers that all observations go through, at every rank."""
+"""Tests of observation helpers: `select`, `leaves`, `from_leaves`, `PolicyView`, `tree_map`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_select_takes_whole_rows_whatever_their_rank(shape: tuple[int, ...]) -> 
     assert [bool((row == 0).all()) for row in chosen] == (~mask).tolist()
 
 
-def test_names_of_leaves_lead_back() -> None:
+def test_from_leaves_undoes_leaves() -> None:
     obs = {"eye": torch.zeros(2, 3), "hand": {"force": torch.ones(2), "place": torch.ones(2, 3)}}
     columns = dict(leaves("obs", obs))
     assert list(columns) == ["obs.eye", "obs.hand.force", "obs.hand.place"]
@@ -29,7 +29,7 @@ def test_names_of_leaves_lead_back() -> None:
     assert from_leaves("obs", dict(leaves("obs", obs["eye"]))) is obs["eye"]
 
 
-def test_the_policys_view_moves_channels_and_flattens_names() -> None:
+def test_policy_view_moves_channels_and_flattens_names() -> None:
     wide = spaces.Box(0, 255, (40, 50, 3), np.uint8)
     view = PolicyView(spaces.Dict({"eyes": spaces.Dict({"left": wide}), "joints": spaces.Box(-1, 1, (7,))}))
     assert view.space["eyes/left"].shape == (3, 40, 50)

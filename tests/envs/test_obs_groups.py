@@ -1,4 +1,4 @@
-"""Observation groups: what an env delivers to whom, of a task of one's own and of kit's."""
+"""Tests of observation groups: delivered entries, frames, noise, snapshots, bad groups, Gymnasium envs, kit's tasks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def made(groups: list[str] | None = None, n: int = 2, **options: Any) -> Any:
     return make_vec(SECRET, n, env_options=options if groups is None else {**options, "obs_groups": groups})
 
 
-def test_everybody_is_given_what_the_groups_say() -> None:
-    """Numbers by hand: env 1's secret is 1 in its first episode and 2 in its second; actions are a half."""
+def test_delivered_entries_and_rewards_by_hand() -> None:
+    """By hand, with actions of 0.5. The secret of env i is i + 1 after `reset` and i + 2 in the next episode."""
     env = made()
-    assert env.obs_groups == {"policy": ("seen",), "critic": ("seen", "hidden")}, "its own default is the critic's too"
+    assert env.obs_groups == {"policy": ("seen",), "critic": ("seen", "hidden")}, "default groups: policy and critic"
     obs, half = env.reset(0), torch.full((2, 1), 0.5)
     assert obs["seen"].tolist() == [[0, 0], [0, 0]] and obs["hidden"].tolist() == [[1, 0, 1], [2, 0, 1]]
     obs, reward, *_ = env.step(half)
@@ -48,19 +48,19 @@ def test_everybody_is_given_what_the_groups_say() -> None:
       {"policy": ("seen",), "critic": ("seen", "hidden"), "teacher": ("hidden",)}),
      (["policy"], None, {})],
 )  # fmt: skip
-def test_what_nobody_asks_for_is_neither_computed_nor_given(groups: list[str], entries: Any, who: Any) -> None:
+def test_entries_of_no_group_are_neither_computed_nor_delivered(groups: list[str], entries: Any, who: Any) -> None:
     env, known = made(groups), describe(SECRET, {"obs_groups": groups})
     obs = env.reset(0)
     assert env.observation_space == known.observation_space and env.obs_groups == known.obs_groups == who
     assert env.observation_space.contains({k: v[0].numpy() for k, v in obs.items()} if entries else obs[0].numpy())
     if entries is None:
-        assert isinstance(obs, torch.Tensor) and obs.shape == (2, 2), "a single entry is the observation"
+        assert isinstance(obs, torch.Tensor) and obs.shape == (2, 2), "a single entry is delivered without a Dict"
         assert env.task.computed == 0 and env.task_info.sees[""] == env.task.task_info.sees["seen"]
     else:
         assert set(obs) == entries and env.task.computed
 
 
-def test_frames_noise_and_snapshots_go_with_them() -> None:
+def test_frames_snapshots_and_noise_with_groups() -> None:
     env = made(["teacher"], eye=True)
     plain = made([], eye=True)
     assert env.frames == plain.frames == {"eye": 2} and set(plain.reset(0)) == {"eye", "seen"}
@@ -76,18 +76,18 @@ def test_frames_noise_and_snapshots_go_with_them() -> None:
     noisy, blind = made(["critic"], randomize=True), made([], randomize=True)
     obs, alone = noisy.reset(3), blind.reset(3)
     assert not torch.equal(obs["seen"], torch.zeros(2, 2)) and torch.equal(obs["seen"], alone)
-    assert (obs["hidden"][:, 2] == 1).all(), "what only the simulator knows is exact, and costs the policy no draw"
+    assert (obs["hidden"][:, 2] == 1).all(), "only the policy's entries have noise"
 
 
-def test_nested_entries_are_shared_out_whole() -> None:
+def test_nested_entries_are_delivered_whole() -> None:
     env = made(["teacher"], nested=True)
     obs = env.reset(0)
     assert set(obs["hidden"]) == {"secret", "rest"} and obs["hidden"]["rest"].shape == (2, 2)
     assert isinstance(pick(obs, env.obs_groups["policy"]), torch.Tensor)
-    assert set(pick(obs, env.obs_groups["teacher"])) == {"hidden"}, "a Dict is not taken out of its Dict"
+    assert set(pick(obs, env.obs_groups["teacher"])) == {"hidden"}, "a nested Dict keeps its name"
 
 
-def test_gymnasium_and_sb3_see_all_that_is_delivered() -> None:
+def test_gymnasium_and_sb3_wrappers_return_all_delivered_entries() -> None:
     single = gymnasium.make("kit/Dishwashing-v0", obs_groups=["critic"], shift_s=2.0)
     check_env(single.unwrapped, skip_render_check=True)
     assert set(single.reset(seed=0)[0]) == {"state", "privileged"}
@@ -107,12 +107,12 @@ class Wrong(Secret):
      ("critic", "'critic' must be a list of some of critic, teacher"), (True, "must be a list"),
      ([3], "3 is not one of")],
 )  # fmt: skip
-def test_groups_that_there_are_not_are_refused(option: Any, says: str) -> None:
+def test_unknown_groups_are_refused(option: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         made(option)
 
 
-def test_declarations_that_cannot_be_are_refused() -> None:
+def test_invalid_group_declarations_are_refused() -> None:
     with pytest.raises(UserError, match="env='Ant' has no group besides 'policy'"):
         make_vec("Ant", 1, env_options={"obs_groups": ["critic"]})
     with pytest.raises(UserError, match="'critic' names 'truth', which is not an entry of the observation; it has"):
@@ -126,7 +126,7 @@ def test_declarations_that_cannot_be_are_refused() -> None:
 
 
 class Told(gymnasium.Env):
-    """A Gymnasium env that says the same by an attribute."""
+    """Gymnasium env that declares groups in an attribute."""
 
     obs_groups = {"policy": ("seen",), "critic": ("seen", "truth")}  # noqa: RUF012
 
@@ -159,7 +159,7 @@ OFFERED: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], tuple
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_kits_tasks_tell_critic_and_teacher_what_a_policy_cannot_see(name: str) -> None:
+def test_kits_tasks_have_privileged_entries_for_critic_and_teacher(name: str) -> None:
     options, *offered = OFFERED[name]
     env: Any = make_vec(name, 2, seed=1, env_options={**options, "obs_groups": ["critic", "teacher"]})
     assert env.obs_groups == dict(zip(("policy", "critic", "teacher"), offered, strict=True))
@@ -178,7 +178,7 @@ def test_kits_tasks_tell_critic_and_teacher_what_a_policy_cannot_see(name: str) 
 
 
 @pytest.mark.parametrize(("video", "numbers"), [("DishwashingVideo", "Dishwashing"), ("ReachVision", "Reach")])
-def test_a_teacher_of_images_sees_what_the_task_of_numbers_gives(video: str, numbers: str) -> None:
+def test_the_teacher_of_a_vision_task_observes_what_the_state_task_delivers(video: str, numbers: str) -> None:
     seer: Any = make_vec(video, 3, seed=2, env_options={"size": 32, "obs_groups": ["teacher"]})
     reader: Any = make_vec(numbers, 3, seed=2)
     for step in range(40):
@@ -188,7 +188,7 @@ def test_a_teacher_of_images_sees_what_the_task_of_numbers_gives(video: str, num
         assert torch.equal(pick(obs, seer.obs_groups["teacher"]), expected), step
 
 
-def test_joysticks_privileged_numbers_are_the_simulators() -> None:
+def test_joystick_privileged_entry_is_the_simulators_state() -> None:
     env: Any = make_vec("Go1Joystick", 3, seed=0, env_options={"obs_groups": ["critic"], "randomize": True})
     task, sim = env.task, env.task.sim
     known: dict[str, torch.Tensor] = {}
@@ -199,7 +199,7 @@ def test_joysticks_privileged_numbers_are_the_simulators() -> None:
         known = dict(zip([part.what.split(",")[0] for part in env.task_info.sees["privileged"]], rows, strict=True))
         push = known["velocity added by a push in this step"].norm(dim=1)
         pushed |= bool(((push > 0.0999) & (push < 1.0001)).any())
-        assert ((push == 0) | ((push > 0.0999) & (push < 1.0001))).all(), "0.1 to 1 m/s"
+        assert ((push == 0) | ((push > 0.0999) & (push < 1.0001))).all(), "a push adds 0.1 to 1 m/s"
     assert pushed
 
     def close(what: str, expected: torch.Tensor) -> None:
@@ -216,10 +216,10 @@ def test_joysticks_privileged_numbers_are_the_simulators() -> None:
     assert len(set(known["mass"].flatten().tolist())) == 3
     weight = (known["force between each foot and the ground"].view(3, 4, 3) * mass.sum(1).view(3, 1, 1) * 9.81).sum(1)
     assert torch.allclose(weight[:, 2], sum(task.sensor(f"foot{i}_contact")[:, 3] for i in range(4)), rtol=1e-4)
-    assert not torch.allclose(obs["state"][:, :3].double(), known["velocity ahead"], atol=1e-4), "a policy's has noise"
+    assert not torch.allclose(obs["state"][:, :3].double(), known["velocity ahead"], atol=1e-4), "'state' has noise"
 
 
-def test_dishwashings_privileged_numbers_are_what_cannot_be_seen() -> None:
+def test_dishwashing_privileged_entry_is_the_plates_state() -> None:
     env: Any = make_vec("Dishwashing", 4, seed=0, env_options={"obs_groups": ["critic"]})
     for _ in range(30):
         obs, *_ = env.step(env.scripted())
@@ -231,14 +231,14 @@ def test_dishwashings_privileged_numbers_are_what_cannot_be_seen() -> None:
     assert torch.allclose(known[:, 1] * known[:, 0], force, atol=1e-5)
 
 
-def test_the_older_name_of_reach_visions_critic() -> None:
+def test_reach_vision_accepts_the_older_option_critic_state() -> None:
     options = {"cameras": ["top"], "size": 32, "critic_state": True}
     env = make_vec("ReachVision", 2, env_options=options)
     assert env.obs_groups == {"policy": ("top", "joints"), "critic": ("critic_state",)}
     assert torch.equal(env.reset(0)["critic_state"], make_vec("Reach", 2).reset(0))
 
 
-def test_a_task_says_to_people_what_is_delivered() -> None:
+def test_the_task_page_shows_delivered_entries() -> None:
     from kit.ui.task import task
 
     text = task(SECRET, {"obs_groups": ["teacher"]})._repr_html_()

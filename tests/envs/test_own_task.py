@@ -1,4 +1,4 @@
-"""Tasks and envs of one's own: found by name, given their options, seen whole in every view, trained apart."""
+"""Tests of user-defined tasks and envs: names, options, observations, snapshots, wrappers, training in a subprocess."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
     assert isinstance(env, envs.TensorEnv) and env.task.length == 9 and env.task.name == OURS
     walk = kit.make_vec("tests.envs.corridor:Walk", 2, env_options={"length": 7})
     assert isinstance(walk, GymnasiumEnv) and walk.observation_space.n == 7
-    assert kit.make_vec("tests.envs.corridor:Walk-v0", 1).observation_space.n == 5, "an id, its module named first"
+    assert kit.make_vec("tests.envs.corridor:Walk-v0", 1).observation_space.n == 5, "module:id registers the id"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
         ("no_such_module:Corridor", {}, "there is no module 'no_such_module' on the path or in .*put no_such"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(env: str, options: dict[str, int], says: str) -> None:
+def test_bad_names_and_options_are_one_sentence_errors(env: str, options: dict[str, int], says: str) -> None:
     with pytest.raises(UserError, match=says):
         kit.make_vec(env, 1, env_options=options)
 
@@ -56,7 +56,7 @@ def test_observations_of_any_shape_and_type_by_hand() -> None:
     assert final["at"]["ahead"].tolist() == [[1.0], [0.0]]
     assert final["picture"].dtype == torch.uint8 and final["picture"].shape == (2, PIXELS, PIXELS, 3)
     assert final["picture"][1, 0, :, 0].nonzero().tolist() == [[4]]
-    assert obs["at"]["place"][0] == 0 and obs["at"]["place"][1] < 4, "the second has begun anew"
+    assert obs["at"]["place"][0] == 0 and obs["at"]["place"][1] < 4, "env 1 was reset"
     same = (obs["picture"] == final["picture"]).flatten(1).all(1)
     assert same.tolist() == [True, False]
 
@@ -72,7 +72,7 @@ def test_snapshots_are_exact() -> None:
         assert torch.equal(mine[0]["picture"], theirs[0]["picture"]) and torch.equal(mine[1], theirs[1])
 
 
-def test_the_view_of_stable_baselines3_is_flat_with_channels_first() -> None:
+def test_sb3_wrapper_flattens_names_and_moves_channels_first() -> None:
     view = TensorVecEnv(kit.make_vec(OURS, 2))
     assert {name: space.shape for name, space in view.observation_space.items()} == {
         "at/ahead": (1,), "at/place": (), "picture": (3, PIXELS, PIXELS),
@@ -84,7 +84,7 @@ def test_the_view_of_stable_baselines3_is_flat_with_channels_first() -> None:
     assert done[0] and infos[0]["terminal_observation"]["picture"].shape == (3, PIXELS, PIXELS)
 
 
-def test_the_view_of_gymnasium_keeps_the_spaces_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gymnasium_wrappers_keep_the_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     check_env(TaskEnv(OURS, render_mode="rgb_array", height=PIXELS, width=PIXELS), skip_render_check=False)
     many = TaskVectorEnv(OURS, num_envs=3)
     obs, _ = many.reset(seed=0)
@@ -101,14 +101,14 @@ gymnasium.register("Beside-v0", "beside:Walk", max_episode_steps=9)
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As a notebook in `folder` would: modules beside it are found, and so is kit."""
+    """Run `code` like a notebook in `folder`: modules in this folder and kit can be imported."""
     lead = f"import sys; sys.path[:0] = ['', {str(Path(kit.__file__).parent.parent)!r}]\n"
     command = [sys.executable, "-c", lead + code]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_training_process_finds_what_the_notebook_found(tmp_path: Path) -> None:
-    """Also an id that only this notebook's kernel has registered, and a module that lies beside the notebook."""
+def test_the_training_process_finds_the_notebooks_modules_and_ids(tmp_path: Path) -> None:
+    """Envs: a task in a module next to the notebook, and an id that only the notebook's process has registered."""
     (tmp_path / "beside.py").write_text(MODULE)
     code = """
 import kit, beside
@@ -126,7 +126,7 @@ for run in [kit.launch(env=env, run_name=name, **small) for name, env in envs.it
         assert trained.startswith("finished 64 {'length': 4}") and played == "2", done.stdout + done.stderr
 
 
-def test_what_only_the_notebook_can_make_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+def test_an_env_class_defined_in_the_notebook_is_refused_before_a_run_is_created(tmp_path: Path) -> None:
     code = """
 import gymnasium, kit
 class Local(gymnasium.Env):

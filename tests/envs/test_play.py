@@ -1,4 +1,4 @@
-"""The loop in which a policy acts: what it is given, and which episodes count."""
+"""Tests of `play`: hidden states, episode starts, number of episodes that count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.envs.clock import Clock
 
 
 class Counts:
-    """Two hidden states of different ranks: steps seen, and twice as many, from 10 on."""
+    """Policy with two hidden states of different ranks: the number of steps, and 10 plus twice this number."""
 
     def initial_state(self, n: int) -> HiddenState:
         return torch.zeros(n, 1), torch.full((n, 2, 3), 10.0)
@@ -22,7 +22,7 @@ class Counts:
         return steps + 1, (steps + 1, twice + 2)
 
 
-def test_a_hidden_state_starts_with_its_episode() -> None:
+def test_hidden_states_restart_with_each_episode() -> None:
     env = TensorEnv(Clock(), 3)
     steps = [*islice(play(env, Counts(), env.reset(seed=0)), 20)]
     for step in steps:
@@ -30,13 +30,13 @@ def test_a_hidden_state_starts_with_its_episode() -> None:
         assert torch.equal(step.action, age + 1) and torch.equal(step.info["episode_length"], 1 + age[:, 0].long())
         assert torch.equal(twice, (10 + 2 * age).unsqueeze(2).expand(3, 2, 3))
         assert torch.equal(step.episode_starts, age[:, 0] == 0)
-    assert all(torch.equal(a.ended, a.terminated | a.truncated) for a in steps), "without a number all count"
+    assert all(torch.equal(a.ended, a.terminated | a.truncated) for a in steps), "without `episodes` all episodes count"
     assert all(torch.equal(a.ended, b.episode_starts) and a.next_obs is b.obs for a, b in pairwise(steps))
 
 
-def test_of_every_env_the_same_number_of_episodes_counts() -> None:
+def test_the_same_number_of_episodes_counts_in_every_env() -> None:
     env = TensorEnv(Clock(), 8)
     steps = [*play(env, Counts(), env.reset(seed=0), episodes=3)]
     ended, done = (torch.stack([getattr(step, name) for step in steps]).sum(0) for name in ("ended", "terminated"))
-    assert ended.tolist() == [3] * 8 and done.max() > 3, "some had time for more"
-    assert steps[-1].ended.any(), "nothing is played after the last"
+    assert ended.tolist() == [3] * 8 and done.max() > 3, "some envs finish more than 3 episodes"
+    assert steps[-1].ended.any(), "`play` stops after the last episode that counts"

@@ -1,4 +1,4 @@
-"""What differs between envs: drawn from their generator, by hand on a mass on a rail, and exactly resumed."""
+"""Tests of domain randomisation: masses by hand, intervals, delays, noise, snapshots, bad options."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def simulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_env_has_its_own_mass(simulator: None) -> None:
-    """1 N for 1 s makes a mass of m kg 1/m m/s fast (semi-implicit Euler: 1/m m further, too)."""
+    """1 N for 1 s gives a mass of m kg a speed of 1/m m/s, and moves it by 1/m m (semi-implicit Euler)."""
     env = made(mass=True)
     mass = env.task.sim.parameter("body_mass")[:, 1].clone()
     assert len(mass.unique()) == 3 and (mass >= 1).all() and (mass <= 4).all()
     torch.testing.assert_close(env.step(PUSH)[0], (1 / mass).repeat(2, 1).T.float(), rtol=1e-5, atol=1e-5)
-    env.step(PUSH), env.step(PUSH), env.step(PUSH)  # episodes of four steps
-    assert not torch.isclose(env.task.sim.parameter("body_mass")[:, 1], mass).any(), "anew for every episode"
+    env.step(PUSH), env.step(PUSH), env.step(PUSH)  # an episode has four steps
+    assert not torch.isclose(env.task.sim.parameter("body_mass")[:, 1], mass).any(), "every episode draws a new mass"
     still = made(mass=[2, 2])
     assert still.step(PUSH)[0][:, 1].tolist() == pytest.approx([0.5] * 3)
 
@@ -61,21 +61,21 @@ def test_intervals_delay_and_noise() -> None:
         env.step(PUSH)
         drag.append(env.task.sim.parameter("dof_damping")[:, 0].clone())
     same = [bool(torch.equal(a, b)) for a, b in pairwise(drag)]
-    assert same == [True, False, True], "every two seconds, steps of one"
+    assert same == [True, False, True], "drawn every 2 s; a step takes 1 s"
 
     late = made(delay=True)
-    assert late.step(PUSH)[0].tolist() == [[0, 0]] * 3, "nothing has arrived yet"
+    assert late.step(PUSH)[0].tolist() == [[0, 0]] * 3, "the first action has not arrived yet"
     assert late.step(0 * PUSH)[0].tolist() == [[1, 1]] * 3
     later = made(delay=True, line=True)
     later.step(PUSH)
-    assert later.step(0 * PUSH)[0].tolist() == [[0, 0]] * 3, "two delays of a step add up"
+    assert later.step(0 * PUSH)[0].tolist() == [[0, 0]] * 3, "two delays of one step add up"
     assert later.step(0 * PUSH)[0].tolist() == [[1, 1]] * 3
     noisy = made(noise=True)
     seen = torch.stack([noisy.step(0 * PUSH)[0] for _ in range(3)])
     assert len(seen.unique()) == seen.numel() and seen.abs().max() <= 0.5
 
 
-def test_a_snapshot_holds_what_was_drawn(simulator: None) -> None:
+def test_snapshots_contain_the_drawn_values(simulator: None) -> None:
     env, other = (make_vec("Ant", 3, seed=seed, env_options={"randomize": True}) for seed in (1, 2))
     actions = torch.rand(12, 3, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for action in actions[:6]:
@@ -86,7 +86,7 @@ def test_a_snapshot_holds_what_was_drawn(simulator: None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
 
 
-def test_without_a_word_nothing_differs() -> None:
+def test_nothing_is_randomised_by_default() -> None:
     plain, off = make_vec("Ant", 2, seed=3), make_vec("Ant", 2, seed=3, env_options={"randomize": False})
     for _ in range(3):
         assert torch.equal(plain.step(torch.ones(2, 8))[0], off.step(torch.ones(2, 8))[0])
@@ -102,6 +102,6 @@ def test_without_a_word_nothing_differs() -> None:
         ("mass", r"randomize='mass' is not true, false, a list of names or a mapping"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(option: Any, words: str) -> None:
+def test_invalid_randomize_options_are_refused(option: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         kit.resolve(kit.RunConfig(env=ENV, env_options={"randomize": option}))

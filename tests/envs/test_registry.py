@@ -1,4 +1,4 @@
-"""Names, and what is said about those that are none."""
+"""Tests of the env registry: names, suggestions for unknown names, `n_envs`, former module paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_names_are_registered_with_gymnasium():
     assert done.stdout.strip() == "kit/Reach-v0"
 
 
-def test_our_tasks_by_either_name_and_anybodys_by_id():
+def test_kits_tasks_by_either_name_and_gymnasium_envs_by_id():
     assert type(make_vec("Reach", 2)) is type(make_vec("kit/Reach-v0", 2)) is TensorEnv
     assert type(make_vec("CartPole-v1", 2)) is GymnasiumEnv
 
@@ -37,13 +37,13 @@ def test_an_unknown_name_comes_with_a_suggestion(name, suggestion):
         make_vec(name, 1)
 
 
-def test_an_unlikely_name_lists_what_there_is():
+def test_a_name_unlike_any_other_lists_the_known_names():
     with pytest.raises(UserError, match=r"Ant, .*Reach.*any registered Gymnasium id"):
         make_vec("qqqqqqqq", 1)
 
 
 @pytest.mark.parametrize("n_envs", [0, -1, 1.5, "8"])
-def test_impossible_numbers_of_worlds(n_envs):
+def test_invalid_n_envs_are_refused(n_envs):
     with pytest.raises(UserError, match="n_envs"):
         make_vec("Reach", n_envs)
 
@@ -55,8 +55,8 @@ def test_names_can_be_looked_up_without_torch():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_tasks_place_of_before_names_it_still() -> None:
-    """Runs of 0.1 may have it in their config.yaml."""
+def test_the_former_module_of_a_task_is_still_found() -> None:
+    """Configs of runs made with kit up to 0.2 may contain it."""
     from kit.envs.registry import MOVED, find
 
     assert find("kit.envs.reach:Reach") is find("Reach") and find("kit.envs.mission:Mission") is find("Mission")

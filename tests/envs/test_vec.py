@@ -1,4 +1,4 @@
-"""TensorEnv by hand-worked numbers: who ended, who ran out of time, what was seen last, what the totals were."""
+"""Tests of `TensorEnv`: termination, truncation and totals by hand, copies, autoreset, snapshots, staggering."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kit.envs.vec import TensorEnv
 from tests.envs.slide import Slide
 
 FORCES = torch.tensor([[1.0], [0.5], [0.75]])
-# v += F, x += v:  1, 3, 6 -> ends at step 3;  0.5, 1.5, 3, 5 -> runs out of time;  0.75, 2.25, 4.5, 7.5 -> ends at the
-# very step at which time runs out, so it ended.
+# v += F, x += v:  1, 3, 6 -> terminated at step 3;  0.5, 1.5, 3, 5 -> truncated at step 4, the time limit;
+# 0.75, 2.25, 4.5, 7.5 -> beyond 6 m at the time limit: terminated, not truncated.
 
 
-def test_ended_and_out_of_time_by_hand():
+def test_termination_truncation_and_totals_by_hand():
     env = TensorEnv(Slide(), 3)
     assert env.reset(seed=0).tolist() == [[0, 0]] * 3
     steps = [env.step(FORCES) for _ in range(4)]
@@ -23,8 +23,8 @@ def test_ended_and_out_of_time_by_hand():
     assert truncated == [no, no, no, [False, True, False]]
 
     obs, reward, _, _, info = steps[2]
-    assert obs.tolist() == [[0, 0], [3, 1.5], [4.5, 2.25]], "world 0 has begun anew"
-    assert info["final_obs"].tolist() == [[6, 3], [3, 1.5], [4.5, 2.25]], "and this is how it ended"
+    assert obs.tolist() == [[0, 0], [3, 1.5], [4.5, 2.25]], "env 0 was reset"
+    assert info["final_obs"].tolist() == [[6, 3], [3, 1.5], [4.5, 2.25]], "the last observation of env 0's episode"
     assert reward.tolist() == [6, 3, 4.5]
     assert info["success"].tolist() == [True, False, False]
     assert info["episode_return"].tolist() == [10, 5, 7.5]
@@ -33,7 +33,7 @@ def test_ended_and_out_of_time_by_hand():
     obs, reward, _, _, info = steps[3]
     assert obs.tolist() == [[1, 1], [0, 0], [0, 0]]
     assert info["final_obs"].tolist() == [[1, 1], [5, 2], [7.5, 3]]
-    assert info["episode_return"].tolist() == [1, 10, 15], "totals begin anew with the episode"
+    assert info["episode_return"].tolist() == [1, 10, 15], "totals restart with each episode"
     assert info["episode_length"].tolist() == [1, 4, 4]
 
 
@@ -53,7 +53,7 @@ def test_shapes_and_types():
     assert TensorEnv(Slide(), 2).step(torch.zeros(2, 1))[1].dtype == torch.float32
 
 
-def test_what_was_returned_stays_as_it_was():
+def test_returned_tensors_do_not_change_in_the_next_step():
     env = TensorEnv(Slide(), 2)
     step = env.step(FORCES[:2])
     kept = [value.clone() for value in (*step[:4], *step[4].values())]
@@ -61,14 +61,14 @@ def test_what_was_returned_stays_as_it_was():
     assert all(torch.equal(a, b) for a, b in zip(kept, (*step[:4], *step[4].values()), strict=True))
 
 
-def test_without_autoreset_finished_worlds_wait():
+def test_without_autoreset_finished_envs_are_not_reset():
     env = TensorEnv(Slide(), 1, autoreset=False)
     for _ in range(3):
         obs = env.step(FORCES[:1])[0]
     assert obs.tolist() == [[6, 3]]
 
 
-def test_an_unstable_world_ends_with_clean_numbers():
+def test_a_diverged_env_terminates_with_zeros():
     class Unstable(Slide):
         def terminated(self) -> torch.Tensor:
             return torch.zeros(self.sim.n, dtype=torch.bool)
@@ -84,7 +84,7 @@ def test_an_unstable_world_ends_with_clean_numbers():
     assert info["success"].tolist() == [False, False]
 
 
-def test_a_snapshot_holds_totals_and_clock():
+def test_snapshots_contain_totals_and_episode_lengths():
     env = TensorEnv(Slide(), 3)
     for _ in range(2):
         env.step(FORCES)
@@ -97,8 +97,8 @@ def test_a_snapshot_holds_totals_and_clock():
         assert all(torch.equal(value, again[4][name]) for name, value in step[4].items())
 
 
-def test_staggered_episodes_end_at_different_times_once():
-    """Of 200 worlds some are cut at each of the first four steps, by chance; from then on all after their four."""
+def test_only_the_first_episodes_are_staggered():
+    """First episodes of 200 envs have random time limits of 1 to 4 steps; later episodes have all four steps."""
 
     class Staggered(Slide):
         staggered = True
@@ -114,9 +114,9 @@ def test_staggered_episodes_end_at_different_times_once():
     assert torch.bincount(first, minlength=5)[1:].min() > 30 and (first > 0).all()
     saved = env.snapshot()
     cuts = torch.stack([env.step(still)[3] for _ in range(8)])
-    assert (cuts.sum(0) == 2).all(), "and then whole ones"
+    assert (cuts.sum(0) == 2).all(), "later episodes have four steps"
     other = TensorEnv(Staggered(), 200, seed=5)
     other.restore(saved)
     assert torch.equal(torch.stack([other.step(still)[3] for _ in range(8)]), cuts)
     env.reset()
-    assert not env.step(still)[3].any(), "evaluations, which only reset, see whole ones"
+    assert not env.step(still)[3].any(), "without `stagger`, as in evaluations, episodes are whole"

@@ -1,4 +1,4 @@
-"""Every registered env in every view, and the checkers of Gymnasium and SB3."""
+"""Tests of every registered env: tensors, seeds, snapshots, Gymnasium and SB3 wrappers with their env checkers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from kit.envs.obs import leaves, pick
 from kit.envs.sb3 import TensorVecEnv
 
 TASKS = kit.envs.names()
-"""A robot whose model files have to be downloaded, and cannot be, is skipped."""
+"""Names of kit's tasks. Tests of a robot are skipped if its model files cannot be downloaded."""
 ENVS = [*TASKS, "Ant-v5", "HalfCheetah-v5", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
 LONG = ("HalfCheetah-v5", "Mission")
-"""Whose episodes end by time alone, or late."""
+"""Envs with episodes longer than these tests."""
 SMALL = {
     "ReachVision": {"cameras": ["front", "top"], "size": 16}, "Dishwashing": {"shift_s": 5.0},
     "DishwashingVideo": {"size": 32, "shift_s": 5.0},
 }  # fmt: skip
-"""Options with which a task that is seen is drawn quickly, and a long episode ends soon."""
+"""Options for fast tests: small images, short episodes."""
 SEEN = ("ReachVision", "DishwashingVideo")
-"""Whose every step is drawn. They move as Reach and Dishwashing do."""
+"""Tasks that render every step, so they are tested for fewer steps; they have the physics of Reach and Dishwashing."""
 N = 3
 
 
@@ -39,12 +39,12 @@ def make(name: str, seed: int, threads: int):
 
 
 def parts(obs) -> list:
-    """What an observation, or its space, consists of, by name where it is a dict."""
+    """Return the entries of an observation or of its space, sorted by name."""
     return [part for _, part in sorted(leaves("obs", obs), key=lambda named: named[0])]
 
 
 def flat(step) -> list[torch.Tensor]:
-    """All tensors that `step` of an env returned."""
+    """Return all tensors in the result of an env's `step`."""
     obs, *others, info = step
     return [*parts(obs), *others, *parts(info)]
 
@@ -55,7 +55,7 @@ def sampler(env, n: int = N):
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_tensors(name):
+def test_shapes_and_dtypes_of_tensors(name):
     env = make(name, seed=0, threads=1)
     action = sampler(env)
     obs = env.reset(seed=0)
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_episodes(name):
     one = run(env)
     assert all(torch.equal(a, b) for a, b in zip(one, run(env), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one, run(other), strict=True))
-    if name != "FrozenLake-v1":  # always begins in the same corner
+    if name != "FrozenLake-v1":  # always starts in the same corner
         assert not torch.equal(parts(env.reset(seed=8))[0], one[0])
 
 
@@ -114,7 +114,7 @@ def test_gymnasium_env_passes_both_checkers(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_gymnasium_env_shows_the_end_of_an_episode(name):
+def test_gymnasium_env_returns_the_last_observation_of_an_episode(name):
     env = gymnasium.make(f"kit/{name}-v0", **SMALL.get(name, {}))
     env.action_space.seed(0)
     obs, _ = env.reset(seed=0)
@@ -132,7 +132,7 @@ def test_gymnasium_env_shows_the_end_of_an_episode(name):
     env.close()
 
 
-def test_gymnasium_envs_draw():
+def test_gymnasium_envs_and_sb3_wrapper_render():
     one = gymnasium.make("kit/Reach-v0", render_mode="rgb_array", height=48, width=64, camera="top")
     one.reset(seed=0)
     assert one.render().shape == (48, 64, 3) and one.render().dtype == np.uint8
@@ -163,7 +163,7 @@ def test_gymnasium_vector_env(name):
     env.close()
 
 
-def test_gymnasium_vector_env_counts_like_gymnasiums_own():
+def test_gymnasium_vector_env_works_with_record_episode_statistics():
     envs = gymnasium.make_vec("kit/Reach-v0", num_envs=N, max_episode_steps=5)
     counted = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
     counted.reset(seed=0)
@@ -175,7 +175,7 @@ def test_gymnasium_vector_env_counts_like_gymnasiums_own():
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_sb3(name):
+def test_sb3_wrapper(name):
     env = TensorVecEnv(make(name, seed=0, threads=1))
     action = sampler(env.tensor_env)
     env.seed(3)

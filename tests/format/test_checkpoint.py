@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, and every kind of damage is noticed before a tensor is used."""
+"""Tests of checkpoints: round trip, damaged and forged files, pickles, unfinished folders, replaced steps."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def all_files(written):
     return [p for p in [*written.path.iterdir(), *(written.run_path / "replay").iterdir()]]
 
 
-def test_every_bit_flip_is_noticed(written):
+def test_bit_flips_are_noticed(written):
     for path in all_files(written):
         whole = path.read_bytes()
         for at in range(0, len(whole), max(1, len(whole) // 200)):
@@ -64,7 +64,7 @@ def _same_meaning(a: bytes, b: bytes) -> bool:
         return False
 
 
-def test_every_truncation_is_noticed(written):
+def test_truncations_are_noticed(written):
     for path in all_files(written):
         whole = path.read_bytes()
         for size in range(0, len(whole), max(1, len(whole) // 100)):
@@ -94,7 +94,7 @@ def test_missing_swapped_and_added_files_are_noticed(written):
 
 
 def forge(written, manifest):
-    """Write a manifest as somebody would who knows how it is made."""
+    """Write `manifest` with a valid digest, as an attacker who knows the format could."""
     manifest["digest"] = digest(manifest)
     (written.path / "manifest.json").write_text(json.dumps(manifest))
 
@@ -134,7 +134,7 @@ def test_a_pickle_in_disguise_is_never_loaded(written, tmp_path):
     assert not canary.exists()
 
 
-def test_unfinished_and_discarded_folders_are_invisible(written):
+def test_unfinished_and_discarded_folders_are_ignored(written):
     folder = written.path.parent
     (folder / "step_12").mkdir()  # too short a name
     with leftovers.temporary(folder):
@@ -143,14 +143,14 @@ def test_unfinished_and_discarded_folders_are_invisible(written):
     assert checkpoint.committed(folder) == [] and len(list(folder.iterdir())) == 1
 
 
-def test_the_same_step_again_replaces_it(written):
+def test_writing_the_same_step_again_replaces_it(written):
     again = checkpoint.write(written.path.parent, 128, {"policy": {"weight": torch.ones(1)}})
     assert torch.equal(again.read()["policy"]["weight"], torch.ones(1))
 
 
-def test_a_step_that_was_to_be_replaced_when_the_power_went_is_still_there(written):
+def test_a_crash_while_a_step_is_replaced_keeps_the_old_checkpoint(written):
     folder = written.path.parent
-    written.path.rename(leftovers.old(written.path))  # between the two renames of `write`
+    written.path.rename(leftovers.old(written.path))  # a crash between the two renames of `write`
     half = checkpoint.write(folder, 256, STATE).path
     half.rename(leftovers.old(half))
     (leftovers.old(half) / "state.json").unlink()
@@ -159,11 +159,11 @@ def test_a_step_that_was_to_be_replaced_when_the_power_went_is_still_there(writt
     written.verify()
 
 
-def test_replay_on_this_machine_may_be_larger_than_what_is_fetched_unasked(tmp_path):
+def test_local_replay_data_may_exceed_the_download_limit(tmp_path):
     shared = {f"replay/{start:012d}.safetensors": {"size": 4 * 2**30, "sha256": "0" * 64} for start in range(3)}
     (tmp_path / "replay").mkdir()
     for name, entry in shared.items():
         with (tmp_path / name).open("wb") as file:
-            file.truncate(entry["size"])  # takes no room
+            file.truncate(entry["size"])  # a sparse file, which uses no disk space
     written = checkpoint.write(tmp_path / "checkpoints", 128, STATE, shared)
     assert len(written.replay()) == 3

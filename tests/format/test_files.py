@@ -1,4 +1,4 @@
-"""What is read of files that others write."""
+"""Test of `GrowingRows`, which reads a file of JSON lines while another process appends to it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from kit.format.files import GrowingRows
 
 
-def test_rows_that_grow_are_read_once(tmp_path: Path) -> None:
+def test_each_line_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     growing = GrowingRows(path, ("step", "x"))
     assert not growing.read() and growing.rows == []
     lines = [json.dumps({"step": i, "x": i / 10, "rest": "r" * 9}) + "\n" for i in range(30)]
     path.write_text("".join(lines[:10]) + lines[10][:7])
-    assert growing.read() and len(growing.rows) == 10, "the line that is being written just now is left out"
+    assert growing.read() and len(growing.rows) == 10, "an incomplete last line is not read"
     first = growing.rows[0]
     path.write_text("".join(lines[:20]))
     assert growing.read() and not growing.read()
     assert growing.rows == [{"step": i, "x": i / 10} for i in range(20)] and growing.rows[0] is first
-    path.write_text("".join([*lines[:15], *lines[25:], *lines[:15]]))  # cut to 15, and longer than before by now
+    path.write_text("".join([*lines[:15], *lines[25:], *lines[:15]]))  # cut to 15 lines, then longer than before
     assert growing.read() and [row["step"] for row in growing.rows] == [*range(15), *range(25, 30), *range(15)]

@@ -1,4 +1,4 @@
-"""Weights that never change lie in a run once, however many checkpoints name them."""
+"""Tests of frozen weights: one file per run shared by all checkpoints, damage, fingerprints, retention, file names."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def frozen_files(run_path):
     return sorted(path.name for path in (run_path / "frozen").glob("*"))
 
 
-def test_they_are_written_once_and_come_back(run_path):
+def test_frozen_weights_are_written_once_and_read_back(run_path):
     first = checkpoint.write(run_path / "checkpoints", 1, STATE)
     (name,) = frozen_files(run_path)
     data = (run_path / "frozen" / name).read_bytes()
@@ -52,7 +52,7 @@ def test_they_are_written_once_and_come_back(run_path):
         assert all(torch.equal(state["frozen"][name], FROZEN[name]) for name in FROZEN)
 
 
-def test_without_them_a_manifest_is_what_it_was(run_path):
+def test_manifest_without_frozen_weights(run_path):
     written = checkpoint.write(run_path / "checkpoints", 1, PLAIN)
     files = {
         path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -65,7 +65,7 @@ def test_without_them_a_manifest_is_what_it_was(run_path):
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "missing"])
-def test_damage_is_noticed_and_the_next_checkpoint_mends_it(run_path, how):
+def test_damage_is_noticed_and_the_next_checkpoint_repairs_it(run_path, how):
     written = checkpoint.write(run_path / "checkpoints", 1, STATE)
     (path,) = (run_path / "frozen").iterdir()
     whole = path.read_bytes()
@@ -80,7 +80,7 @@ def test_damage_is_noticed_and_the_next_checkpoint_mends_it(run_path, how):
     assert path.read_bytes() == whole
 
 
-def test_each_of_them_counts_in_the_fingerprint(run_path):
+def test_the_fingerprint_depends_on_each_frozen_tensor(run_path):
     def of(frozen):
         checkpoint.write(run_path / "checkpoints", 1, {**PLAIN, **frozen})
         return fingerprint(Run(run_path))
@@ -92,7 +92,7 @@ def test_each_of_them_counts_in_the_fingerprint(run_path):
     assert of({}) != whole
 
 
-def test_they_stay_as_long_as_a_checkpoint_a_best_or_a_policy_needs_them(run_path):
+def test_frozen_files_are_kept_while_a_checkpoint_best_or_policy_needs_them(run_path):
     for kind in ("checkpoints", "best", "policies"):
         checkpoint.write(run_path / kind, 1, {**STATE, "frozen": {"of": torch.ones(ord(kind[0]))}})
     writer = Writer(run_path, None, lambda written: None)
@@ -104,7 +104,7 @@ def test_they_stay_as_long_as_a_checkpoint_a_best_or_a_policy_needs_them(run_pat
             writer.wait()
 
     write([2])
-    assert len(frozen_files(run_path)) == 4, "three old ones and the new"
+    assert len(frozen_files(run_path)) == 4, "three old files and a new one; the unused one is deleted"
     old = run_path / "checkpoints/step_000000001"
     checkpoint.discard(old)
     write([3])
@@ -119,7 +119,7 @@ def test_they_stay_as_long_as_a_checkpoint_a_best_or_a_policy_needs_them(run_pat
     assert len(newest.replay()) == 3 + KEEP_LAST and newest.read()["frozen"].keys() == FROZEN.keys()
 
 
-def test_a_resumed_writer_goes_on_with_them(run_path):
+def test_a_resumed_writer_continues_replay_without_unused_frozen_files(run_path):
     writer = Writer(run_path, None, lambda written: None)
     writer.submit(1, STATE, Segment(0, {"rewards": torch.ones(10, 1)}), 0)
     writer.wait()
@@ -133,7 +133,7 @@ def test_a_resumed_writer_goes_on_with_them(run_path):
 @pytest.mark.parametrize(
     "name", ["frozen", "frozen/", "frozen/../x.safetensors", "frozen/a/b.safetensors", "frozen/x.pkl", "thawed/x.json"]
 )
-def test_no_other_name_is_let_in(name):
+def test_invalid_file_names_are_refused(name):
     def sealed(name):
         manifest = {"version": 1, "step": 1, "files": {"a.json": entry}, "shared": {name: entry}}
         return json.dumps({**manifest, "digest": digest(manifest)}).encode()

@@ -1,4 +1,4 @@
-"""Killed in the middle of a write: the next owner leaves nothing temporary, and what another still makes stays."""
+"""Tests of temporary files: files of killed writers are removed, files of live writers are kept."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ DAY_S = 24 * 3600.0
 
 @dataclass
 class Case:
-    """`work` is cut at its first audit event `moment` that names something temporary and, in its last argument that is
-    a path, `to`; then comes `owner`."""
+    """A writer, `work`, that is stopped in the middle, and the next owner of its files, `owner`, that cleans up.
+
+    `work` gets a signal at the first audit event `moment` whose first path is temporary and whose last path contains
+    `to`.
+    """
 
     work: Callable[[Path], object]
     owner: Callable[[Path], object]
@@ -69,7 +72,7 @@ CASES = {
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A run with a checkpoint and a best policy, and a store with another run, of which more is to be copied."""
+    """A run with a checkpoint and a best policy, and a store with an incomplete copy of another run."""
     run = create(tmp_path / "runs", "run")
     for kind in ("checkpoints", "best"):
         checkpoint.write(run.path / kind, 100, STATE)
@@ -81,7 +84,7 @@ def home(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def cut(case: Case, home: Path, number: signal.Signals) -> Iterator[int]:
-    """A process that does the case's work, and at its moment gets the signal."""
+    """Fork a process that runs `case.work` and gets the signal `number` at `case.moment`; yield its process id."""
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
@@ -114,7 +117,7 @@ def temporary(home: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_a_kill_leaves_is_swept_by_the_next_owner(case: Case, home: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed_by_the_next_owner(case: Case, home: Path) -> None:
     with cut(case, home, signal.SIGKILL) as child:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert temporary(home)
@@ -126,8 +129,9 @@ def test_what_a_kill_leaves_is_swept_by_the_next_owner(case: Case, home: Path) -
             kept.verify()
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - {"the same step again"}))  # the run's lock excludes that
-def test_what_another_makes_just_now_stays(name: str, home: Path) -> None:
+# Without "the same step again": the run's lock allows only one writer.
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"the same step again"}))
+def test_temporary_files_of_a_live_process_are_kept(name: str, home: Path) -> None:
     case = CASES[name]
     with cut(case, home, signal.SIGSTOP) as child:
         assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
@@ -141,7 +145,7 @@ def test_what_another_makes_just_now_stays(name: str, home: Path) -> None:
     assert not temporary(home)
 
 
-def test_what_a_process_left_before_exec_is_swept_after_it(tmp_path: Path) -> None:
+def test_temporary_files_from_before_exec_are_removed_after_it(tmp_path: Path) -> None:
     sweep = "import sys, pathlib; from kit.format import leftovers; leftovers.sweep(pathlib.Path(sys.argv[1]))"
     start = (
         "import os, sys, pathlib; from kit.format import leftovers\n"
@@ -154,8 +158,8 @@ def test_what_a_process_left_before_exec_is_swept_after_it(tmp_path: Path) -> No
         assert len(temporary(tmp_path / then[:4])) == count
 
 
-def test_what_another_machine_makes_stays_until_it_has_not_changed_for_a_day(home: Path) -> None:
-    """But for what training alone writes: the run's lock says that it is dead."""
+def test_temporary_files_of_another_machine_are_kept_until_unchanged_for_a_day(home: Path) -> None:
+    """Except in folders that only training writes: the caller holds the run's lock, so their writer is dead."""
     run = home / "runs/run"
     theirs = [run / place / ".kit-ffffffff-0123456789ab" for place in ("checkpoints", "replay", "videos", ".")]
     for path in theirs:
@@ -168,10 +172,10 @@ def test_what_another_machine_makes_stays_until_it_has_not_changed_for_a_day(hom
         os.utime(path, (0, now - 2 * DAY_S))
     os.utime(theirs[2] / "half", (0, now - 2 * DAY_S))
     resumed(home)
-    assert temporary(home) == {theirs[3]}, "the file in it is new"
+    assert temporary(home) == {theirs[3]}, "the file in this folder is new"
 
 
-def test_what_is_left_at_the_top_of_a_store_goes_after_a_day(home: Path) -> None:
+def test_temporary_files_at_the_top_of_a_store_are_removed_after_a_day(home: Path) -> None:
     probe = home / "store/.kit-ffffffff-0123456789ab"
     probe.touch()
     open_store(str(home / "store"), write=True)
@@ -181,7 +185,7 @@ def test_what_is_left_at_the_top_of_a_store_goes_after_a_day(home: Path) -> None
     assert not probe.exists()
 
 
-def test_names_of_others_are_nobodys_leftovers(tmp_path: Path) -> None:
+def test_files_with_other_names_are_kept(tmp_path: Path) -> None:
     for name in (".kit-notes", ".kit-0123abcd", ".kit-old-thing", ".building-x"):
         (tmp_path / name).touch()
     leftovers.sweep(tmp_path, sole_writer=True)

@@ -1,4 +1,4 @@
-"""What a stranger may put into a manifest or a tensor file, and how fast it is refused."""
+"""Tests of manifests and tensor files from untrusted sources: names, sizes, hashes, damage, tensor headers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_manifest(manifest: dict[str, Any], *args: int, **options: int) -> dict
     return read_manifest(json.dumps(manifest).encode(), *args, **options)
 
 
-def test_a_good_one_passes() -> None:
+def test_a_valid_manifest_passes() -> None:
     assert check_manifest(sealed(), 100) == check_manifest(sealed()) == sealed()
     with pytest.raises(Refused, match="of step 200 says step=100"):
         check_manifest(sealed(), 200)
@@ -74,7 +74,7 @@ def test_a_good_one_passes() -> None:
         ({"files": {"manifest.json": {"size": 0, "sha256": SHA}}}, "itself"),
     ],
 )
-def test_odd_manifests(changes: dict[str, Any], words: str) -> None:
+def test_invalid_manifests_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Refused, match=words):
         check_manifest(sealed(**changes))
 
@@ -85,7 +85,7 @@ def test_odd_manifests(changes: dict[str, Any], words: str) -> None:
      "x.pkl", "x.py", "x.zip", "x.pt", "x.safetensors.pkl", "é.json",
      "a" * 200 + ".json", "con.json", "x.json.", "~.json", "-rf.json"],
 )  # fmt: skip
-def test_names_of_files(name: str) -> None:
+def test_invalid_file_names_are_refused(name: str) -> None:
     with pytest.raises(Refused):
         check_manifest(sealed(files={name: {"size": 1, "sha256": SHA}}))
 
@@ -102,18 +102,18 @@ def test_names_of_files(name: str) -> None:
         "replay",
     ],
 )
-def test_names_of_shared_files(name: str) -> None:
+def test_invalid_names_of_shared_files_are_refused(name: str) -> None:
     with pytest.raises(Refused):
         check_manifest(sealed(shared={name: {"size": 1, "sha256": SHA}}))
 
 
 @pytest.mark.parametrize("size", [-1, 10 * 2**30, 2**80, 1.5, "1", None, True])
-def test_sizes(size: Any) -> None:
+def test_invalid_sizes_are_refused(size: Any) -> None:
     with pytest.raises(Refused, match="claims size="):
         check_manifest(sealed(files={"a.safetensors": {"size": size, "sha256": SHA}}))
 
 
-def test_sizes_add_up() -> None:
+def test_the_total_size_is_limited() -> None:
     files = {f"{n}.safetensors": {"size": 2**31, "sha256": SHA} for n in range(5)}
     with pytest.raises(Refused, match=f"more than the {MAX_TOTAL_BYTES:,} allowed"):
         check_manifest(sealed(files=files))
@@ -121,12 +121,12 @@ def test_sizes_add_up() -> None:
 
 
 @pytest.mark.parametrize("sha256", [None, "", "0" * 63, "g" * 64, "A" * 64, 5])
-def test_hashes(sha256: Any) -> None:
+def test_invalid_hashes_are_refused(sha256: Any) -> None:
     with pytest.raises(Refused, match="SHA-256"):
         check_manifest(sealed(files={"a.json": {"size": 1, "sha256": sha256}}))
 
 
-def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
+def test_a_flipped_bit_in_any_byte_is_noticed() -> None:
     raw = json.dumps(sealed()).encode()
     missed = []
     for position in range(len(raw)):
@@ -143,12 +143,12 @@ def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version":' + b"9" * 5000 + b"}"]
 )
-def test_what_is_not_a_manifest(raw: bytes) -> None:
+def test_bytes_that_are_no_manifest_are_refused(raw: bytes) -> None:
     with pytest.raises(Refused):
         read_manifest(raw)
 
 
-def test_names() -> None:
+def test_safe_name_and_safe_path() -> None:
     assert safe_name("step_000000100") and safe_path("checkpoints/step_000000100/a.json")
     for bad in (None, 5, "", "a/b", "..", "a b"):
         with pytest.raises(Refused):
@@ -205,13 +205,13 @@ def test_real_tensor_files_pass(tmp_path: Path) -> None:
         header(b"[" * 100_000, b""),
     ],
 )
-def test_tensor_files_that_lie(tmp_path: Path, raw: bytes) -> None:
+def test_invalid_tensor_files_are_refused(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(raw)
     with pytest.raises(Refused):
         check_tensors(path)
 
 
-def test_it_needs_the_standard_library_only() -> None:
+def test_checkpoint_module_imports_no_numpy_torch_yaml_or_safetensors() -> None:
     program = "import sys, kit.format.checkpoint; print({'numpy', 'torch', 'yaml', 'safetensors'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"

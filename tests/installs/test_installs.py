@@ -1,7 +1,8 @@
-"""The first cell of a notebook leaves a rented machine's packages as they are.
+"""Tests of the notebooks' install cell: it changes no package of a rented machine.
 
-uv resolves kit together with what a machine has: a solution exists, so pip needs to change nothing. Nothing is
-installed. Versions: googlecolab/backend-info (a724079, and the pinned runtimes) and runpod/containers (6990d37), 2026.
+uv resolves kit together with the packages of each machine. If there is a solution, pip need not change any package.
+Nothing is installed. Versions: googlecolab/backend-info (a724079, and the pinned runtimes) and runpod/containers
+(6990d37), 2026.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kit.verify()`: each thing that can be wrong gets one sentence and a remedy."""
+"""Tests of `kit.verify`: torch, drivers, GPUs, versions, disk, memory, lost disks, videos; problems have remedies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_this_machine_passes() -> None:
     assert told["machine"]["cores"] >= 1
 
 
-def test_every_bad_answer_has_a_remedy_and_shows_in_text_and_html() -> None:
+def test_a_failed_check_and_its_remedy_show_in_text_and_html() -> None:
     bad = checks.Check("GPU", "fail", "no <driver>.", "install it")
     report = checks.Report(machine(), (checks.Check("Disk", "ok", "70 GB free"), bad))
     assert not report.ok
@@ -62,7 +62,7 @@ def test_torch_newer_than_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "newer driver" in check.remedy
 
 
-def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_new_enough_for_torch_but_too_old_for_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(wp, "is_cuda_available", lambda: False)
     monkeypatch.setattr(wp, "get_cuda_toolkit_version", lambda: (13, 4))
@@ -75,7 +75,7 @@ def test_a_driver_new_enough_for_torch_and_too_old_for_the_physics(monkeypatch: 
         numbered("cuda")
 
 
-def test_a_card_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_old_for_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
     card = SimpleNamespace(arch=75, name="Tesla T4")
     monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
@@ -84,7 +84,7 @@ def test_a_card_too_old_for_the_physics(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no kernels for a GPU as old as Tesla K40" in (why_warp_cannot_use_gpu() or "")
 
 
-def test_a_card_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_kernel(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
 
@@ -100,7 +100,7 @@ def test_no_gpu_is_no_fault_but_a_dead_driver_is(monkeypatch: pytest.MonkeyPatch
     assert "no driver answers" in only(checks.check_torch(machine())).message
 
 
-def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_versions_of_mujoco_and_mujoco_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "version", lambda name: {"mujoco": "4.1.0", "mujoco-warp": "4.0.2"}[name])
     check = only(checks.check_physics(machine()))
     assert check.state == "fail"
@@ -117,12 +117,12 @@ def test_little_memory() -> None:
     assert only(checks.check_room(machine(memory_free_bytes=2**30))).state == "warn"
 
 
-def test_a_place_that_forgets_says_where_to_keep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colab_warns_that_files_are_lost_and_suggests_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "where", lambda: next(p for p in places.PLACES if p.name == "Google Colab"))
     assert 'store = "drive:kit"' in only(checks.check_keeping(machine())).remedy
 
 
-def test_films_need_an_ffmpeg_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_need_imageio_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checks.find_spec
     monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "imageio_ffmpeg" else found(name))
     check = only(checks.check_extras(machine()))

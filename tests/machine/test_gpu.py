@@ -1,4 +1,4 @@
-"""Cards, and the monitor on a made-up one."""
+"""Tests of GPUs: list by nvidia-smi, missing drivers, summaries, monitoring of a fake GPU."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SMI = {
 }
 
 
-def test_cards_from_nvidia_smi() -> None:
+def test_gpus_from_nvidia_smi() -> None:
     cards = gpu.gpus(lambda command: SMI["--query" if len(command) > 1 else "plain"])
     assert cards == (Gpu("Tesla T4", 15360 * 2**20, "550.54.15", "12.4"),) * 2
 
 
 @pytest.mark.parametrize("answer", ["", "No devices were found\n", "NVIDIA-SMI has failed, because, it could not\n"])
-def test_no_card(answer: str) -> None:
+def test_no_gpu(answer: str) -> None:
     assert gpu.gpus(lambda command: answer) == ()
 
 
-def test_a_card_without_a_driver(tmp_path: Path) -> None:
+def test_a_gpu_without_a_driver(tmp_path: Path) -> None:
     assert not gpu.gpu_without_driver(tmp_path)
     device = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
     device.mkdir(parents=True)
@@ -39,16 +39,16 @@ def test_a_card_without_a_driver(tmp_path: Path) -> None:
     assert not gpu.gpu_without_driver(tmp_path)
 
 
-def test_a_summary_is_of_all_samples_and_judges_after_ten_seconds() -> None:
+def test_summaries_merge_and_advise_after_ten_seconds() -> None:
     one, three = Summary(1, 90.0, 10, 50.0, 100.0), Summary(3, 10.0, 30, 60.0, 60.0)
     assert total([one, three]) == Summary(4, 30.0, 30, 57.5, 70.0)
     assert total([]) is None
-    assert three.verdict == "", "too early to say"
+    assert three.verdict == "", "no verdict before ten seconds of samples"
     assert 'idles (10 % busy): use device = "cpu", or more n_envs' in Summary(50, 10.0, 30, 60.0, 60.0).verdict
     assert Summary(50, 90.0, 30, 60.0, 60.0).verdict == ""
 
 
-def test_samples_are_filed_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_grouped_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = threading.Semaphore(0)
 
     def read() -> Summary:
@@ -61,17 +61,17 @@ def test_samples_are_filed_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     with Monitor("cuda:0") as monitor:
         for phase in (OTHER, UPDATE):
             monitor.phase = phase
-            for _ in range(3):  # the first may have been under way
+            for _ in range(3):  # the first may belong to the previous phase
                 assert seen.acquire(timeout=5)
         assert monitor.columns()["gpu/update_busy"] == 80.0
         assert seen.acquire(timeout=5)
-    assert set(threading.enumerate()) <= before, "its thread has ended"
+    assert set(threading.enumerate()) <= before, "the monitor's thread has ended"
     figures = monitor.summaries()
-    assert figures is not None and set(figures) == {UPDATE}, "what a card does otherwise says nothing"
+    assert figures is not None and set(figures) == {UPDATE}, "samples of the phase OTHER are not reported"
     assert figures[UPDATE]["busy_percent"] == 80.0 and figures[UPDATE]["memory_bytes"] == 10**9
 
 
-def test_a_lost_card_is_told_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_monitoring_ends_if_the_gpu_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     def lost() -> Summary:
         raise OSError("GPU is lost")
 
@@ -86,7 +86,7 @@ def test_a_lost_card_is_told_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch,
     assert monitor.summaries() is None and monitor.columns() == {}
 
 
-def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_a_power_sensor_is_monitored(monkeypatch: pytest.MonkeyPatch) -> None:
     def untold(index: int) -> int:
         raise RuntimeError("Not Supported")
 
@@ -98,7 +98,7 @@ def test_a_card_that_does_not_tell_its_power_is_watched_all_the_same(monkeypatch
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1000"])
-def test_without_a_card_there_is_nothing_to_see(device: str) -> None:
+def test_without_a_gpu_there_are_no_samples(device: str) -> None:
     with Monitor(device) as monitor:
         pass
     assert monitor.summaries() is None and monitor.columns() == {}

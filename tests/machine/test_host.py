@@ -1,4 +1,4 @@
-"""What Colab and RunPod can give, asked of stand-ins that behave as their documentation says."""
+"""Tests of notebook hosts with fakes of Colab's and RunPod's documented APIs: Drive, secrets, end of the session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRETS = {"HF_TOKEN": "hf_secret", "AWS_ACCESS_KEY_ID": "key"}
 
 @pytest.fixture
 def colab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """A `google.colab` that notes what it is asked."""
+    """Fake `google.colab`; yields the list of its calls."""
     asked: list[Any] = []
 
     def secret(name: str) -> str:
@@ -39,18 +39,18 @@ def colab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "before")  # so that what is set meanwhile is undone
+        monkeypatch.setenv(name, "before")  # so that monkeypatch undoes what the test sets
         monkeypatch.delenv(name)
     yield asked
 
 
-def test_colab_gives_what_a_store_needs(colab: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_connect_mounts_drive_and_loads_secrets_on_colab(colab: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     host.connect("drive:kit")
     assert colab == ["/content/drive"]
     host.connect("hf://me/runs")
     assert os.environ["HF_TOKEN"] == "hf_secret" and capsys.readouterr().out == ""
     host.connect("hf://me/runs")
-    assert colab == ["/content/drive", "HF_TOKEN"], "what is there is not asked for"
+    assert colab == ["/content/drive", "HF_TOKEN"], "a variable that is set is not requested again"
     host.connect("s3://bucket/runs")
     assert os.environ["AWS_ACCESS_KEY_ID"] == "key"
     said = capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_colab_gives_what_a_store_needs(colab: list[Any], capsys: pytest.Capture
     assert colab == []
 
 
-def test_a_session_is_ended_where_there_is_a_way(
+def test_session_ender_on_colab_on_runpod_and_elsewhere(
     colab: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.session_ender()()
@@ -78,5 +78,5 @@ def test_a_session_is_ended_where_there_is_a_way(
     assert (tmp_path / "said").read_text() == "stop pod pod1\n"
 
 
-def test_elsewhere_nothing_is_asked() -> None:
+def test_connect_does_nothing_outside_of_colab() -> None:
     host.connect("drive:kit")

@@ -1,4 +1,4 @@
-"""Places, the description of this machine, and settings."""
+"""Tests of machine info: providers, description without secrets, title, kernel cache, thread settings."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_this_machine_can_be_described_without_secrets(monkeypatch: pytest.Monke
     assert "pod-1234" not in text
 
 
-def test_title_names_what_matters() -> None:
+def test_title() -> None:
     cards = (Gpu("Tesla T4", 15 * 2**30, "550", "12.4"),) * 2
     assert machine().title == "2 cores of AMD EPYC, 24 GB memory, no GPU"
     assert machine(cores=1, gpus=cards).title == "1 core of AMD EPYC, 24 GB memory, 2 x Tesla T4 15 GB"
 
 
-def test_kernels_are_kept_on_a_disk_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_cached_on_a_persistent_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "workspace").mkdir()
     assert places.volume({"RUNPOD_POD_ID": ""}, tmp_path) == tmp_path / "workspace"
     assert places.volume({"COLAB_GPU": ""}, tmp_path) is None
@@ -74,9 +74,9 @@ def test_kernels_are_kept_on_a_disk_that_stays(tmp_path: Path, monkeypatch: pyte
     assert info.kernels().parent == tmp_path / "own/warp"
 
 
-def test_settings() -> None:
+def test_thread_settings_of_workers() -> None:
     assert settings.apply("cpu") == "full"
     environment = settings.worker_environment(3, {"OMP_NUM_THREADS": "1", "HOME": "/home/me"})
-    assert environment["OMP_NUM_THREADS"] == "1", "what the user set stays"
+    assert environment["OMP_NUM_THREADS"] == "1", "a variable that the user has set is kept"
     assert environment["MKL_NUM_THREADS"] == "3"
     assert environment["HOME"] == "/home/me"

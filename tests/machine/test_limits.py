@@ -1,4 +1,4 @@
-"""What a process may use, read from fabricated /proc and /sys folders."""
+"""Tests of CPU and memory limits, read from fabricated /proc and /sys folders."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_without_cgroups_affinity_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quota", "cores"), [("100000 100000", 1), ("150000 100000", 2), ("max 100000", 64), ("5000 100000", 1)]
 )
-def test_version_2_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
+def test_cgroup_2_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     write(tmp_path, proc__self__cgroup="0::/\n", sys__fs__cgroup__cpu_DOT_max=quota)
     assert limits.usable_cores(tmp_path) == cores
 
 
-def test_version_1_quota_of_an_outer_group_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_1_quota_of_the_parent_group_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     write(tmp_path, proc__self__cgroup="3:cpu,cpuacct:/job/inner\n2:memory:/job\n")
     outer = tmp_path / "sys/fs/cgroup/cpu,cpuacct/job"
@@ -44,7 +44,7 @@ def test_version_1_quota_of_an_outer_group_binds(tmp_path: Path, monkeypatch: py
     assert limits.usable_cores(tmp_path) == 4
 
 
-def test_memory_limit_and_what_is_free_of_it(tmp_path: Path) -> None:
+def test_memory_limit_and_free_memory(tmp_path: Path) -> None:
     write(
         tmp_path,
         proc__self__cgroup="0::/\n",

@@ -1,4 +1,4 @@
-"""Progress in a log file: few lines, the last one always."""
+"""Tests of progress bars: few lines in a log file, a bar in a terminal, rate after a resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.machine.progress import LINE_EVERY_S, ProgressLines, add_earlier, progr
 
 
 class Clock:
-    """Seconds, set by the test."""
+    """Fake clock: seconds, set by the test."""
 
     now = 1e9
 
@@ -20,7 +20,7 @@ class Clock:
 
 
 def run(steps: int, total: int | None, seconds_per_step: float, by: int = 1) -> list[str]:
-    """The lines of a bar that is updated `steps` times."""
+    """Return the lines of a bar that is updated `steps` times."""
     clock, file = Clock(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tqdm.std.time", clock)
@@ -40,13 +40,13 @@ def test_at_most_one_line_per_percent() -> None:
 def test_lines_are_seconds_apart_and_the_last_one_is_written() -> None:
     percent = [line[10:13] for line in run(1000, 1000, seconds_per_step=LINE_EVERY_S / 250)]
     assert percent == ["  0", " 25", " 50", " 75", "100"]
-    assert len(run(10, 10, seconds_per_step=0.0)) == 2, "the first and the last"
+    assert len(run(10, 10, seconds_per_step=0.0)) == 2, "the first and the last line"
 
 
 def test_an_unknown_total_and_no_progress() -> None:
     assert len(run(10, None, seconds_per_step=LINE_EVERY_S / 2)) == 6
     assert run(0, 10, seconds_per_step=1.0) == []
-    assert len(run(10, 10, seconds_per_step=LINE_EVERY_S, by=0)) == 1, "what waits says so at once"
+    assert len(run(10, 10, seconds_per_step=LINE_EVERY_S, by=0)) == 1, "the first update writes a line"
 
 
 def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -63,8 +63,8 @@ def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch,
         assert not isinstance(bar, ProgressLines)
 
 
-def test_what_was_done_before_a_kill_is_not_counted_as_speed() -> None:
-    """1,000 of 1,100 steps were done before; in a clock of ten seconds only the new hundred count."""
+def test_earlier_steps_do_not_count_in_the_rate() -> None:
+    """1,000 of 1,100 steps were done earlier; the rate is 100 steps in 10 s."""
     with progress_bar(1100, unit="step") as bar:
         add_earlier(bar, 1000)
         bar.update(100)

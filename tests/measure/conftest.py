@@ -1,4 +1,4 @@
-"""An env that only this process knows, as somebody's notebook may register one."""
+"""Fixture: a Gymnasium env registered in this process only, as a notebook may do."""
 
 import gymnasium
 import pytest

@@ -1,4 +1,4 @@
-"""The panel of encoders: what it says of one is what can be counted by hand."""
+"""Tests of the encoder table: parameters and memory by hand, speeds, errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kit.measure import encoder_speed as measured
 from kit.measure.encoder_speed import encoders
 
 
-def test_an_encoder_has_its_line(monkeypatch):
-    """Notebook 06 shows those of all."""
+def test_row_of_an_encoder(monkeypatch):
+    """Two encoders are enough here; notebook 06 shows the table of all."""
     monkeypatch.setattr(measured, "BUDGET_S", 0.0)
     monkeypatch.setattr(measured, "ENCODERS", {name: ENCODERS[name] for name in ("simple2dcnn", "simple3dcnn")})
     table = encoders("DishwashingVideo", {"size": 48})
@@ -25,7 +25,7 @@ def test_an_encoder_has_its_line(monkeypatch):
     assert float(line["clips/s acting"].replace(",", "")) > 0 < float(line["clips/s learning"].replace(",", ""))
 
 
-def test_bytes_saved_by_a_pass():
+def test_bytes_saved_by_a_forward_pass():
     network = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Tanh())
     batch = torch.randn(16, 10)
     assert measured._saved_bytes(network, batch) == 16 * (10 + 20) * 4  # the input and tanh's output, in float32

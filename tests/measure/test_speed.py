@@ -1,4 +1,4 @@
-"""The speed probe and what is said about it: the arithmetic by hand, the rest on a real env for a second."""
+"""Tests of the speed probe, estimates and advice: arithmetic by hand, probes of real envs for a second."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_cache", {})
 
 
-def test_rate_is_taken_when_everything_is_warm() -> None:
+def test_rate_is_measured_in_the_second_half() -> None:
     marks = [(0.0, 0), (4.0, 100), (5.0, 200), (6.0, 300), (8.0, 500)]
     assert speed.rate_of(marks) == (500 - 100) / (8.0 - 4.0)
     assert speed.rate_of([(0.0, 0), (2.0, 100)]) == 50.0
 
 
-def test_a_real_probe_answers_and_is_remembered() -> None:
+def test_a_probe_measures_and_is_cached() -> None:
     config = RunConfig(env="Reach", n_envs=2, overrides=SMALL)
     first = speed.probe(config, seconds=1.0, show=False)
     assert first.physics_steps_per_s is not None
     assert first.steps_per_s > 0 and first.env_steps_per_s > 0
     assert first.evaluation_s > 0
-    assert speed.probe(config.replace(total_steps=7, seed=5), show=False) is first, "neither decides the speed"
+    assert speed.probe(config.replace(total_steps=7, seed=5), show=False) is first, "neither changes the speed"
     assert speed.cached(resolve(config.replace(n_envs=4))) is None
 
 
@@ -51,7 +51,7 @@ def test_a_probe_in_its_own_process_and_one_that_fails(registered: str) -> None:
         speed.answer(process, config)
 
 
-def test_training_that_takes_too_long_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_fails_if_an_iteration_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "PATIENCE_S", 0.2)
     config = RunConfig(env="Reach", n_envs=2, overrides={"n_steps": 4096, "batch_size": 8192})
     with pytest.raises(speed.NotMeasured, match=r"one iteration takes more than 0\.2 s here; choose a smaller network"):
@@ -65,7 +65,7 @@ def test_the_estimate_counts_evaluations() -> None:
     assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + 4 * 2
 
 
-def test_sentences() -> None:
+def test_text_of_estimates_and_speeds() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
     assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free of charge"
     assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 69 s on this machine (1,500 steps/s)"
@@ -77,8 +77,8 @@ def test_sentences() -> None:
     ]
 
 
-def test_what_checkpoints_may_take_is_said_in_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for a folder that will only be made."""
+def test_text_of_disk_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runs_dir` need not exist yet."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=71.4e9 if folder == tmp_path else 0))
     config = RunConfig(runs_dir=str(tmp_path / "not" / "yet"), disk_budget="10GB")
     assert advice.disk_use(config) == "checkpoints take at most 10GB of 71.4 GB of free disk space"
@@ -94,7 +94,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert speed.duration(seconds) == text
 
 
-def test_cost_is_told_where_a_price_is_known() -> None:
+def test_cost_where_a_price_is_known() -> None:
     card = (Gpu("NVIDIA GeForce RTX 4090", 24 * 2**30, "550", "12.4"),)
     assert advice.cost(machine(place="RunPod", gpus=card), 3600) == "about $0.79 at the last known price"
     assert advice.cost(machine(place="RunPod", gpus=card), 2) == "under 1 cent at the last known price"
@@ -106,7 +106,7 @@ def test_cost_is_told_where_a_price_is_known() -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "preset"), [(0, "auto"), (15, "fast"), (24, "heavy"), (80, "beast")])
-def test_advice_fits_the_card(gigabytes: int, preset: str) -> None:
+def test_preset_depends_on_gpu_memory(gigabytes: int, preset: str) -> None:
     cards = (Gpu("Card", gigabytes * 2**30, "570", "12.8"),) if gigabytes else ()
     given = advice.advise(RunConfig(eval_every=0), KNOWN, machine(gpus=cards))
     assert given.preset == preset
@@ -114,7 +114,7 @@ def test_advice_fits_the_card(gigabytes: int, preset: str) -> None:
     assert ("Card is not used" in str(given)) == bool(cards)
 
 
-def test_bench_measures_pictures_too() -> None:
+def test_bench_measures_images_too() -> None:
     found = speed.bench("Reach", n_envs=2, seconds=1.0)
     assert found.pictures_per_s is not None and found.pictures_per_s > 0
     assert "  images of 64×64\n" in str(found) and 0 <= found.update_share < 1

@@ -1,4 +1,4 @@
-"""A working directory for notebooks, and short videos."""
+"""Fixtures for notebook tests: a working directory, short videos."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def short_videos() -> Iterator[None]:
-    """Half a second of an episode: recording takes longest."""
+    """Limit videos to 0.5 s, because rendering takes longest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_FILM_S", "0.5")
         yield

@@ -1,4 +1,4 @@
-"""Notebooks as files, and as papermill executes them."""
+"""Helpers for notebook tests: read a notebook's cells, execute it with papermill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sources(path: Path, kind: str) -> list[str]:
 
 
 def execute(name: str, folder: Path, **parameters: Any) -> str:
-    """The text of all outputs of the notebook, executed in `folder`."""
+    """Execute a notebook in `folder`; return all its outputs as JSON text."""
     path = next(path for path in NOTEBOOKS if path.stem == name)
     out = folder / f"{name}.out.ipynb"
     papermill.execute_notebook(

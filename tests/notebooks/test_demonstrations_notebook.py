@@ -1,4 +1,4 @@
-"""11_demonstrations."""
+"""Tests of notebook 11_demonstrations: record, clone with BC, train further with SAC."""
 
 from __future__ import annotations
 

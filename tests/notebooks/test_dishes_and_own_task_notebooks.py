@@ -1,4 +1,4 @@
-"""06_video_policy and 10_your_own_task."""
+"""Tests of notebooks 06_video_policy and 10_your_own_task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.runs.run import Run
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
+def test_dishwashing_trains_from_numbers_and_from_clips(workplace: Path) -> None:
     short = {"total_steps": 128, "n_envs": 2, "eval_every": 128, "checkpoint_every": 128}
     clips = {"env": "DishwashingVideo", "algo": "Distill", "teacher": "scripted:seeker", "total_steps": 128}
     clips |= {"env_options": {"shift_s": 5.0, "size": 36}, "eval_every": 0, "overrides": TINY_DISTILL}
@@ -31,7 +31,7 @@ def test_dishes_are_washed_from_numbers_and_from_clips(workplace: Path) -> None:
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_a_task_of_ones_own_from_an_empty_file(tmp_path: Path) -> None:
+def test_own_tasks_train_from_empty_files(tmp_path: Path) -> None:
     shown = execute("10_your_own_task", tmp_path, total_steps=512, device="cpu", film_episodes=1, seeds=1)
     assert {run.config.env for run in local_runs(tmp_path / "runs")} == {
         "pendulum:SwingUp", "chase:Chase", "CartPole-v1",

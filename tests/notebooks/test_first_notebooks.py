@@ -1,4 +1,4 @@
-"""00 to 03, as a person gets them and as papermill runs them."""
+"""Tests of notebooks 00 to 03: setup, train, resume, visualize, a wrong parameter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.runs.run import Run
 
 @pytest.fixture(scope="module")
 def trained(workplace: Path) -> tuple[Run, str]:
-    """The run that 01_train leaves, and what its notebook shows."""
+    """The run that notebook 01_train trains, and the outputs of the notebook."""
     shown = execute("01_train", workplace, **TINY, run_name="tiny", overrides=TINY_PPO)
     return Run(workplace / "runs" / "tiny"), shown
 
@@ -43,11 +43,11 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     assert "success rate" in shown
     assert "before training" in shown
     assert shown.count("data:video/mp4;base64") == 3
-    assert shown.count('"image/png": ') == 7, "two figures, a comparison, an episode, and the last picture of each film"
+    assert shown.count('"image/png": ') == 7, "two figures, a comparison, an episode, and the last frame of each video"
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
+def test_resume_continues_the_latest_unfinished_run(workplace: Path) -> None:
     config = {**TINY, "runs_dir": str(workplace / "cut"), "total_steps": 10**6, "checkpoint_every": 256}
     from kit import launch
 
@@ -56,7 +56,7 @@ def test_resume_goes_on_with_the_latest_unfinished(workplace: Path) -> None:
     run.stop()
     stopped_at = run.wait(60)["step"]
     shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 256)
-    assert "interrupted" in shown, "the list comes first"
+    assert "interrupted" in shown, "the list before the resume must show the run as interrupted"
     assert Run(run.path).status()["state"] == "finished"
     assert Run(run.path).status()["step"] >= stopped_at + 256
 

@@ -1,4 +1,4 @@
-"""08_many_runs and 09_compare."""
+"""Tests of notebooks 08_many_runs and 09_compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_algorithms_are_compared(workplace: Path) -> None:
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_many_runs(workplace: Path) -> None:
+def test_seeds_and_search_train_and_the_best_config_trains_again(workplace: Path) -> None:
     pytest.importorskip("optuna")
     shown = execute(
         "08_many_runs", workplace, total_steps=256, eval_every=256, n_envs=4, runs_dir="many", overrides=TINY_PPO,

@@ -1,4 +1,4 @@
-"""Notebooks as files: form, parameters, links, the install cell."""
+"""Tests of the notebook files: format, parameters, links, install cell."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NOT_OF_CONFIG = {
     "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
     "source", "demonstrations", "clone_steps", "teacher_steps", "student",
 }  # fmt: skip
-"""Parameters that say what to look at or to do next; every other one is a field of RunConfig."""
+"""Notebook parameters that are not fields of RunConfig; every other parameter must be one."""
 
 
-def test_there_are_the_first_notebooks() -> None:
+def test_names_of_the_first_five_notebooks() -> None:
     first = ["00_setup", "01_train", "02_resume", "03_visualize", "04_walk"]
     assert [path.stem for path in NOTEBOOKS][:5] == first
 
 
-def test_a_fresh_machine_installs_the_checkout_that_a_notebook_lies_in(
+def test_install_cell_installs_the_checkout_or_else_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.interactiveshell import InteractiveShell
@@ -50,7 +50,7 @@ def test_the_repository_has_one_address() -> None:
     root = Path(__file__).parents[2]
     texts = [path.read_text() for path in (*NOTEBOOKS, root / "README.md", root / "environment.yml")]
     named = {name for text in texts for name in re.findall(r"github(?:\.com)?/([\w.-]+/kit)\b", text)}
-    assert named == {REPOSITORY}, "kit.HOME says where it is"
+    assert named == {REPOSITORY}, "all links must name the repository of kit.HOME"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -61,16 +61,16 @@ def test_form(path: Path) -> None:
     assert cells[0]["cell_type"] == "markdown"
     assert title.startswith("# ")
     assert f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{path.name})" in title
-    assert len({cell["id"] for cell in cells}) == len(cells), "ids are unique"
+    assert len({cell["id"] for cell in cells}) == len(cells), "cell ids must be unique"
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "nothing is saved"
-    assert 'find_spec("kit")' in "".join(code[0]["source"]), "the first cell installs when needed"
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "outputs are saved"
+    assert 'find_spec("kit")' in "".join(code[0]["source"]), "the first cell must install kit if it is missing"
     tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
     assert len(tagged) == 1
     for cell in code:
         if cell is not tagged[0] and not cell["source"][0].startswith("%%writefile"):
-            assert len(cell["source"]) <= 7, f"{cell['id']} is longer than a glance"
-    assert path.read_text() == json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "plain JSON, stable in git"
+            assert len(cell["source"]) <= 7, f"{cell['id']} has more than 7 lines"
+    assert path.read_text() == json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "not written with indent=1"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""05_vision."""
+"""Tests of notebook 05_vision: PPO from images, saliency maps, distillation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.runs.finding import local_runs
 
 
 @pytest.mark.timeout(2 * CELL_LIMIT_S)
-def test_an_arm_learns_from_cameras_and_shows_where_it_looks(workplace: Path) -> None:
+def test_reach_trains_from_images_and_shows_saliency_maps(workplace: Path) -> None:
     small = {"env_options": {"size": 32, "frames": 2, "cameras": ["front", "top"]}, "total_steps": 32, "n_envs": 2}
     small |= {"eval_every": 0, "checkpoint_every": 32, "overrides": {"n_steps": 16, "batch_size": 16}}
     student = {"algo": "Distill", "encoder": "auto", "total_steps": 32, "overrides": TINY_DISTILL}

@@ -1,4 +1,4 @@
-"""04_walk and 07_mission."""
+"""Tests of notebooks 04_walk and 07_mission, and of `within_reach` without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL_WALK = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
+def test_go1_trains_in_two_stages(workplace: Path) -> None:
     menagerie = pytest.importorskip("mujoco_menagerie")
     try:
         menagerie.load("unitree_go1", "go1")
@@ -43,10 +43,10 @@ def test_a_dog_is_taught_on_any_machine(workplace: Path) -> None:
     assert second.parent == ("walk", 256)
     assert re.search(r"puppies:Puppy with PPO: \d+ % success after 256 steps", shown)
     assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
-    assert shown.count("data:video/mp4;base64") == 2, "the report's, and one from three cameras"
+    assert shown.count("data:video/mp4;base64") == 2, "one video in the report, one from three cameras"
 
 
-def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_g1_run_without_gpu_is_reduced_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     from kit.measure import within_reach
 
     try:
@@ -58,14 +58,14 @@ def test_a_humanoid_without_a_gpu_is_tiny_and_says_so(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_a_robot_without_its_model_is_a_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_robot_model_ends_with_one_sentence(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENAGERIE_ROOT", str(workplace))
     with pytest.raises(papermill.PapermillExecutionError, match=r"the model of unitree_go1 could not be fetched"):
         execute("04_walk", workplace, runs_dir="none")
     assert not (workplace / "none").exists()
 
 
-def test_a_team_learns_in_lessons_and_meets_defenders_that_have_learnt(workplace: Path) -> None:
+def test_team_trains_in_stages_and_against_trained_defenders(workplace: Path) -> None:
     small = {"n_envs": 32, "total_steps": 512, "branch_steps": 512, "eval_every": 512, "checkpoint_every": 512}
     shown = execute("07_mission", workplace, **small, runs_dir="games", episodes=2, overrides={"n_steps": 16},
                     env_options={"endurance_s": 10.0})  # fmt: skip

@@ -33,16 +33,16 @@ SMALL = {
 """Networks and batches so small that a run of a thousand steps takes a second."""
 
 SLIDE = "tests.envs.slide:Slide"
-"""The cheapest of MuJoCo's tasks: a third of Reach's time, for runs whose task does not matter."""
+"""The cheapest MuJoCo task: a third of Reach's time, for tests in which the task does not matter."""
 
 PRELOADED = (
     "kit.tasks.reach.task", "tests.envs.slide", "kit.runs.session", "kit.trainers.build", "torch.utils.tensorboard",
 )  # fmt: skip
-"""Imported once in the parent, not in every child; the children run nothing that the parent has begun."""
+"""Modules that the parent imports before the forks. A child uses no thread or env of the parent."""
 
 
 def create(runs_dir: Path, name: str, algo: str = "PPO", overrides: dict | None = None, **fields: object) -> Run:
-    """A run directory of a small run, not yet trained."""
+    """Create the run directory of a small run, without training it."""
     settings = {"env": "Reach", "total_steps": 1200, "n_envs": 2, "threads": 1, "eval_every": 0, **fields}
     config = RunConfig(
         algo=algo, run_name=name, runs_dir=str(runs_dir), overrides={**SMALL[algo], **(overrides or {})}, **settings
@@ -51,7 +51,7 @@ def create(runs_dir: Path, name: str, algo: str = "PPO", overrides: dict | None 
 
 
 class Forked:
-    """One session of `run` in a process of its own."""
+    """One session of `run` in a forked process."""
 
     def __init__(self, run: Run) -> None:
         for name in PRELOADED:
@@ -69,7 +69,7 @@ class Forked:
             os.dup2(log, 1)
             os.dup2(log, 2)
             torch.set_num_threads(1)  # the parent's pool of OpenMP threads, if it has one, does not survive a fork
-            sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # and past pytest's own capture
+            sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # bypasses pytest's capture
             code = self._session()()
         except SystemExit as stop:
             code = int(stop.code or 0)
@@ -86,19 +86,19 @@ class Forked:
     def is_over(self) -> bool:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # and was waited for
+        except ChildProcessError:  # already reaped by `wait`
             return True
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """The exit code; minus the signal's number if one killed it."""
+        """Wait for the end; return the exit code, or minus the signal number if a signal killed the process."""
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
     def until(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
-        """Wait for `condition`; False if the process ended first."""
+        """Wait until `condition()` is true; return False if the process ended first. Raises `TimeoutError`."""
         end = time.monotonic() + timeout
         while not condition():
             if self.is_over():
@@ -110,13 +110,15 @@ class Forked:
 
 
 def complete(run: Run) -> int:
-    """Train without a cut; the exit code."""
+    """Train `run` without interruption; return the exit code."""
     return Forked(run).wait()
 
 
 def kill_everything_in(folder: Path) -> None:
-    """SIGKILL every process that works in `folder`, as if its machine were gone: a batch, and what outlives it, which
-    is kernels, runs and their copiers. The test itself, which may stand there, too, lives on."""
+    """SIGKILL every process whose working directory is in `folder`, to simulate the loss of a machine.
+
+    Kills a batch and the kernels, runs and copiers that outlive it, but not the process of the test.
+    """
     while left := list(_others_in(folder)):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -132,7 +134,10 @@ def _others_in(folder: Path) -> Iterator[psutil.Process]:
 
 
 def cut_twice(run: Run, steps: int) -> Iterator[None]:
-    """Train `run` and end its session by SIGTERM, then by SIGKILL, each `steps` after the last; yield after each."""
+    """Train `run` in two sessions; end the first by SIGTERM, the second by SIGKILL; yield after each.
+
+    A session is ended when it has written a checkpoint more than `steps` steps after the last one before it.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         step = max((c.step for c in run.checkpoints()), default=-1)
         session = Forked(run)

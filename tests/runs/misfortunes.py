@@ -1,4 +1,4 @@
-"""What may happen to a run in a night (`tests.runs.nights`), and the means to do it: one function each."""
+"""Faults and user commands that `tests.runs.nights` injects into a run, one function each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tests.runs.nights import Night
 
 END_S = 30.0
-"""How long a session may take to end that was asked to."""
+"""Timeout in seconds, for example for a session to end after SIGTERM or a stop command."""
 JUMPS_S = (-30 * 86400.0, -3600.0, -60.0, 60.0, 3600.0, 30 * 86400.0)
 
 
 class Broken(AssertionError):
-    """A promise was not kept."""
+    """Raised when a check of `tests.runs.nights` fails."""
 
 
 def _signal(night: Night, number: int) -> None:
@@ -122,7 +122,7 @@ def checkpoint(night: Night) -> None:
 
 
 def flip(night: Night) -> None:
-    """A bit of a checkpoint that is not the newest, in a file of its own."""
+    """Flip a random bit in a random file of the second newest checkpoint, shared replay files excluded."""
     for found in night.run.checkpoints()[:-1][-1:]:
         with contextlib.suppress(OSError):
             path = night.draw.choice(sorted(found.path.iterdir()))
@@ -135,8 +135,10 @@ def flip(night: Night) -> None:
 
 
 def knock(night: Night) -> None:
-    """A second machine wants the run while the first is at work: it is refused. The first stands still meanwhile,
-    so that it does not come to its end."""
+    """Resume the run from its store on a second machine while the first trains: it must be refused.
+
+    The first session is suspended by SIGSTOP meanwhile, so that it does not finish.
+    """
     if night.session is None or night.session.is_over() or (night.run.status()["store"] or {}).get("step") is None:
         return
     if night.run.status()["state"] not in ("running", "paused"):
@@ -152,7 +154,7 @@ def knock(night: Night) -> None:
         said = there.status()["message"]
         if "belongs to" not in said and "cannot be" not in said:
             raise Broken(f"a second machine was refused without saying why: {said!r}")
-    except UserError as error:  # the store is away
+    except UserError as error:  # the store is unreachable
         night.say(f"knocked: {error}")
     finally:
         session.kill(signal.SIGCONT)
@@ -183,7 +185,7 @@ MISFORTUNES: dict[str, Callable[[Night], None]] = {
 
 
 def processes_of(folder: Path) -> dict[psutil.Process, list[str]]:
-    """Those that were started for a run below `folder` and live, and their command lines."""
+    """Return the running processes whose command line contains `folder`, except this one, with their command lines."""
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

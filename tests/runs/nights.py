@@ -1,19 +1,20 @@
-"""Mixed nights: a small run, a random sequence of misfortunes, and what must hold after each night.
+"""Random fault injection: train small runs under random faults, and check that each ends like an undisturbed run.
 
-    python -m tests.runs.nights --count 500 --seed 0        # prints a line a night, and the events of one that fails
+    python -m tests.runs.nights --count 500 --seed 0        # one line per trial; a failed trial also prints its events
 
-A night is drawn from its seed: which algorithm, whether there is a store, what happens and when. Sessions are forked
-from this process, which has imported everything, so that a night takes a few seconds. Misfortunes overlap: a run may be
-killed while its disk is full and its store away. What must hold:
+A trial is called a night. The algorithm, the store (or none), the faults and their times are drawn from its seed.
+Sessions are forked from this process, which has imported everything, so that a night takes a few seconds. Faults
+overlap: a run may be killed while its disk is full and its store unreachable. Checks:
 
-    - the run ends, with the fingerprint and the rows of metrics of the same run on a quiet night
-    - what a status says is true: a checkpoint that is said to be safe is there, on this machine and in the store, and a
-      run is at work if and only if its status says so, but for ten seconds at most
-    - the store's pointer never goes back, and what comes back from the store has the same fingerprint
-    - a second machine is refused while the first is at work
-    - no process and no half-made file is left over
+    - the run finishes with the fingerprint and the metrics of the same run without faults; a different result is
+      accepted only if the log reports a damaged checkpoint
+    - a checkpoint that the status reports as saved, on this machine or in the store, exists there
+    - the status agrees with the process, running or not, except for at most ten seconds
+    - the step in the store's latest.json never decreases, and a run fetched from the store has the same fingerprint
+    - a second machine is refused while the first trains
+    - no process and no temporary file is left
 
-The clock is moved for sessions and copiers alike: `sitecustomize` in tests/runs/moved_clock adds what CLOCK says.
+Clock jumps affect sessions and copiers alike: `tests/runs/moved_clock/sitecustomize.py` shifts `time.time` in each.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SAC": {"total_steps": 320, "checkpoint_every": 20},
     "A2C": {"total_steps": 960, "checkpoint_every": 48},
 }
-"""A second of work each."""
+"""Configs that train for about one second."""
 ENV = "tests.envs.slide:Slide"
 EXTRAS: tuple[dict[str, Any], ...] = (
     {},
@@ -59,12 +60,15 @@ EXTRAS: tuple[dict[str, Any], ...] = (
 )
 DISK_KB = 12_000
 LIE_S = 10.0
-"""How long a status may be wrong."""
+"""Maximum seconds for which the status may disagree with the process."""
 MAX_SESSIONS = 40
 
 
 class Born(Forked):
-    """As `kit.launch` starts a session: the run is seen to be at work at once, however long imports take."""
+    """A session started as by `kit.launch`: the parent takes the lock and writes the status before the child starts.
+
+    The run counts as running at once, however long imports take, here `slow_s`.
+    """
 
     def __init__(self, run: Run, slow_s: float) -> None:
         self.slow_s = slow_s
@@ -79,7 +83,7 @@ class Born(Forked):
 
 
 class Night:
-    """One night. Call it; it raises `Broken`."""
+    """One trial; call it to run the faults and the checks. Raises `Broken` if a check fails."""
 
     def __init__(self, seed: int, folder: Path, quiet: Callable[..., tuple[str, str]], mount: bool = True) -> None:
         self.seed, self.folder, self.draw = seed, folder, random.Random(seed)
@@ -97,7 +101,7 @@ class Night:
         self.met: Counter[str] = Counter()
         self.session: Forked | None = None
         self.begun = time.monotonic()
-        self.undo: list[tuple[float, Callable[[], object]]] = []  # what is to be set right again, and when
+        self.undo: list[tuple[float, Callable[[], object]]] = []  # (time, function that ends a fault)
         self._lie: tuple[str, float] | None = None
         self._pointer = self._sessions = 0
         self.slow_s = 0.0
@@ -128,13 +132,16 @@ class Night:
             self._clean()
 
     def _is_at(self, share: float) -> bool:
-        """Whether a checkpoint of that share of the run is there, or none will come."""
+        """Whether the newest checkpoint has reached `share` of the steps, or the session is paused or over."""
         newest = max((found.step for found in self.run.checkpoints()), default=0)
         over = self.session is None or self.session.is_over()
         return over or self.paused or newest >= share * self.fields["total_steps"]
 
     def _possible(self, kind: str) -> bool:
-        """Clock and knocking exclude each other: a lease is a matter of time."""
+        """Whether this night can have the fault `kind`.
+
+        Clock jumps and a second machine exclude each other, because the store's lease depends on the clock.
+        """
         if kind in ("store_away", "copier_killed", "copier_stopped", "knock") and self.store is None:
             return False
         if kind == "disk_full" and not self._mounted:
@@ -142,7 +149,7 @@ class Night:
         return kind != ("clock" if self.seed % 2 else "knock")
 
     def _start(self) -> None:
-        """A session, if none is at work."""
+        """Start a session, unless one is running or the run is finished."""
         while self.session is None or self.session.is_over():
             if self.session is not None:
                 self._ended()
@@ -155,7 +162,7 @@ class Night:
             try:
                 self.session, self.paused = Born(self.run, slow_s), False
                 self.say("session")
-            except OSError as error:  # a disk that is full just now
+            except OSError as error:  # the disk is full
                 self.say(f"no session: {error}")
                 self.wait(0.3)
 
@@ -177,7 +184,7 @@ class Night:
             self.wait(0.3)
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Look on; whether `until` came true in time."""
+        """Wait up to `seconds` and check the run meanwhile; return whether `until()` became true."""
         end = time.monotonic() + seconds
         while not (came := until()) and time.monotonic() < end:
             self._look()
@@ -185,7 +192,7 @@ class Night:
         return came
 
     def end_soon(self) -> None:
-        """Of a session that was asked to end."""
+        """Wait for the session to end. Raises `Broken` after `END_S`."""
         session = self.session
         if session is not None and not self.wait(END_S, session.is_over):
             raise Broken(f"asked to end, it is still {self.run.status()['state']} after {END_S:.0f} s")
@@ -202,10 +209,10 @@ class Night:
                 raise Broken(f"it does not come to an end: {self.run.status()}\n{self.run.log(20)}")
         raise Broken("the run does not come to an end")
 
-    # -- looking on ------------------------------------------------------------------------------------------------
+    # -- checks meanwhile ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Compare what is said with what is."""
+        """End the faults that are due; compare the status with processes, checkpoints and store."""
         for moment, undo in list(self.undo):
             if time.monotonic() >= moment:
                 self.undo.remove((moment, undo))
@@ -227,7 +234,7 @@ class Night:
             self._look_at(kept, now["store"])
 
     def _look_at(self, kept: Path, said: dict[str, Any] | None) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it went away in this moment
+        with contextlib.suppress(FileNotFoundError):  # the store became unreachable meanwhile
             there = [int(path.parent.name[5:]) for path in kept.glob("run/checkpoints/step_*/manifest.json")]
             if said and said["step"] is not None and max(there, default=-1) < said["step"] and kept.is_dir():
                 raise Broken(f"step {said['step']} was said to be in the store; there is {there}")
@@ -240,7 +247,7 @@ class Night:
     def later(self, undo: Callable[[], object]) -> None:
         self.undo.append((time.monotonic() + self.draw.uniform(0.2, 1.5), undo))
 
-    # -- after it --------------------------------------------------------------------------------------------------
+    # -- at the end ------------------------------------------------------------------------------------------------
 
     def _set_right(self) -> None:
         for _, undo in self.undo:
@@ -290,13 +297,13 @@ class Night:
 
 
 def result_of(run: Run) -> tuple[str, str]:
-    """Fingerprint, and rows of metrics without what depends on the hour."""
+    """Return the fingerprint, and the metrics without the columns `time/...`, which differ between equal runs."""
     rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in run.rows()]
     return fingerprint(run), json.dumps(rows)
 
 
 def spend(seeds: range, folder: Path, events: bool = False) -> tuple[int, Counter[str]]:
-    """So many nights; how many passed, and what was met. The folder of one that does not pass stays."""
+    """Run the nights of `seeds`; return how many passed, and the count of each fault. Keeps failed nights' folders."""
 
     def tell(line: str, night: Night) -> None:
         took = f"{time.monotonic() - night.begun:.1f} s, {night.fields['algo']}: {dict(night.met)}"
@@ -345,7 +352,7 @@ def main() -> int:
 
 
 def with_a_clock() -> None:
-    """Begin anew in an interpreter whose clock can be moved."""
+    """Restart this program in an interpreter whose clock `move_clock` can shift."""
     handle, name = tempfile.mkstemp(prefix="clock-")
     os.write(handle, struct.pack("d", 0.0))
     path = os.pathsep.join([str(Path(__file__).parent / "moved_clock"), os.environ.get("PYTHONPATH", "")])

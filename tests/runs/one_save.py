@@ -1,4 +1,4 @@
-"""python -m tests.runs.one_save RUN_DIR: import everything, then write one checkpoint in a child. For strace."""
+"""Write one checkpoint in a forked child, to be traced by strace: python -m tests.runs.one_save RUN_DIR."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ STATE = {"policy": {"weight": torch.arange(50_000.0)}, "trainer": {"num_timestep
 
 
 def save(run_path: Path) -> int:
-    """0 if it was written, 3 if the disk refused."""
+    """Write one checkpoint; return exit code 0, or 3 after an `OSError`."""
     newest = checkpoint.committed(run_path / "checkpoints")[-1]
     writer = Writer(run_path, newest, lambda written: None)
     writer.submit(200, STATE, Segment(10, {"rewards": torch.ones(10, 1)}))

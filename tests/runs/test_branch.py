@@ -1,4 +1,4 @@
-"""A run that begins with another's policy: what comes along, what does not, and who descends from whom."""
+"""Tests of warm starts: copied state, inherited config, family order, refusals, `kit.branch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runs.crash import create
 
 @pytest.fixture(scope="module")
 def parents(tmp_path_factory):
-    """A finished run of PPO with a normaliser, and one of SAC, in one folder."""
+    """Two finished runs in one folder: PPO with a normaliser, and SAC."""
     folder = tmp_path_factory.mktemp("runs")
     runs = {
         "PPO": create(folder, "ppo", overrides={"normalize": True}, total_steps=320, seed=3),
@@ -36,7 +36,7 @@ def same(a: dict, b: dict) -> bool:
 
 
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
-def test_policy_statistics_and_optimizer_come_along_and_counters_do_not(parents, algo: str) -> None:
+def test_policy_normaliser_and_optimizer_are_copied_and_counters_are_not(parents, algo: str) -> None:
     parent = parents[algo]
     run = kit.train(
         start_from=f"{parent.path}@latest", run_name=f"child-{algo}", total_steps=64, overrides={"gamma": 0.9}
@@ -49,7 +49,7 @@ def test_policy_statistics_and_optimizer_come_along_and_counters_do_not(parents,
     assert run.config.overrides == {**parent.config.overrides, "gamma": 0.9}
     assert (run.config.n_envs, run.config.seed, run.config.env) == (2, 3, "Reach")
     assert run.parent == (parent.name, parent.latest().step)
-    if algo == "PPO":  # the child has seen a first observation of its own
+    if algo == "PPO":  # running returns belong to the envs and are not copied
         assert after["normalizer"]["obs.count"] == before["normalizer"]["obs.count"]
         assert same(
             {k: v for k, v in before["normalizer"].items() if k != "returns"},
@@ -67,7 +67,7 @@ def test_another_algorithm_takes_the_policy_alone(parents) -> None:
     assert "n_epochs" not in run.config.overrides and run.config.overrides["normalize"] is True
 
 
-def test_the_family_is_told(parents, tmp_path) -> None:
+def test_family_lists_runs_after_their_parents(parents, tmp_path) -> None:
     first = create(tmp_path, "first", total_steps=64)
     assert Session(first.path)() == 0
     second = kit.train(start_from=f"{first.path}@64", run_name="second")
@@ -89,13 +89,13 @@ def test_the_family_is_told(parents, tmp_path) -> None:
     ],
     ids=["another robot", "another kind of policy", "another network", "unlike normalised"],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_created(parents, tmp_path, changes: dict, words: str) -> None:
+def test_an_incompatible_warm_start_is_refused_and_creates_no_run(parents, tmp_path, changes: dict, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
         kit.train(start_from=parents["PPO"].path, runs_dir=str(tmp_path), run_name="child", **changes)
     assert "\n" not in str(refused.value) and not [p for p in tmp_path.iterdir() if p.name != "worker.log"]
 
 
-def test_a_branch_trains_in_a_process_of_its_own(parents) -> None:
+def test_a_branch_trains_in_another_process(parents) -> None:
     run = kit.branch(parents["PPO"], "latest", run_name="branch", total_steps=64)
     assert run.wait(60)["state"] == "finished", run.log()
     assert same(begun(run)["policy"], parents["PPO"].latest().read()["policy"])

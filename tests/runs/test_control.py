@@ -1,4 +1,4 @@
-"""Requests reach a run in every state, from the moment that `launch` has returned."""
+"""Tests of run control: stop and pause during startup, slow starts, long iterations, SIGHUP, dead copiers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_stop_sent_while_the_run_starts_is_obeyed(tmp_path: Path) -> None:
     now = run.wait(60)
     assert now["state"] == "interrupted" and now["step"] < 10**4, now
     again = kit.resume(run.path, background=True)
-    assert again.wait(60, until=lambda now: now["step"] > 100)["state"] == "running", "that stop is over"
+    assert again.wait(60, until=lambda now: now["step"] > 100)["state"] == "running", "the old stop is discarded"
     again.stop()
     assert again.wait(60)["state"] == "interrupted"
 
@@ -42,8 +42,8 @@ def test_a_pause_sent_while_the_run_starts_holds_it(tmp_path: Path) -> None:
     assert run.wait(60)["state"] == "interrupted"
 
 
-def test_a_run_whose_start_takes_long_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cold disk: the worker's imports take as long as they like. It holds the lock from its birth on."""
+def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker holds the lock from its start, also during slow imports from a cold disk (here 4 s)."""
     folder = tmp_path / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time, sys\nif 'kit.runs.worker' in sys.orig_argv: time.sleep(4)\n")
@@ -52,14 +52,14 @@ def test_a_run_whose_start_takes_long_is_not_taken_for_dead(tmp_path: Path, monk
     assert directory.is_locked(run.path)
     old = {**run.status(), "updated": time.time() - 3600}
     write_atomic(run.path / "status.json", json.dumps(old))
-    assert run.status()["state"] == "starting", "however old its last word"
+    assert run.status()["state"] == "starting", "a run whose lock is held is not dead, however old its status"
     monkeypatch.undo()
     with pytest.raises(kit.UserError, match="in use"):
         kit.resume(run.path)
     assert run.wait(60)["state"] == "finished"
 
 
-def test_a_stop_leaves_a_checkpoint_of_a_long_iteration_too(tmp_path: Path) -> None:
+def test_a_stop_during_a_long_iteration_leaves_a_checkpoint(tmp_path: Path) -> None:
     """SAC with three hundred gradient steps after each env step: an iteration takes seconds."""
     slow = {"gradient_steps": 300, "learning_starts": 4, "buffer_size": 500, "batch_size": 64}
     slow |= {"policy_kwargs": {"net_arch": [256]}}
@@ -73,8 +73,8 @@ def test_a_stop_leaves_a_checkpoint_of_a_long_iteration_too(tmp_path: Path) -> N
     assert f"resume goes on from step {now['step']}" in now["message"]
 
 
-def test_training_goes_on_without_its_terminal(tmp_path: Path) -> None:
-    """A dropped ssh connection closes the terminal and sends SIGHUP; what is printed then would raise EIO."""
+def test_training_continues_when_its_terminal_closes(tmp_path: Path) -> None:
+    """A dropped ssh connection closes the terminal and sends SIGHUP; printing to the terminal would raise EIO."""
     run = create(tmp_path, "run", total_steps=10**6)
     leader, terminal = os.openpty()
     command = [sys.executable, "-m", "kit", "resume", str(run.path)]
@@ -111,7 +111,7 @@ def test_the_first_reason_to_stop_counts() -> None:
     assert requests.reason == "stopped on request" and requests.paused
 
 
-def test_a_copier_that_is_gone_is_not_said_to_be_at_work(tmp_path: Path) -> None:
+def test_status_reports_that_the_copier_has_ended(tmp_path: Path) -> None:
     run = create(tmp_path, "run")
     said = {"url": "/store", "step": 64, "time": 0.0, "state": "failing", "error": "starting it again"}
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 61}))

@@ -1,4 +1,4 @@
-"""Recorded datasets: Minari reads them, BC and SAC learn from them and resume without them, bad ones are refused."""
+"""Tests of datasets: recording in Minari's format, training BC and SAC on them, exact resume, refusal of bad data."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def numbers(tmp_path_factory):
 
 
 def test_minari_reads_what_was_recorded(numbers):
-    """The script's actions are 10 (mark - place), clipped to ±2, and the rewards the distance after the step."""
+    """Scripted actions are 10 (mark - place), clipped to ±2; a reward is minus the distance after the step."""
     data = minari.MinariDataset(numbers)
     assert (data.total_episodes, data.total_steps) == (40, 40 * 20)
     for episode in data:
@@ -48,7 +48,7 @@ def test_minari_reads_what_was_recorded(numbers):
 
 
 def test_images_are_stored_once_and_without_loss_and_stacked_again(images):
-    """The env stacks two images; the first of an episode is repeated."""
+    """The env stacks two images; at the start of an episode, both are the first image."""
     data = minari.MinariDataset(images)
     recorded = data[0].observations
     assert recorded.shape == (21, 1, 36, 36) and set(np.unique(recorded)) == {0, 255}
@@ -78,7 +78,7 @@ def test_a_run_is_recorded_in_its_own_env(tmp_path):
 
 
 def test_bc_learns_from_a_dataset(tmp_path, numbers):
-    """Random actions end within 0.1 of the mark in a tenth of the episodes."""
+    """For comparison: random actions succeed, within 0.1 of the mark, in a tenth of the episodes."""
     fields = {"env": STATE, "dataset": str(numbers), "total_steps": 60_000}
     run = create(tmp_path, "bc", "BC", SMALL | {"gradient_steps": 16}, **fields)
     assert complete(run) == 0, run.log()
@@ -101,7 +101,7 @@ def test_cut_run_ends_like_the_uncut_one_without_the_dataset(tmp_path, images, n
     assert len(list((cut.path / "frozen").glob("dataset-*"))) == (algo == "SAC")
 
 
-def test_half_of_each_batch_of_sac_is_recorded(numbers):
+def test_half_of_each_sac_minibatch_is_from_the_dataset(numbers):
     config = plan(
         RunConfig(env=STATE, algo="SAC", dataset=str(numbers), n_envs=1, threads=1, overrides={"batch_size": 64})
     ).config
@@ -109,7 +109,7 @@ def test_half_of_each_batch_of_sac_is_recorded(numbers):
     trainer = make_trainer(config, env)
     trainer.set_dataset(demonstrations.read(config, env), {})
     obs = env.reset(seed=9)
-    for _ in range(30):  # an action of 3 in its own transitions, which no script takes
+    for _ in range(30):  # own transitions get action 3; scripted actions are within ±1
         trainer.replay_buffer.add(obs, torch.full((1, 1), 3.0), torch.zeros(1), obs, torch.zeros(1, dtype=torch.bool))
     batch = trainer._sample_batch(64)
     assert (batch.actions == 3.0).sum() == 32
@@ -183,7 +183,7 @@ def test_bad_data_is_refused_in_a_sentence(tmp_path, numbers, damage, sentence):
         ({"env": "Reach"}, "but env='Reach' has Box"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_run_is_made(tmp_path, numbers, fields, sentence):
+def test_an_unsuitable_config_is_refused_before_a_run_is_created(tmp_path, numbers, fields, sentence):
     config = {"env": STATE, "algo": "BC", "dataset": str(numbers), "runs_dir": str(tmp_path)} | fields
     with pytest.raises(UserError, match=sentence):
         kit.train(**config)
@@ -198,7 +198,7 @@ def test_what_cannot_be_is_refused_before_a_run_is_made(tmp_path, numbers, field
         ({"episodes": 0}, "episodes=0 must be a whole number"),
     ],
 )
-def test_what_cannot_be_recorded_leaves_no_folder(tmp_path, arguments, sentence):
+def test_a_refused_recording_leaves_no_folder(tmp_path, arguments, sentence):
     with pytest.raises(UserError, match=sentence):
         kit.record(**{"source": "scripted", "output": tmp_path / "set", "env": STATE} | arguments)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""PPO in two processes: the weights of one, exact resume, and nobody left behind."""
+"""Tests of distributed PPO: same weights as one process, exact resume, crashes of one rank, loopback sockets."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_on_one_machine_it_listens_to_that_machine_alone(tmp_path: Path) -> None:
-    """Looked at while it trains: every socket that one of its processes listens at is on loopback."""
+def test_on_one_machine_all_sockets_listen_on_loopback(tmp_path: Path) -> None:
+    """Checked during training, for the process of the run and all its child processes."""
     run = kit.launch(RunConfig.from_dict({**SMALL, "processes": 2, "runs_dir": str(tmp_path), "total_steps": 10**7}))
     try:
         run.wait(120, until=lambda now: now["step"] > 0 or now["state"] == "failed")
@@ -60,7 +60,7 @@ def test_on_one_machine_it_listens_to_that_machine_alone(tmp_path: Path) -> None
 
 
 class Joined(BatchEnv):
-    """Worlds of several envs as those of one."""
+    """Several batched envs joined into one, in order."""
 
     def __init__(self, envs: list[BatchEnv]) -> None:
         self.envs, first = envs, envs[0]
@@ -87,7 +87,7 @@ class Joined(BatchEnv):
 
 
 class Streams:
-    """The random numbers of several processes, in one."""
+    """Random generator states of several processes, used in this one."""
 
     def __init__(self, states: list[torch.Tensor]) -> None:
         self.states = states
@@ -102,7 +102,7 @@ class Streams:
 
 
 def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
-    """Weights after training as `PROCESSES` processes would, in this one."""
+    """Train in this process exactly as `PROCESSES` processes would; return the weights."""
     share = WORLDS // PROCESSES
     envs, states, trainers = [], [], []
     for rank in range(PROCESSES):
@@ -119,7 +119,10 @@ def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
         actions._std = actions.log_std.exp()
 
     def permutation(n: int) -> torch.Tensor:
-        """Row t · share + w of process r is row t · WORLDS + r · share + w of all; minibatches take as many of each."""
+        """Permute the joint rollout so that each minibatch has equally many rows of each process.
+
+        Row t · share + w of process r is row t · WORLDS + r · share + w of the joint rollout.
+        """
         rows = streams.draw(lambda: torch.randperm(n // PROCESSES))
         rows = [(own // share) * WORLDS + r * share + own % share for r, own in enumerate(rows)]
         return torch.cat([own.view(-1, trainer.batch_size // PROCESSES) for own in rows], 1).flatten()
@@ -129,7 +132,7 @@ def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
     return trainer.policy.state_dict()
 
 
-def test_two_processes_hold_the_weights_of_one(tmp_path: Path, config: Callable[..., str]) -> None:
+def test_two_processes_train_the_same_weights_as_one(tmp_path: Path, config: Callable[..., str]) -> None:
     total = 3 * WORLDS * STEPS
     path = config(total_steps=total, run_name="two")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -148,10 +151,10 @@ FEW = {**SMALL, "processes": PROCESSES, "checkpoint_every": 5 * WORLDS * STEPS, 
 
 
 @pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.storm)])
-def test_who_is_killed_ends_the_other_and_any_number_goes_on(tmp_path: Path, leads: bool) -> None:
+def test_killing_one_rank_ends_the_other_and_one_or_two_ranks_can_resume(tmp_path: Path, leads: bool) -> None:
     few: dict[str, Any] = {**FEW, "overrides": {**SMALL["overrides"], "normalize": True}, "runs_dir": str(tmp_path)}
     uncut = kit.train(run_name="uncut", **few)
-    assert uncut.status()["state"] == "finished", "and nothing is left behind that the next would meet"
+    assert uncut.status()["state"] == "finished"
     cut = kit.launch(run_name="cut", **few)
     cut.wait(60, until=lambda now: now["checkpoint"] is not None)
     leader = psutil.Process(cut.status()["process"]["pid"])
@@ -169,7 +172,7 @@ def test_who_is_killed_ends_the_other_and_any_number_goes_on(tmp_path: Path, lea
     assert kit.resume(alone, processes=1).status()["step"] == few["total_steps"]
 
 
-def test_a_bug_in_one_is_the_run_s_failure(
+def test_an_exception_in_one_rank_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = "import sys\nfrom kit.tasks.reach.task import Reach as Task\n"
@@ -181,7 +184,7 @@ def test_a_bug_in_one_is_the_run_s_failure(
     assert "AssertionError: a bug" in capfd.readouterr().err
 
 
-def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_distributed_is_refused(tmp_path: Path) -> None:
     few = {**FEW, "runs_dir": str(tmp_path)}
     with pytest.raises(UserError, match="n_envs=7 cannot be shared by 2 processes; choose a multiple"):
         kit.train(**few | {"n_envs": 7, "overrides": {}})
@@ -190,7 +193,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_of_what_was_seen_is_counted_once() -> None:
+def test_merged_normalisers_count_shared_observations_once() -> None:
     from gymnasium.spaces import Box
 
     rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 5

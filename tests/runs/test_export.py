@@ -1,4 +1,4 @@
-"""Policies that leave kit: as functions that do what the policy does, and as what others read."""
+"""Tests of `kit.export`: ONNX and TorchScript match the policy; SB3 zip, safetensors, refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ant(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trained for a moment, on normalised observations."""
+    """A run of Ant with 256 steps and normalised observations."""
     overrides = {"n_steps": 64, "batch_size": 128, "n_epochs": 1, "normalize": True}
     fields: dict[str, Any] = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
     return kit.train(env="Ant", total_steps=256, runs_dir=str(tmp_path_factory.mktemp("runs")), **fields)
@@ -40,7 +40,7 @@ def ant(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("to", ["onnx", "torchscript"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_function_does_what_the_policy_does(to: str, case: str, tmp_path: Path) -> None:
+def test_an_exported_function_matches_the_policy(to: str, case: str, tmp_path: Path) -> None:
     if to == "onnx":
         pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     run = create(tmp_path, "run", **CASES[case])
@@ -71,8 +71,8 @@ print(json.dumps(actions))
 """
 
 
-def test_an_ant_walks_without_kit(ant: Run, tmp_path: Path) -> None:
-    """In Gymnasium's Ant-v5, whose observations are those of kit's; beside it kit's own `predict`."""
+def test_the_onnx_policy_runs_without_kit(ant: Run, tmp_path: Path) -> None:
+    """Compares its actions in Gymnasium's Ant-v5, which has the same observations as kit's Ant, with `predict`."""
     pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     import gymnasium
 
@@ -86,8 +86,8 @@ def test_an_ant_walks_without_kit(ant: Run, tmp_path: Path) -> None:
         obs, *_ = env.step(np.array(action, np.float32))
 
 
-def test_what_others_read(ant: Run) -> None:
-    """Stock SB3 opens the zip; with the normaliser of the JSON it acts as the run's policy does."""
+def test_sb3_zip_and_safetensors_hold_the_policy(ant: Run) -> None:
+    """Stock SB3 loads the zip; on observations normalised with the JSON's statistics, it acts like the run's policy."""
     policy = ant.policy("latest")
     zipped = kit.export(ant, "sb3", "latest")
     about = json.loads(zipped.with_suffix(".json").read_text())
@@ -101,7 +101,7 @@ def test_what_others_read(ant: Run) -> None:
     assert all(torch.equal(weights[name], value) for name, value in policy.policy.state_dict().items())
 
 
-def test_what_cannot_be_is_one_sentence(ant: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_exports_raise_one_sentence(ant: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="to='tflite' is not an export format; valid are onnx, torchscript, sb3"):
         kit.export(ant, "tflite")
     with pytest.raises(UserError, match=r"must end in \.pt"):

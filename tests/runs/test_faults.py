@@ -1,4 +1,4 @@
-"""The disk or the power fails at the k-th system call of a save: what was safe before stays safe and readable."""
+"""Tests of disk and power failures: at each system call of a save (by strace), full disks, disk budgets."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def traced(folder: Path, *options: str) -> int:
 
 
 def count(folder: Path, call: str) -> int:
-    """How many such calls one save makes, in its process or its thread."""
+    """Return how many system calls `call` one save makes: the maximum over its processes and threads."""
     assert traced(folder, "-e", f"trace={CALLS[call]}") == 0
     lines = (folder.parent / "trace").read_text().splitlines()
     by_task: dict[str, int] = {}
@@ -68,7 +68,7 @@ def assert_nothing_lost(folder: Path) -> None:
     found = checkpoint.committed(folder / "checkpoints")
     assert found and found[0].step == 100
     for each in found:
-        assert each.read()  # verified, every byte
+        assert each.read()  # verifies every file
     checkpoint.sweep(folder)
     assert not [*folder.rglob(".*")]
 
@@ -101,7 +101,7 @@ def test_every_system_call_of_a_save_fails_once(tmp_path, call, fault):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A function that mounts a disk of so many kilobytes and returns its folder."""
+    """A function that mounts a tmpfs of `kilobytes` and returns its folder."""
     disks = []
 
     def mount(kilobytes: int) -> Path:
@@ -119,7 +119,7 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypatch):
-    """Training goes on, says so, and the checkpoint that fitted stays."""
+    """Training continues and reports failed saves; the checkpoint that fitted is kept."""
     monkeypatch.setattr(training, "PATIENCE_S", 1.0)
     big = {"policy_kwargs": {"net_arch": [128, 128]}}  # 0.52 MB a checkpoint
     run = create(small_disk(850), "run", total_steps=640, checkpoint_every=32, overrides=big)
@@ -132,8 +132,8 @@ def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypa
     assert run.latest() is not None and run.latest().read()
 
 
-def test_on_a_disk_with_room_for_two_and_a_half_checkpoints_older_ones_make_room(small_disk):
-    """By age three would stay, and none would fit beside them."""
+def test_on_a_disk_with_room_for_two_and_a_half_checkpoints_older_ones_are_deleted(small_disk):
+    """Retention by age would keep three checkpoints, more than fit on this disk."""
     big = {"policy_kwargs": {"net_arch": [128, 128]}}  # 0.52 MB a checkpoint
     run = create(small_disk(1350), "run", total_steps=640, checkpoint_every=32, overrides=big)
     assert Forked(run).wait() == 0
@@ -141,7 +141,7 @@ def test_on_a_disk_with_room_for_two_and_a_half_checkpoints_older_ones_make_room
     assert run.latest().step == 640 and len(run.checkpoints()) == 2
 
 
-def test_a_budget_below_one_checkpoint_is_said_and_the_newest_stays(tmp_path):
+def test_a_budget_below_one_checkpoint_is_reported_and_the_newest_is_kept(tmp_path):
     run = create(tmp_path, "run", total_steps=640, checkpoint_every=64, disk_budget="0.01MB")
     assert complete(run) == 0
     assert "more than disk_budget=0.01MB: only the newest is kept" in run.log()
@@ -151,8 +151,7 @@ def test_a_budget_below_one_checkpoint_is_said_and_the_newest_stays(tmp_path):
 @pytest.mark.storm
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
 def test_a_disk_that_is_full_for_a_while(small_disk, tmp_path, algo):
-    """What cannot be written waits, is said and is caught up: metrics, events, status, checkpoints. The run ends as on
-    a quiet disk, and can be paused and stopped all the while."""
+    """A run that is paused on a full disk ends like one that always had space."""
     fields = {"total_steps": 2000, "checkpoint_every": 200}
     quiet = create(tmp_path, "run", algo, **fields)
     assert complete(quiet) == 0
@@ -167,9 +166,9 @@ def test_a_disk_that_is_full_for_a_while(small_disk, tmp_path, algo):
     freed = time.monotonic() + 4.0
     run.pause()
     paused = session.until(lambda: run.status()["step"] and time.monotonic() > freed)
-    assert paused, "requests were heard on a full disk, or it would have ended"
+    assert paused, "the pause must work on a full disk; without it, the run would have ended"
     ballast.unlink()
-    assert session.until(lambda: run.status()["state"] == "paused"), "and the status catches up"
+    assert session.until(lambda: run.status()["state"] == "paused"), "the status must be written once there is space"
     run.unpause()
     assert session.wait() == 0, run.log()
     assert run.status()["state"] == "finished"

@@ -1,4 +1,4 @@
-"""Signals in the middle of a save, a spot machine's notice, the session clock."""
+"""Tests of interruptions: signals during a save, EC2 spot notices, the session time limit."""
 
 import http.server
 import signal
@@ -12,7 +12,7 @@ from tests.runs.crash import Forked, create
 
 @pytest.mark.parametrize("moment", range(4))
 def test_two_signals_in_the_middle_of_a_save(tmp_path, moment):
-    """Saves follow one another without a pause, so any moment is in the middle of one."""
+    """Checkpoints are written one after another without a gap, so that the signals arrive during a save."""
     big = {"policy_kwargs": {"net_arch": [256, 256]}}
     run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=1, overrides=big)
     session = Forked(run)
@@ -25,7 +25,7 @@ def test_two_signals_in_the_middle_of_a_save(tmp_path, moment):
 
 
 class Imds(http.server.BaseHTTPRequestHandler):
-    """EC2's metadata service, version 2, as far as spot notices go."""
+    """Stub of EC2's instance metadata service, version 2, with spot notices only."""
 
     notice: str | None = None
     asked = 0
@@ -74,13 +74,13 @@ def test_a_spot_notice_ends_the_session(tmp_path, imds):
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://127.0.0.1:9/"])
-def test_no_notice_where_there_is_no_such_service(monkeypatch, endpoint):
+def test_no_notice_without_a_metadata_service(monkeypatch, endpoint):
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", endpoint)
     assert spot_notice() is None
 
 
-def test_a_silent_service_stalls_nothing(tmp_path, monkeypatch):
-    """It takes the connection and never answers."""
+def test_a_metadata_service_that_never_answers_does_not_stall_training(tmp_path, monkeypatch):
+    """The service accepts the connection and sends nothing."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -94,7 +94,7 @@ def test_session_clock_leaves_room_to_save():
     clock = SessionClock(3600.0, clock=lambda: now[0])
     now[0] = 3539.0
     assert not clock.is_over()
-    assert clock.is_over(longest_save_s=40.0)  # 2 × 40 s are kept
+    assert clock.is_over(longest_save_s=40.0)  # 2 × 40 s are reserved
     now[0] = 3540.0
-    assert clock.is_over()  # a minute is kept in any case
+    assert clock.is_over()  # at least 60 s of an hour are reserved
     assert not SessionClock(None).is_over()

@@ -1,4 +1,4 @@
-"""Memory runs out: training goes on with half the worlds. And what the GPU does while a run trains."""
+"""Tests of memory and GPU load: out-of-memory errors halve n_envs; metrics report how busy the GPU was."""
 
 import gc
 
@@ -13,11 +13,11 @@ from tests.envs.slide import Slide
 from tests.runs.crash import SLIDE, create
 
 CARD_HOLDS = 100
-"""Worlds."""
+"""Number of envs that fit into the memory of the simulated GPU."""
 
 
 class Greedy(Slide):
-    """Slide, on a card with room for so many worlds. It notices when the worlds are made, or once it has trained."""
+    """Slide that runs out of memory with more than `CARD_HOLDS` envs, when built or after `steps_before` steps."""
 
     name = "Greedy"
     steps_before = 0
@@ -58,11 +58,11 @@ GREEDY, GREEDY_LATER = f"{__name__}:Greedy", f"{__name__}:GreedyLater"
         (ValueError("out of memory lane"), None),
     ],
 )
-def test_which_errors_mean_it(error, means):
+def test_out_of_memory_errors_are_recognised(error, means):
     assert (memory.shortage(error) is None) if means is None else (means in memory.shortage(error))
 
 
-def test_a_recording_broken_off_by_it_counts():
+def test_a_cuda_graph_capture_that_ran_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as raised:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -71,13 +71,13 @@ def test_a_recording_broken_off_by_it_counts():
     assert memory.shortage(raised.value) == "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def test_torch_s_own_allocator_is_understood():
+def test_an_error_of_torchs_cpu_allocator_is_recognised():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60, dtype=torch.uint8)
     assert memory.shortage(raised.value)
 
 
-def test_while_a_graph_is_recorded_python_collects_nothing():
+def test_garbage_collection_is_off_during_a_graph_capture():
     with recording(torch.device("cpu")):
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -87,17 +87,17 @@ def test_while_a_graph_is_recorded_python_collects_nothing():
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C"])
-def test_too_many_worlds_from_the_start(tmp_path, algo):
+def test_n_envs_is_halved_until_the_envs_fit(tmp_path, algo):
     run = create(tmp_path, "run", algo, env=GREEDY, n_envs=300, total_steps=6000)
     assert Session(run.path)() == 0
     config = type(run)(run.path).config
     assert config.n_envs == 75  # 300, 150, 75
-    assert config.overrides.get("batch_size", 16) == 16  # 75 × 16 steps: 16 still divides
+    assert config.overrides.get("batch_size", 16) == 16  # unchanged: 16 divides 75 × 16 steps
     assert run.status()["step"] >= 6000
     assert [row["run/n_envs"] for row in run.rows() if "run/n_envs" in row] == [75]
 
 
-def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, capsys):
+def test_after_running_out_of_memory_training_continues_from_the_last_checkpoint(tmp_path, capsys):
     fields = {"total_steps": 12_000, "checkpoint_every": 1, "overrides": {"n_steps": 12, "batch_size": 600}}
     run = create(tmp_path, "run", env=GREEDY_LATER, n_envs=150, **fields)
     messages = set()
@@ -106,9 +106,9 @@ def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, ca
     assert (config.n_envs, config.overrides["batch_size"]) == (75, 450)  # divides 75 × 12 = 900
     rows = run.rows()
     before = [row["step"] for row in rows if "rollout/ep_rew_mean" in row and row["step"] <= 3 * 12 * 150]
-    assert before, "what was trained with 150 worlds is kept"
+    assert before, "metrics of the training with 150 envs must be kept"
     [shrunk] = [row for row in rows if "run/n_envs" in row]
-    assert shrunk["step"] in before, "it went on from a checkpoint"
+    assert shrunk["step"] in before, "training must continue from a checkpoint"
     after = [row["step"] for row in rows if row["step"] > shrunk["step"]]
     assert after[0] == shrunk["step"] + 12 * 75
     sentence = "memory ran out with 150 envs (CUDA out of memory. Tried to allocate 2.00 GiB.); going on with 75"
@@ -116,17 +116,17 @@ def test_later_it_goes_on_from_the_last_checkpoint_with_its_history(tmp_path, ca
     assert run.status()["state"] == "finished"
 
 
-def test_a_resume_goes_on_with_the_smaller_number(tmp_path):
+def test_a_resume_uses_the_smaller_n_envs(tmp_path):
     run = create(tmp_path, "run", env=GREEDY_LATER, n_envs=150, total_steps=12_000)
     assert Session(run.path)() == 0
     from kit import resume
 
     again = resume(run.path, total_steps=14_000)
     assert again.status()["step"] >= 14_000 and again.config.n_envs == 75
-    assert [row["run/n_envs"] for row in run.rows() if "run/n_envs" in row] == [75], "said once"
+    assert [row["run/n_envs"] for row in run.rows() if "run/n_envs" in row] == [75], "must be logged once"
 
 
-def test_there_is_an_end_to_halving(tmp_path, monkeypatch):
+def test_halving_ends_with_an_error_if_fewer_envs_do_not_help(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.CARD_HOLDS", 10)
     run = create(tmp_path, "run", env=GREEDY, n_envs=200)
     with pytest.raises(UserError, match=r"n_envs=100: memory ran out \(CUDA out of memory\..*choose a smaller network"):
@@ -138,8 +138,8 @@ def test_there_is_an_end_to_halving(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
-def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
-    """A made-up card that is busy in updates only; everything above its reading is real."""
+def test_metrics_report_how_busy_the_gpu_was(tmp_path, monkeypatch, algo):
+    """Only the reader of the GPU is a stub: 80 % busy in updates, 5 % otherwise."""
     watching = []
     real = gpu.Monitor.__init__
 
@@ -159,6 +159,6 @@ def test_rows_say_how_busy_the_card_was(tmp_path, monkeypatch, algo):
     rows = [row for row in run.rows() if "gpu/update_busy" in row]
     assert rows and all(row["gpu/update_busy"] == 80.0 and row["gpu/memory_gb"] == 1.0 for row in rows)
     assert {row["gpu/rollout_busy"] for row in rows if "gpu/rollout_busy" in row} == {5.0}
-    assert run.status()["gpu"] is None, "the run has ended"
+    assert run.status()["gpu"] is None, "must be None once the run has ended"
     assert watching[0].summaries()["rollout"]["busy_percent"] == 5.0
     assert not watching[0]._thread.is_alive()

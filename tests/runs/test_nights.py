@@ -1,5 +1,7 @@
-"""Mixed nights: three with the tests, 500 by hand: pytest -m storm tests/runs/test_nights.py (KIT_NIGHTS=50 for
-fewer, KIT_NIGHT for another first one). What a night is, and what must hold after it: see tests.runs.nights."""
+"""Tests of runs under random faults (`tests.runs.nights`): three nights by default, 500 with `-m storm`.
+
+With `pytest -m storm tests/runs/test_nights.py`, KIT_NIGHTS sets the number of nights, KIT_NIGHT the first seed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 
 def spend(count: int, first: int, processes: int = 1) -> None:
-    """The events of a night that failed are in the message."""
+    """Run `count` nights in `processes` processes; the assert message has the events of failed nights."""
     share = -(-count // processes)
     command = [sys.executable, "-m", "tests.runs.nights", "--count", str(share)]
     started = [
@@ -27,12 +29,12 @@ def spend(count: int, first: int, processes: int = 1) -> None:
     assert all(process.returncode == 0 for process in started), "\n".join(said)
 
 
-def test_three_mixed_nights() -> None:
+def test_three_nights_of_random_faults() -> None:
     spend(3, first=1228)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(4 * 3600)
-def test_five_hundred_mixed_nights() -> None:
-    """In two processes, since much of a night is waiting."""
+def test_five_hundred_nights_of_random_faults() -> None:
+    """Uses two processes, because most of a night is waiting."""
     spend(int(os.environ.get("KIT_NIGHTS", 500)), first=int(os.environ.get("KIT_NIGHT", 100)), processes=2)

@@ -1,4 +1,4 @@
-"""A message when a run ends, received by a real HTTP server."""
+"""Tests of KIT_NOTIFY: a message when a run ends, an unknown URL, an unreachable service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("apprise")
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Messages to the URL in KIT_NOTIFY."""
+    """Messages that a local HTTP server has received; KIT_NOTIFY is its URL."""
     messages: list[dict[str, Any]] = []
 
     class Webhook(BaseHTTPRequestHandler):
@@ -51,16 +51,14 @@ def test_a_message_says_how_a_run_ended(tmp_path: Path, received: list[dict[str,
     assert message["message"].startswith("done: 32 steps")
 
 
-def test_a_url_that_is_not_understood_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_url_is_refused_before_a_run_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_NOTIFY", "pigeon://secret@roof")
     with pytest.raises(kit.UserError, match=r"KIT_NOTIFY .* not understand \(pigeon://…\)") as refused:
         run(tmp_path, "arm")
     assert "secret" not in str(refused.value) and not list(tmp_path.iterdir())
 
 
-def test_a_message_that_cannot_be_sent_is_said_in_the_log(
+def test_a_message_that_cannot_be_sent_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KIT_NOTIFY", "json://127.0.0.1:9/nobody")

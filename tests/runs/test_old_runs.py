@@ -1,4 +1,4 @@
-"""Runs of an earlier version open, act, load bit for bit and go on to their end: tests/format/old_runs/README.md."""
+"""Tests of runs from an earlier version: actions, exact loading, resume. See tests/format/old_runs/README.md."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.format.old_runs.reference import fixed, processor
 OLD = Path(__file__).parents[1] / "format/old_runs"
 RECORDED = json.loads((OLD / "recorded.json").read_text())
 MOVED = {("temperature", "log_ent_coef"): "trainer"}
-"""Values that lie in another part since, (part, name), and the part in which they were."""
+"""State values that are now in another component: (component, name) -> component in the earlier version."""
 
 ROUNDS_DIFFERENTLY: dict[str, str] = {}
-"""Runs whose end equals the recorded one only to float precision since, and why."""
+"""Runs that now end with rounding differences from the recorded run: name -> reason."""
 
 
 @pytest.fixture(params=RECORDED["runs"])
 def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kit.Run:
-    """A copy of a run, with the weights that its config names in the working directory."""
+    """A copy of an old run; the working directory has the encoder weights that its config names."""
     name = request.param
     if name == "frozen_encoder":
         pytest.importorskip("transformers")
@@ -42,17 +42,17 @@ def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return kit.Run(tmp_path / name)
 
 
-def test_the_policy_acts_as_it_did(old):
+def test_the_policy_returns_the_recorded_actions(old):
     np.testing.assert_allclose(acts(old), RECORDED["runs"][old.name]["actions"], rtol=1e-4, atol=1e-6)
 
 
-def test_every_part_that_it_holds_is_loaded_bit_for_bit(old):
+def test_every_state_component_is_loaded_bit_for_bit(old):
     found, config = old.latest(), old.config
     env = make_env(config, int(config.n_envs), config.seed, 1)
     try:
         trainer = make_trainer(config, env)
         was = {part: values for part, values in found.read().items() if part != "session"}
-        assert trainer.load_state(found.read()), "in the same envs"
+        assert trainer.load_state(found.read()), "the snapshots of the envs must be restored"
         now = as_it_was(trainer.state())
         for part, values in was.items():
             for name, value in values.items():
@@ -67,7 +67,7 @@ def test_every_part_that_it_holds_is_loaded_bit_for_bit(old):
         env.close()
 
 
-def test_it_goes_on_to_its_end(old, monkeypatch):
+def test_a_resumed_run_ends_as_recorded(old, monkeypatch):
     recorded = RECORDED["runs"][old.name]
     assert old.status()["step"] == recorded["cut"] < old.config.total_steps
     kit.resume(old.path)
@@ -91,7 +91,7 @@ def acts(run: kit.Run) -> np.ndarray:
 
 
 def as_it_was(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """`state` with everything in the part in which the old version had it."""
+    """Return `state` with the values of `MOVED` in the components of the earlier version."""
     state = {part: dict(values) for part, values in state.items()}
     for (part, name), before in MOVED.items():
         if name in state.get(part, {}):

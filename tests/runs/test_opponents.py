@@ -1,4 +1,4 @@
-"""A game against another run's policy: it moves the other side, lives in the snapshot, and must be of the game."""
+"""Tests of opponents from other runs: their actions, exact resume, hidden state in snapshots, refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ STAND = torch.zeros(1, 4, dtype=torch.int64)
 
 
 def moved_by(commands: torch.Tensor, env: TensorEnv) -> torch.Tensor:
-    """Where these commands move the defenders of `env` while its attackers stand: in a game played from their side."""
+    """Return the defenders of `env` after one step with `commands` and standing attackers.
+
+    Computed in a copy of the game with `side="defenders"`.
+    """
     options = {"side": "defenders", "attackers": lambda obs: STAND.expand(len(obs), 4)}
     other = kit.make_vec("Mission", env.num_envs, env_options=options)
     other.restore({**env.snapshot(), "task.opponent": other.snapshot()["task.opponent"]})
@@ -31,14 +34,14 @@ def moved_by(commands: torch.Tensor, env: TensorEnv) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Defenders who have hardly learnt anything."""
+    """A run of Mission as defenders, with 128 steps."""
     folder = str(tmp_path_factory.mktemp("guards"))
     return kit.train(
         env="Mission", env_options={"side": "defenders"}, runs_dir=folder, run_name="guards", overrides=TINY, **SMALL
     )
 
 
-def test_defenders_learn_what_the_attackers_lose(guards: Run) -> None:
+def test_defenders_have_their_own_actions_observations_and_rewards(guards: Run) -> None:
     assert guards.policy().policy.action_net.out_features == 3 * 9
     env = kit.make_vec("Mission", 8, seed=0, env_options={"side": "defenders"})
     assert env.reset().shape == (8, 40) and env.action_space.nvec.tolist() == [9, 9, 9]
@@ -49,10 +52,10 @@ def test_defenders_learn_what_the_attackers_lose(guards: Run) -> None:
             sum(info[f"reward/{n}"] for n in ("progress", "holding", "losses")).tolist()
         )
     gone = (env.task.attackers[:, 2:, :2] - start[:, 2:, :2]).norm(dim=2)
-    assert gone.min() > 40 and reward.sum() < 0, "the attackers go straight to the zone, and that costs"
+    assert gone.min() > 40 and reward.sum() < 0, "stock attackers move to the zone, and the defenders lose reward"
 
 
-def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards: Run, tmp_path: Path) -> None:
+def test_a_frozen_policy_moves_the_defenders_and_resume_is_exact(guards: Run, tmp_path: Path) -> None:
     options = {"defenders": str(guards.path)}
     whole = kit.train(
         env="Mission", env_options=options, runs_dir=str(tmp_path), run_name="whole", overrides=TINY, **SMALL
@@ -72,7 +75,7 @@ def test_a_frozen_policy_steers_the_defenders_and_the_run_goes_on_exactly(guards
 
 @pytest.fixture(scope="module")
 def recurrent_guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Defenders with an LSTM and a normaliser, whose actions hang on the episode so far."""
+    """A run of Mission as defenders, with RecurrentPPO and a normaliser."""
     policy = {"net_arch": [16], "lstm_hidden_size": 16, "ortho_init": False}
     overrides = {**TINY, "policy_kwargs": policy, "normalize": True, "learning_rate": 0.05}
     folder = str(tmp_path_factory.mktemp("recurrent"))
@@ -101,7 +104,7 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
         done = terminated | truncated
         hidden_state = tuple(kept.masked_fill(done.view(-1, 1, 1, 1), 0.0) for kept in hidden_state)
         ends += int(done.sum())
-    assert differs and ends == 2, "what it does hangs on its hidden state, which was reset twice"
+    assert differs and ends == 2, "actions must depend on the hidden state, which two episode ends reset"
 
     other = make_env(config, 2, 0)
     other.restore(saved)
@@ -113,7 +116,7 @@ def test_a_recurrent_opponent_plays_with_its_hidden_state(recurrent_guards: Run)
     assert torch.equal(saved["task.hidden_state.0"], kept[0])
 
 
-def test_a_run_against_a_recurrent_opponent_goes_on_exactly(recurrent_guards: Run, tmp_path: Path) -> None:
+def test_a_run_against_a_recurrent_opponent_resumes_exactly(recurrent_guards: Run, tmp_path: Path) -> None:
     fields = {**SMALL, "env": "Mission", "env_options": {"defenders": str(recurrent_guards.path)}, "overrides": TINY}
     whole = kit.train(runs_dir=str(tmp_path), run_name="whole", **fields)
     cut = create(tmp_path, "cut", **{**fields, "total_steps": 64})
@@ -122,14 +125,14 @@ def test_a_run_against_a_recurrent_opponent_goes_on_exactly(recurrent_guards: Ru
     assert fingerprint(cut) == fingerprint(whole)
 
 
-def test_another_opponent_is_not_the_snapshots(guards: Run) -> None:
+def test_a_snapshot_with_another_opponent_is_refused(guards: Run) -> None:
     env = kit.make_vec("Mission", 4, env_options={"defenders": guards.policy().as_actor()})
     other = kit.make_vec("Mission", 4, env_options={"side": "attackers"})
     with pytest.raises(UserError, match="the defenders differ from those of this snapshot"):
         other.restore({**other.snapshot(), "task.opponent": env.snapshot()["task.opponent"]})
 
 
-def test_who_cannot_play_is_refused_before_anything_is_made(guards: Run, tmp_path: Path) -> None:
+def test_an_unsuitable_opponent_is_refused_before_a_run_is_created(guards: Run, tmp_path: Path) -> None:
     arm = create(tmp_path, "arm", total_steps=64)
     for options, says in (
         ({"defenders": str(tmp_path / "none")}, "none does not exist"),

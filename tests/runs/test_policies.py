@@ -1,4 +1,4 @@
-"""Policies are kept at evaluations, so that one can look back on how a run learnt."""
+"""Tests of kept policies: one per evaluation, the best policy and its final test, full disks, task scores."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
         run.policy(500)
 
 
-def test_looking_at_a_policy_leaves_the_process_as_it_was(tmp_path):
+def test_loading_a_policy_does_not_change_the_number_of_threads(tmp_path):
     run = create(tmp_path, "run", env=SLIDE, total_steps=64)
     assert session.Session(run.path)() == 0
     before = torch.get_num_threads()
@@ -41,7 +41,7 @@ def test_looking_at_a_policy_leaves_the_process_as_it_was(tmp_path):
     torch.set_num_threads(before)
 
 
-def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch):
+def test_a_long_run_keeps_a_limited_number_of_policies_from_first_to_last(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "POLICIES", 4)
     run = create(tmp_path, "run", env=SLIDE, eval_every=100)
     assert session.Session(run.path)() == 0
@@ -49,8 +49,8 @@ def test_a_long_run_keeps_some_of_them_from_first_to_last(tmp_path, monkeypatch)
     assert len(steps) <= 4 and steps[0] == 128 and steps[-1] == 1216, steps
 
 
-def test_a_best_policy_that_met_a_full_disk_is_kept_later(tmp_path, monkeypatch):
-    """The disk is full at each first attempt; the next checkpoint or the final test tries again."""
+def test_a_best_policy_that_did_not_fit_on_the_disk_is_saved_later(tmp_path, monkeypatch):
+    """The first attempt to save each best policy fails; the next checkpoint or the final test tries again."""
     write, refused = training.checkpoint.write, set()
 
     def write_or_refuse(folder, step, *rest):
@@ -77,7 +77,7 @@ def test_a_wrong_number_of_episodes_is_one_sentence(number, tmp_path, monkeypatc
 
 
 class Seeded(gymnasium.Env):
-    """One step, paid the number that the episode was seeded with."""
+    """Env with one-step episodes; the reward is the last seed passed to `reset`."""
 
     observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
@@ -90,8 +90,8 @@ class Seeded(gymnasium.Env):
         return np.zeros(1, np.float32), float(self.number), True, False, {}
 
 
-def test_the_best_policy_is_tested_in_other_episodes_than_those_it_was_chosen_by(tmp_path):
-    """Four episodes from seed 1,000,003 on choose it, four from 2,000,003 on test it; means are 1.5 above the first."""
+def test_the_best_policy_is_tested_in_other_episodes_than_it_was_selected_in(tmp_path):
+    """Evaluations use the seeds 1,000,003 to 1,000,006, the test 2,000,003 to 2,000,006; returns are the seeds."""
     given = {"n_envs": 2, "seed": 0, "eval_every": 16, "overrides": {"n_steps": 8, "batch_size": 16}}
     run = kit.train(env="tests.runs.test_policies:Seeded", total_steps=32, runs_dir=str(tmp_path), **given)
     rows = run.metrics()
@@ -101,17 +101,20 @@ def test_the_best_policy_is_tested_in_other_episodes_than_those_it_was_chosen_by
     assert kit.evaluate(run, 4)["mean_return"] == 2_000_004.5
     before = fingerprint(run)
     kit.resume(run.path)
-    assert len(run.metrics()) == len(rows) and fingerprint(run) == before, "once is enough"
+    assert len(run.metrics()) == len(rows) and fingerprint(run) == before, "a finished run must not be tested again"
 
 
-def test_a_run_of_a_moment_ends_with_what_its_test_found(tmp_path):
+def test_the_status_of_a_short_run_has_the_result_of_its_test(tmp_path):
     run = create(tmp_path, "run", env=SLIDE, eval_every=400, total_steps=400)
     assert session.Session(run.path)() == 0
     assert run.status()["mean_return"] == run.rows()[-1]["test/mean_return"]
 
 
 class Perverse(Task):
-    """One step: a number is shown, to exceed it is a success, and costs. So training learns to fail."""
+    """Task with one-step episodes in which success lowers the reward, so that training learns to fail.
+
+    Success: the action exceeds the observed number.
+    """
 
     episode_steps = 1
     control_dt_s = 1.0
@@ -146,19 +149,19 @@ class Perverse(Task):
         return {"won": self.exceeded, "wins_per_minute": self.exceeded, "number": self.shown[:, 0].abs(), **paid}
 
 
-def test_a_tasks_own_score_says_which_policy_is_best_and_its_figures_are_told(tmp_path):
+def test_the_tasks_score_selects_the_best_policy_and_its_metrics_are_recorded(tmp_path):
     run = kit.train(
         env="tests.runs.test_policies:Perverse", total_steps=4096, n_envs=16, runs_dir=str(tmp_path), eval_every=512,
         overrides={"n_steps": 32, "batch_size": 64, "learning_rate": 5e-4},
     )  # fmt: skip
     kept = {found.step: found.read()["evaluation"] for found in committed(run.path / "policies")}
     rates = {step: found["won"] for step, found in kept.items()}
-    assert rates[512] > rates[4096], "it has learnt to fail"
+    assert rates[512] > rates[4096], "training must lower the success rate"
     assert run.find("best").step == max(step for step, rate in rates.items() if rate == max(rates.values()))
     assert kept[run.find("best").step]["mean_return"] == min(found["mean_return"] for found in kept.values())
     for found in kept.values():
-        assert found["wins_per_minute"] == pytest.approx(60 * found["won"])  # episodes of a second
-        assert 0.3 < found["number"] < 0.7, "the mean of what is uniform in [0, 1]"
+        assert found["wins_per_minute"] == pytest.approx(60 * found["won"])  # an episode lasts 1 s
+        assert 0.3 < found["number"] < 0.7, "mean of a uniform number in [0, 1]"
         assert found["reward/wage"] == 1 and found["reward/fee"] == pytest.approx(-2 * found["won"])
         assert found["reward/wage"] + found["reward/fee"] == pytest.approx(found["mean_return"])
     assert run.metrics()["eval/reward/fee"].dropna().tolist()[1:] == [found["reward/fee"] for found in kept.values()]

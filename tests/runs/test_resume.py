@@ -1,4 +1,4 @@
-"""A run that is cut anywhere, any number of times, ends bit-identical to one that was not."""
+"""Tests of resume: interrupted runs end bit-identical to uninterrupted ones; signals, commands, damaged checkpoints."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.runs.crash import SLIDE, Forked, complete, create
 
 TASKS = {"PPO": {"env": "Reach", "env_options": {"randomize": True}}, "A2C": {}, "SAC": {}, "RecurrentPPO": {}}
 EVERYTHING = {"eval_every": 200, "overrides": {"normalize": True, "learning_rate": "lin_0.001"}}
-"""Each of these alone, and what an algorithm keeps besides: see tests/trainers/test_trainer_resume.py."""
+"""Settings with additional state, all at once; tests/trainers/test_trainer_resume.py varies the overrides."""
 
 
 def rows(run):
@@ -36,7 +36,7 @@ def cut_when(run, condition, number=signal.SIGKILL):
 
 
 def killed_at_random(run, kills, seed, longest_s=0.4):
-    """SIGKILL the run `kills` times, each at a random moment after its session began to train."""
+    """SIGKILL `kills` sessions, each at a random moment; stop if one ends by itself. Return the number of sessions."""
     moments = random.Random(seed)
     done = 0
     while done < kills:
@@ -65,7 +65,7 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, algo):
 
 
 @pytest.mark.parametrize("fields", [{"n_envs": 5, "env": SLIDE}, {"n_envs": 1, "env": "HalfCheetah-v5"}])
-def test_any_number_of_envs_and_gymnasium_s_own(tmp_path, fields):
+def test_resume_is_exact_for_other_n_envs_and_a_gymnasium_env(tmp_path, fields):
     uncut, cut = (create(tmp_path, name, checkpoint_every=100, **fields) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
     cut_when(cut, lambda: len(cut.checkpoints()) > 1)
@@ -103,8 +103,8 @@ def test_sigterm_saves_and_exits_75_also_when_repeated(tmp_path):
     assert run.latest() is not None and run.latest().step == run.status()["step"]
 
 
-def test_an_evaluation_that_a_stop_put_off_is_saved_though_no_step_follows(tmp_path):
-    """The stop came at the last step: the next session has nothing to do but to evaluate."""
+def test_an_evaluation_postponed_by_a_stop_at_the_last_step_is_saved(tmp_path):
+    """Simulated by a change of eval_every after the last step: the next session only has to evaluate."""
     fields = {"env": SLIDE, "total_steps": 320}
     uncut, cut = (create(tmp_path, name, eval_every=n, **fields) for name, n in (("uncut", 320), ("cut", 9999)))
     assert complete(uncut) == complete(cut) == 0
@@ -162,7 +162,7 @@ def test_a_run_in_use_is_refused(tmp_path):
     assert run.status()["state"] == "interrupted"
 
 
-def test_a_failure_is_loud(tmp_path):
+def test_an_exception_sets_exit_code_state_and_log(tmp_path):
     run = create(tmp_path, "run", env=SLIDE, checkpoint_every=100)
     cut_when(run, lambda: bool(run.checkpoints()))
     newest = run.checkpoints()[-1]
@@ -181,7 +181,7 @@ def flip(path, at=-5):
 
 
 def cut_sac(tmp_path):
-    """A SAC run that was stopped after several checkpoints, all of which need its first segment."""
+    """A SAC run stopped after at least three checkpoints, all of which need the first replay segment."""
     run = create(tmp_path, "run", "SAC", env=SLIDE, total_steps=800, checkpoint_every=50)
     assert cut_when(run, lambda: len(run.checkpoints()) >= 3, signal.SIGTERM) == 75
     return run
@@ -194,14 +194,14 @@ def test_a_flipped_bit_in_shared_replay_loses_the_replay_and_nothing_else(tmp_pa
     assert complete(run) == 0, run.log()
     lost = "its replay data is damaged, so the replay buffer fills again before learning continues"
     assert f"resumed from step {newest.step:,}; {lost}" in run.log()
-    assert run.status()["state"] == "finished" and len(run.rows()) > rows, "its history stays"
+    assert run.status()["state"] == "finished" and len(run.rows()) > rows, "its metrics must be kept"
     trainer = run.checkpoints()[-1].read()["trainer"]
     assert trainer["replay_first"] == newest.step // 2 and trainer["replay_written"] == 400
-    assert not list((run.path / "checkpoints").glob(".damaged-*")), "nothing was set aside"
+    assert not list((run.path / "checkpoints").glob(".damaged-*")), "no checkpoint may be renamed as damaged"
     assert len(fingerprint(run)) == 64
 
 
-def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(tmp_path):
+def test_a_run_with_only_damaged_checkpoints_fails_and_keeps_its_files(tmp_path):
     run = cut_sac(tmp_path)
     rows = (run.path / "metrics.jsonl").read_bytes()
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
@@ -216,7 +216,7 @@ def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(tmp_path):
 
 @pytest.mark.storm
 def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
-    """None older than the last checkpoint reported in status.json."""
+    """After each kill, the newest checkpoint is readable, and not older than the one reported in status.json."""
     kills, moments, readable = int(os.environ.get("KIT_KILLS", 1000)), random.Random(7), 0
     run = create(tmp_path, "run0", total_steps=10**9, checkpoint_every="0.05s")
     for number in range(kills):

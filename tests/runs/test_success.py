@@ -1,4 +1,4 @@
-"""The success rate of Gymnasium envs, whenever they give `is_success`: 40 % is 40 %, in training and in evaluations."""
+"""Tests of the success rate of Gymnasium envs, in training and evaluations, by when they report `is_success`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def trained(folder: Path, algo: str, **options: object) -> kit.Run:
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
 def test_two_of_five_episodes_are_forty_percent(tmp_path: Path, algo: str, says: str) -> None:
     run = trained(tmp_path, algo, says=says)
-    # 512 steps are 121 episodes of 4.2; the latest hundred hold each env's turns whole but for one or two episodes
+    # 512 steps are 121 episodes of 4.2 steps; the latest 100 are whole cycles of five, but for one or two episodes
     assert run.metrics()["rollout/success_rate"].dropna().iloc[-1] == pytest.approx(0.4, abs=0.03)
     result = kit.evaluate(run, episodes=20)
     assert (result["episodes"], result["success_rate"], result["mean_length"]) == (20, 0.4, 4.2)
 
 
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
-def test_an_env_that_never_says_so_has_no_success_rate(tmp_path: Path, algo: str) -> None:
+def test_an_env_without_is_success_has_no_success_rate(tmp_path: Path, algo: str) -> None:
     run = trained(tmp_path, algo, says="never")
     assert "rollout/success_rate" not in run.metrics()
     assert kit.evaluate(run, episodes=20)["success_rate"] is None
 
 
-def test_envs_in_processes_of_their_own_say_the_same() -> None:
+def test_envs_in_subprocesses_report_the_same_successes() -> None:
     ends, successes = 0, 0
     for env in (GymnasiumEnv(Odds, 2, seed=1), GymnasiumEnv(Odds, 2, seed=1, processes=True)):
         for _ in range(2 * sum(LENGTHS)):  # every episode of each env twice

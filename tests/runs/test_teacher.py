@@ -1,4 +1,4 @@
-"""Runs that learn from a teacher: exact resume without the teacher's run, further training, refusals."""
+"""Tests of distillation: exact resume without the teacher's run, teacher score, further training, export, refusals."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SMALL = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A run that has hardly learnt; whoever copies it does not care."""
+    """A PPO run of 640 steps; the tests do not need a good teacher."""
     overrides = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}}
     return kit.train(
         env=STATE, algo="PPO", total_steps=640, n_envs=4, threads=1, run_name="teacher", overrides=overrides,
@@ -34,7 +34,7 @@ def student(folder, name, teacher, **fields):
 
 @pytest.fixture(scope="module")
 def students(tmp_path_factory, teacher):
-    """One that a script has taught, and one that the run's best policy has, both with evaluations."""
+    """Two finished students with evaluations: of the scripted policy, and of the best policy of `teacher`."""
     made = {}
     for kind, source in (("scripted", "scripted"), ("run", f"{teacher.path}@best")):
         made[kind] = student(tmp_path_factory.mktemp("runs"), kind, source, eval_every=240)
@@ -43,7 +43,7 @@ def students(tmp_path_factory, teacher):
 
 
 def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher):
-    """Labels, images, noise and the teacher are in the checkpoints: the teacher's folder is gone after the first."""
+    """Checkpoints hold labels, images, noise and teacher; the teacher's folder is deleted after the first session."""
     source = str(shutil.copytree(teacher.path, tmp_path / "lent"))
     uncut, cut = (student(tmp_path, name, source, checkpoint_every=32, eval_every=240) for name in ("uncut", "cut"))
     assert complete(uncut) == 0, uncut.log()
@@ -55,7 +55,7 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher):
 
 @pytest.mark.storm
 def test_twenty_kills_in_one_run(tmp_path, teacher):
-    """The labels come from segments of every session."""
+    """The stored labels come from many sessions."""
     fields = {"total_steps": 6000, "eval_every": 2000}
     uncut = student(tmp_path, "uncut", str(teacher.path), **fields)
     assert complete(uncut) == 0, uncut.log()
@@ -65,7 +65,7 @@ def test_twenty_kills_in_one_run(tmp_path, teacher):
     assert_same_end(cut, uncut)
 
 
-def test_labels_are_those_of_the_teachers_best_policy(students, teacher):
+def test_the_saved_teacher_is_the_best_policy_of_its_run(students, teacher):
     import torch
 
     run = students["run"]
@@ -77,8 +77,8 @@ def test_labels_are_those_of_the_teachers_best_policy(students, teacher):
 
 
 @pytest.mark.parametrize("kind", ["scripted", "run"])
-def test_the_teachers_score_stands_beside_the_students(students, teacher, kind):
-    """Once, in the episodes of the student's evaluations."""
+def test_the_teachers_score_is_logged_once(students, teacher, kind):
+    """The teacher is evaluated in the same episodes as the student."""
     run = students[kind]
     scores = [row["teacher/mean_return"] for row in run.rows() if "teacher/mean_return" in row]
     assert len(scores) == 1
@@ -98,8 +98,8 @@ def test_ppo_trains_a_student_further(tmp_path, students):
     assert after.status()["state"] == "finished"
 
 
-def test_a_student_leaves_kit_as_any_policy_does(students):
-    """Plain SB3 opens its zip as PPO; the ONNX takes the policy's clip alone, not what the teacher sees."""
+def test_a_student_is_exported_like_any_policy(students):
+    """Stock SB3 loads the zip as PPO; the ONNX model takes only the clip, not the teacher's observation."""
     run = students["scripted"]
     clip = kit.make_vec(CHASE, 3, "cpu", 0, 1).reset(seed=0)
     actions = run.policy("latest").act(clip)

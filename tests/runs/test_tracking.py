@@ -1,4 +1,4 @@
-"""A run followed in a tracker as well: every row arrives there, and nothing that goes wrong there ends a training."""
+"""Tests of trackers: all metrics rows arrive, a failing tracker does not end training, wrong trackers are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rows_arrive_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept[-1]["step"] == 768
 
 
-def test_a_tracker_that_fails_is_left_alone(
+def test_a_failing_tracker_is_reported_once_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "wandb.py").write_text(
@@ -53,7 +53,7 @@ def test_a_tracker_that_fails_is_left_alone(
         ("wandb:robots", r"wandb is not installed; it comes with `pip install 'kit\[track\]'`"),
     ],
 )
-def test_what_cannot_be_followed_is_said_at_once(
+def test_an_unusable_tracker_is_refused_before_a_run_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, sentence: str
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)

@@ -1,4 +1,4 @@
-"""Step 0 holds random weights, or another run's policy: a checkpoint says itself which."""
+"""Tests of step 0: random weights or another run's policy, in exports, videos, saliency maps and viewers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def weights(run: Run, step: int, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def forget_the_record(run: Run) -> None:
-    """As an older version wrote it."""
+    """Remove `untrained` from the checkpoint of step 0, as in runs of an older version."""
     state = run.find(0).read()
     state["session"].pop("untrained", None)
     checkpoint.write(run.path / "checkpoints", 0, state)
@@ -51,7 +51,7 @@ def recorded(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "written by an older version"])
-def test_step_0_of_a_run_from_another_is_the_others_policy(
+def test_step_0_after_a_warm_start_is_the_parents_policy(
     parent: Run, child: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
 ) -> None:
     pytest.importorskip("mediapy")
@@ -64,14 +64,14 @@ def test_step_0_of_a_run_from_another_is_the_others_policy(
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in ours)
 
     films = [record(it, step, size=64, episodes=1, path=tmp_path / "film.mp4") for it, step in ((parent, 64), (run, 0))]
-    assert len({path.read_bytes() for path in films}) == 1, "the same episode, acted without noise"
+    assert len({path.read_bytes() for path in films}) == 1, "the same episode, with deterministic actions"
 
     page = gallery.checkpoints_side_by_side(run, cameras=["front"], episodes=1)._repr_html_()
     assert "before training" not in page and "step 0, 0 % of training · step 64, 100 % of training" in page
     assert older or recorded(run) is False
 
 
-def test_where_it_looks_is_the_others_too(tmp_path: Path) -> None:
+def test_step_0_after_a_warm_start_has_the_parents_saliency_maps(tmp_path: Path) -> None:
     pytest.importorskip("mediapy")
     config = kit.RunConfig(
         env="tests.encoders.painted:Painted", encoder="simple2dcnn", n_envs=2, total_steps=64, eval_every=0,
@@ -83,7 +83,7 @@ def test_where_it_looks_is_the_others_too(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*glows, strict=True))
 
 
-def test_without_its_checkpoint_it_is_not_made_up(child: Run, tmp_path: Path) -> None:
+def test_step_0_after_a_warm_start_is_refused_without_its_checkpoint(child: Run, tmp_path: Path) -> None:
     shutil.copytree(child.path, tmp_path / "child")
     run = Run(tmp_path / "child")
     checkpoint.discard(run.find(0).path)
@@ -93,7 +93,7 @@ def test_without_its_checkpoint_it_is_not_made_up(child: Run, tmp_path: Path) ->
     assert run.steps() == [64]
 
 
-def test_a_viewer_names_them(parent: Run, child: Run) -> None:
+def test_a_viewer_labels_step_0(parent: Run, child: Run) -> None:
     pytest.importorskip("mjviser")
     for run, names in ((parent, ["before training", "step 64"]), (child, ["step 0", "step 64"])):
         shown = Viewer(run, 0, port=8891)
@@ -102,7 +102,7 @@ def test_a_viewer_names_them(parent: Run, child: Run) -> None:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "written by an older version"])
-def test_what_began_with_random_weights_and_was_stopped_at_once_is_untrained(tmp_path: Path, older: bool) -> None:
+def test_a_run_stopped_before_its_first_step_is_untrained(tmp_path: Path, older: bool) -> None:
     run = create(tmp_path, "run")
     session = Session(run.path)
     session.requests.stop("stopped before the first step")

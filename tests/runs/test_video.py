@@ -1,4 +1,4 @@
-"""Films are encoded while they are drawn."""
+"""Tests of videos: memory, cancellation, concurrent recordings, several views, length, order of episodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def captions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The captions that will be written into frames."""
+    """Return a list to which the captions of all frames drawn from now on are appended."""
     from PIL import ImageDraw
 
     said: list[str] = []
@@ -48,8 +48,8 @@ def captions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def test_a_film_takes_the_memory_of_a_few_frames_however_long_it_is(run: Run) -> None:
-    """More than a hundred frames of 0.6 MB; from the 20th on hardly anything is added."""
+def test_memory_of_a_recording_does_not_grow_with_its_length(run: Run) -> None:
+    """More than 100 frames of 0.6 MB; after the 20th, memory grows by less than 20 frames."""
     taken: list[int] = []
     this = psutil.Process()
     path = record(run, 0, episodes=EPISODES, size=SIZE, on_frame=lambda *_: taken.append(this.memory_info().rss))
@@ -57,7 +57,7 @@ def test_a_film_takes_the_memory_of_a_few_frames_however_long_it_is(run: Run) ->
     assert max(taken[20:]) - taken[20] < 20 * SIZE * SIZE * 3
 
 
-def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
+def test_a_cancelled_recording_leaves_no_file(run: Run) -> None:
     def stop(done: int, at_most: int) -> None:
         assert at_most == 12 * EPISODES and run.videos == []
         if done == 20:
@@ -68,8 +68,8 @@ def test_a_film_that_is_broken_off_leaves_nothing(run: Run) -> None:
     assert list((run.path / "videos").iterdir()) == []
 
 
-def test_one_video_is_recorded_once_by_whoever_comes_first(run: Run) -> None:
-    """A second recording of the same video starts while the first draws; it waits, and draws nothing."""
+def test_concurrent_recordings_of_one_video_render_it_once(run: Run) -> None:
+    """A second recording of the same video starts while the first renders; it waits, and renders nothing."""
     first_drawn, second_waits, drawn = Event(), Event(), list[str]()
 
     def first(done: int, at_most: int) -> None:
@@ -89,8 +89,8 @@ def test_one_video_is_recorded_once_by_whoever_comes_first(run: Run) -> None:
     assert "asked again" in drawn
 
 
-def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step ends a corridor of two places, if it is the right one; one of 36 is never done within its 12 steps."""
+def test_a_view_waits_until_all_episodes_have_ended(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The episode in the corridor of length 2 ends early; the one of length 36 lasts all 12 steps."""
     said = captions(monkeypatch)
     near = create(tmp_path, "near", env=run.config.env, env_options={"length": 2})
     path = video.render_video([View(near, 0, title="near"), View(run, 0, title="far")], tmp_path / "both.mp4", 2, 64)
@@ -99,7 +99,7 @@ def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypa
     short, long = [(int(m[1]), m[2]) for m in parts[::2] if m], [(int(m[1]), m[2]) for m in parts[1::2] if m]
     assert long == [*((step, "") for step in range(12)), (12, "no success")]
     assert short[-1][1] == "success" and short[-1] == short[-2] and short[-1][0] < 12
-    assert said[26].startswith("episode 2   step 0"), "both begin the next one together"
+    assert said[26].startswith("episode 2   step 0"), "both views must start the next episode together"
     assert said[27].startswith("episode 2   step 0")
 
 
@@ -113,7 +113,7 @@ def test_whoever_is_done_waits_for_the_others(run: Run, tmp_path: Path, monkeypa
     ],
     ids=["a short one whole", "ten seconds of a long one", "every second step at 50 Hz", "five minutes in ten seconds"],
 )
-def test_a_film_shows_ten_seconds_of_an_episode_at_most(
+def test_a_video_shows_at_most_ten_seconds_of_an_episode(
     control_dt_s: float, episode_steps: int, video_speed: float, stride: int, fps: float, frames: int
 ) -> None:
     env = SimpleNamespace(control_dt_s=control_dt_s, episode_steps=episode_steps, video_speed=video_speed)

@@ -1,4 +1,4 @@
-"""What is kept and what is deleted, and that saving costs new data only."""
+"""Tests of the checkpoint writer: retention, replay segments, disk budget, full disks."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def steps(run_path):
     return [c.step for c in checkpoint.committed(run_path / "checkpoints")]
 
 
-def test_the_last_few_and_one_an_hour_are_kept(tmp_path):
+def test_the_last_three_and_one_per_hour_are_kept(tmp_path):
     writer = Writer(tmp_path, None, lambda written: None)
     hour = 3600 * (time.time() // 3600)
     for step in range(8):
@@ -36,7 +36,7 @@ def test_the_last_few_and_one_an_hour_are_kept(tmp_path):
     assert KEEP_LAST == 3
 
 
-def test_hours_beyond_a_day_are_given_up(tmp_path):
+def test_checkpoints_older_than_a_day_are_deleted(tmp_path):
     writer = Writer(tmp_path, None, lambda written: None)
     save(writer, 0)
     os.utime(tmp_path / "checkpoints/step_000000000", (0, time.time() - 25 * 3600))
@@ -61,7 +61,7 @@ def test_nothing_is_deleted_before_the_successor_is_verified(tmp_path, monkeypat
     assert writer.step == KEEP_LAST - 1
 
 
-def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
+def test_segments_hold_only_new_rows_and_are_deleted_when_not_needed(tmp_path):
     writer = Writer(tmp_path, None, lambda written: None)
     rows = torch.arange(1000.0).reshape(-1, 1)
     for step in range(1, 8):
@@ -79,10 +79,12 @@ def test_segments_hold_new_rows_only_and_go_when_nobody_needs_them(tmp_path):
 
 
 @pytest.mark.parametrize(("leftover", "fewest", "most"), [(0, 3, 5), (20_000, 1, 3)])
-def test_room_is_made_before_it_is_needed(tmp_path, monkeypatch, leftover, fewest, most):
-    """A checkpoint an hour, each with 10 kB of new replay data and the three segments before: 14 of them would take
-    140 kB and more. At every write there is less than the budget on the disk, what is being written included, and what
-    others left or write there just now, which is not the trainer's to delete."""
+def test_checkpoints_are_deleted_before_the_budget_is_exceeded(tmp_path, monkeypatch, leftover, fewest, most):
+    """After each write, all files of the run, `leftover` included, take less than the budget of 80 kB.
+
+    There is one checkpoint per hour, each with 10 kB of new replay data and the three segments before it; all 14 would
+    take more than 140 kB. The leftover is in a temporary folder of another process.
+    """
     budget, taken = 80_000, []
     writer = Writer(tmp_path, None, lambda written: None, budget=budget)
     rows, hour = torch.zeros(14 * 2500, 1), 3600 * (time.time() // 3600)
@@ -99,15 +101,15 @@ def test_room_is_made_before_it_is_needed(tmp_path, monkeypatch, leftover, fewes
     for step in range(14):
         save(writer, step, Segment(2500 * step, {"rewards": rows[2500 * step : 2500 * (step + 1)]}), 2500 * (step - 3))
         os.utime(tmp_path / f"checkpoints/step_{step:09d}", (0, hour - 3600 * (13 - step)))
-    assert max(taken) < budget and min(taken[7:]) > budget - 15_000, "and what there is room for stays"
+    assert max(taken) < budget and min(taken[7:]) > budget - 15_000, "checkpoints that fit must be kept"
     kept = steps(tmp_path)
     assert kept == list(range(kept[0], 14)) and fewest <= len(kept) <= most
     for c in checkpoint.committed(tmp_path / "checkpoints"):
         c.verify()
 
 
-def test_a_disk_that_refused_has_no_room_whatever_it_says(tmp_path, monkeypatch):
-    """As with a quota: there is free space for all but this user."""
+def test_after_a_quota_error_the_reported_free_space_is_ignored(tmp_path, monkeypatch):
+    """With a quota, the disk reports free space that this user cannot use."""
     writer = Writer(tmp_path, None, lambda written: None)
     for step in range(3):
         save(writer, step)
@@ -137,7 +139,7 @@ def test_many_new_rows_go_to_several_files_so_that_writing_takes_little_memory(t
     assert all(torch.equal(torch.cat([part[name] for part in parts]), rows[name]) for name in rows)
 
 
-def test_a_full_disk_is_remembered_and_the_next_save_works(tmp_path, monkeypatch):
+def test_a_full_disk_sets_error_and_the_next_save_works(tmp_path, monkeypatch):
     writer = Writer(tmp_path, None, lambda written: None)
     save(writer, 1)
     real = checkpoint.write_file

@@ -1,4 +1,4 @@
-"""What tests of batches share: `kit batch` as a process of its own, and notebooks to execute."""
+"""Helpers for tests of `kit.scale`: `kit batch` as a subprocess, notebook files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = str(Path(__file__).parents[2])
 
 
 def batch(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`kit batch WORDS`, which imports this kit."""
+    """Start `kit batch WORDS` in a subprocess that imports this checkout of kit."""
     return subprocess.Popen(
         [sys.executable, "-m", "kit", "batch", *words], env={**os.environ, "PYTHONPATH": ROOT, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

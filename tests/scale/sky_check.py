@@ -1,8 +1,8 @@
-"""Run by SkyPilot's own Python: a task is parsed, checked against a catalogue, and a machine is chosen for it.
+"""Check a task with SkyPilot: parse it and choose a machine from the catalogue. Runs in SkyPilot's Python.
 
-    python sky_check.py TASK.yaml CLOUD...      # HOME holds .sky/catalogs/v8
+    python sky_check.py TASK.yaml CLOUD...      # with the catalogue in $HOME/.sky/catalogs/v8
 
-Prints what was chosen. SkyPilot asks the providers for nothing here: which clouds are open is given.
+Prints cloud, instance type and use_spot. SkyPilot sends no request to the clouds: CLOUD... are taken as enabled.
 """
 
 import sys

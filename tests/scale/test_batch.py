@@ -1,4 +1,4 @@
-"""Several runs at once: which, called what, side by side, through a kill and beside one that fails."""
+"""Tests of `kit batch`: run names, refused jobs, waiting jobs, slots, kills, failed jobs, stores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Breaks(Corridor):
 """
 
 
-def test_every_job_has_a_name_that_it_keeps() -> None:
+def test_every_job_gets_a_unique_run_name() -> None:
     jobs = [{"algo": "PPO"}, {"algo": "PPO", "overrides": {"gamma": 0.9}}, {"algo": "A2C", "run_name": "mine"}]
     names = [job.config.run_name for job in plan_jobs(jobs, 2, "night")]
     assert names == [
@@ -74,15 +74,15 @@ def test_every_job_has_a_name_that_it_keeps() -> None:
     ids=["one that cannot be trained", "no such field", "no seeds", "too many at once", "no such run", "no such file",
          "no such store", "nor for Ray", "nor for a search"],
 )
-def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_created(tmp_path, monkeypatch, call, words) -> None:
+def test_invalid_batch_is_refused_in_one_sentence_and_creates_nothing(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words) as refused:
         call()
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
 
 
-def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsys) -> None:
-    """Here, in the progress bar, and to another process, which looks at the store itself."""
+def test_waiting_job_reports_the_reason_and_since_when(tmp_path, monkeypatch, capsys) -> None:
+    """In `on_progress`, in the progress bar, and in another process, which reads the store itself."""
     monkeypatch.chdir(tmp_path)
     held = {"run_name": "held", "store": str(tmp_path / "held")}
     lost = {"run_name": "lost", "store": str(tmp_path / "lost")}
@@ -115,7 +115,7 @@ def test_whoever_waits_says_for_what_and_since_when(tmp_path, monkeypatch, capsy
     assert left["lost"] == "", "its store answers again"
 
 
-def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
+def test_slots_are_limited_by_free_memory(monkeypatch) -> None:
     jobs = plan_jobs([{"device": "cpu"}], 8, "b")
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 8)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 3_500_000_000)
@@ -125,8 +125,8 @@ def test_too_little_memory_for_so_many_is_said(monkeypatch) -> None:
         slots([], 8, 4)
 
 
-def test_how_many_go_side_by_side_follows_the_device_that_auto_becomes(monkeypatch) -> None:
-    """Preset fast is made for a GPU, so auto is cuda for it where there is one; Reach's own row is not."""
+def test_slots_follow_the_resolved_device(monkeypatch) -> None:
+    """With a GPU, device `auto` becomes cuda for the preset `fast`, but cpu for Reach with the preset `auto`."""
     monkeypatch.setattr("kit.machine.limits.usable_cores", lambda: 4)
     monkeypatch.setattr("kit.machine.limits.memory_free_bytes", lambda: 100_000_000_000)
     big, small = (plan_jobs([{"preset": preset}], 4, "b") for preset in ("fast", "auto"))
@@ -134,12 +134,12 @@ def test_how_many_go_side_by_side_follows_the_device_that_auto_becomes(monkeypat
     for works, room in ((False, 4), (True, 1)):
         monkeypatch.setattr("kit.machine.settings.gpu_works", lambda works=works: works)
         assert slots(check(big), 4, None) == room and slots(check(small), 4, None) == 4
-        assert slots(check([*small, *big]), 8, None) == room, "one of them on the GPU"
-        assert slots(check(big), 4, 2) == 2, "as the user says"
+        assert slots(check([*small, *big]), 8, None) == room, "one of the runs uses the GPU"
+        assert slots(check(big), 4, 2) == 2, "at_once has priority"
         assert slots(plan(search)[0].kinds, 4, None) == room
 
 
-def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monkeypatch) -> None:
+def test_killed_batch_resumes_and_a_failed_job_stops_no_other(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("jobs.yaml").write_text(JOBS)
     Path("breaks.py").write_text(BREAKS)
@@ -161,7 +161,7 @@ def test_a_killed_batch_goes_on_and_one_that_fails_stops_no_other(tmp_path, monk
         kit.batch([{"run_name": "jobs-reach-ppo-s7", "seed": 8}])
 
 
-def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_path, monkeypatch, capsys) -> None:
+def test_status_and_collect_read_the_runs_of_another_machine_from_the_store(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "store").mkdir()
     fields = {"n_envs": 2, "threads": 1, "total_steps": 64, "eval_every": 0, "store": str(tmp_path / "store")}
     there = create(tmp_path / "there", "run", overrides={}, device="cpu", **fields)
@@ -173,7 +173,7 @@ def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_pa
     def says(action: str) -> list[list[str]]:
         with pytest.raises(SystemExit) as ended:
             main(["batch", action, "jobs.yaml"])
-        assert ended.value.code == 75, "not all is done"
+        assert ended.value.code == 75, "75 means that some job is not finished"
         return [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
 
     assert says("status") == [["run", "finished", "64"], ["next", "waiting", "0"]] and not Path("runs").exists()
@@ -181,8 +181,8 @@ def test_what_another_machine_did_is_seen_from_its_store_and_brought_here(tmp_pa
     assert fingerprint(kit.Run("runs/run")) == fingerprint(there) and not Path("runs/next").exists()
 
 
-def test_a_run_whose_first_checkpoint_has_arrived_goes_on_elsewhere(tmp_path, monkeypatch) -> None:
-    """Its machine vanished before it could write latest.json, which points to that checkpoint."""
+def test_stored_run_without_latest_json_finishes_on_another_machine(tmp_path, monkeypatch) -> None:
+    """The first machine was lost after it had stored a checkpoint, but before it wrote latest.json."""
     monkeypatch.chdir(tmp_path)
     fields = {"env": "Reach", "n_envs": 2, "device": "cpu", "eval_every": 0, "overrides": SMALL["PPO"]}
     job = {**fields, "run_name": "cut", "total_steps": 320, "store": str(tmp_path / "store")}

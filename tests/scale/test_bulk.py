@@ -1,4 +1,4 @@
-"""Notebooks in bulk: refused in one sentence, failures told apart, outputs on the Hub, everything killed in between."""
+"""Tests of `kit.notebooks`: refused files, failed notebooks, outputs in the store, kills, leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ kit.ui.TrainPanel(seed=seed, run_name=run_name, runs_dir=runs_dir, **{FIELDS!r})
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A notebook that trains for a moment, and a file that wants it for two seeds."""
+    """A notebook that trains a short run, and a YAML file that executes it with two seeds."""
     monkeypatch.chdir(tmp_path)
     write_notebook("train.ipynb", 'seed = 0\nrun_name = None\nruns_dir = "runs"', TRAINS)
     path = Path("bulk.yaml")
@@ -58,7 +58,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"grids": {}}, r"grids=\{\} is unknown; valid are notebook"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: dict[str, Any], words: str) -> None:
+def test_invalid_file_is_refused_before_anything_starts(jobs: Path, changes: dict[str, Any], words: str) -> None:
     content = yaml.safe_load(jobs.read_text())
     jobs.write_text(yaml.safe_dump({**content, "store": None, **changes}))
     with pytest.raises(UserError, match=words):
@@ -68,9 +68,9 @@ def test_what_cannot_be_is_refused_before_anything_begins(jobs: Path, changes: d
     assert not Path("runs").exists()
 
 
-@pytest.mark.storm  # the next one is longer, the same in a store that goes away
+@pytest.mark.storm
 @pytest.mark.timeout(400)
-def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
+def test_notebooks_continue_after_a_kill(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
     process, run = batch(str(jobs)), Path("runs/bulk-s0")
     wait_for_checkpoint(run, process)
     kill_everything_in(tmp_path)
@@ -92,18 +92,19 @@ def test_a_bulk_goes_on_after_everything_was_killed(jobs: Path, hub: HubServer, 
     last = hub.repos["me/bulk"].log[-1][1]
     assert any(path.endswith("result.json") for path in last) or "lease.json" in last[0], "the result is written last"
 
-    assert [row["state"] for row in kit.notebooks(jobs)] == ["finished", "failed"], "nothing is begun again"
+    assert [row["state"] for row in kit.notebooks(jobs)] == ["finished", "failed"], "nothing is executed again"
     assert retry(jobs) == ["bulk-s1"]
     assert plan_jobs(jobs)[0][1].result is None
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(3600)
-def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
+def test_forty_notebooks_finish_despite_kills_and_a_store_that_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is executed to its end once, and what it wrote is here and in the store, though the batch and everything
-    below it was killed four times and the store was away five times."""
+    """All notebooks finish, and their results and outputs are the same on this machine and in the store.
+
+    The batch and all its child processes are killed four times, and the store goes away five times."""
     monkeypatch.chdir(tmp_path)
     store, away, draw = tmp_path / "store", tmp_path / "away", random.Random(1)
     store.mkdir()
@@ -137,11 +138,11 @@ def test_forty_notebooks_through_kills_and_a_store_that_goes_away(
         assert copies[0].cells[-1].outputs[0].data["text/plain"] == str(number**2)
     begun_again = {number for number, times in done.items() if times > 1}
     print(f"executed more than once, for they were killed in between: {sorted(begun_again)}")
-    assert len(begun_again) <= 4 * 2, "at most what was at work when everything was killed"
+    assert len(begun_again) <= 4 * 2, "at most the two notebooks that each of the four kills interrupted"
 
 
-def test_who_was_cut_off_writes_nothing_over_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "TTL_S", 0.0)  # each write looks whose it is
+def test_writer_without_lease_cannot_overwrite_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "TTL_S", 0.0)  # every write checks the lease
     (tmp_path / "store").mkdir()
     store = open_store(str(tmp_path / "store"))
     shelves = {}
@@ -152,7 +153,7 @@ def test_who_was_cut_off_writes_nothing_over_its_successor(tmp_path: Path, monke
     shelves["first"].put("notebook.ipynb")
     with pytest.raises(LeaseHeld):
         shelves["second"].put("notebook.ipynb")
-    lease.release(store, "bulk/job", lease.owner_of(tmp_path / "first"))  # as if its time were over
+    lease.release(store, "bulk/job", lease.owner_of(tmp_path / "first"))  # as if it had expired
     assert shelves["second"].finish({"notebook.ipynb": b"second", "result.json": b"{}"}) == ""
     assert "belongs to" in shelves["first"].finish({"notebook.ipynb": b"late"})
     assert store.read("bulk/job/notebook.ipynb") == b"second"

@@ -1,4 +1,4 @@
-"""Rented machines: what a task says, what is refused, what a plan costs; and that SkyPilot itself takes the tasks."""
+"""Tests of rented machines: SkyPilot tasks, refused options, table of prices, SkyPilot's own check of the tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CATALOGUE = {
     "runpod": ["1x_RTX4090_SECURE,RTX4090,1,16,24,,0.69,0.34,US,US-GA-1"],
     "lambda": ["gpu_1x_a10,A10,1,30,200,,0.75,,us-east-1"],
 }  # fmt: skip
-"""The columns of SkyPilot's own; prices are made up."""
+"""Rows in the columns of SkyPilot's catalogue; the prices are invented."""
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_train.ipynb"
 
 
@@ -57,7 +57,7 @@ def write(**fields: Any) -> None:
     Path("reach.yaml").write_text(yaml.safe_dump(fields))
 
 
-def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goes(
+def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
     home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -68,14 +68,14 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
         "infra": "aws", "accelerators": "L4", "use_spot": True,
         "job_recovery": {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [75]},
     }  # fmt: skip
-    assert found["secrets"] == {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "names, no values"
+    assert found["secrets"] == {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "only names, no values"
     write(env="Reach", processes=4, store="s3://robots/runs")
     assert task("reach.yaml", gpu="L4")["resources"]["accelerators"] == "L4:4"
     local = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0, "overrides": {"n_steps": 16}}
     (tmp_path / "store").mkdir()
     write(**local, store=f"file://{tmp_path}/store")
     shell = task("reach.yaml")["run"]
-    for _ in range(2):  # on the second machine there is nothing to do
+    for _ in range(2):  # the second time, the run is already finished
         (tmp_path / "machine").mkdir(exist_ok=True)
         path = os.pathsep.join([str(Path(kit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         command = shell.replace("kit batch", f"{sys.executable} -m kit batch")
@@ -98,7 +98,7 @@ def test_a_task_begins_or_resumes_and_asks_for_another_machine_when_this_one_goe
         ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach is lost with the machine"),
     ],
 )
-def test_what_a_provider_cannot_do_is_said_before_anything_is_rented(
+def test_invalid_task_is_refused_before_a_machine_is_rented(
     home: Path, fields: dict[str, Any], where: dict[str, Any], words: str
 ) -> None:
     if fields:
@@ -107,7 +107,7 @@ def test_what_a_provider_cannot_do_is_said_before_anything_is_rented(
         task("reach.yaml", **where)
 
 
-def test_searches_and_notebooks_are_rented_for_too(home: Path) -> None:
+def test_tasks_for_searches_and_notebooks(home: Path) -> None:
     write(store="hf://me/runs", sweep={"space": {"gamma": [0.9, 0.99]}})
     search = task("reach.yaml", cloud="aws")
     assert search["name"] == "reach" and list(search["secrets"]) == ["HF_TOKEN"] and ",scale]" in search["setup"]
@@ -139,13 +139,13 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
     assert rows["m6i.2xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 4), rel=0.01)
     assert rows["m6i.2xlarge"]["$ spot"] == pytest.approx(7.5 * 0.15, rel=0.01)
     assert rows["c6i.8xlarge"]["hours"] == pytest.approx(10 * (0.5 + 0.5 * 2 / 16), rel=0.01)
-    assert rows["g6.xlarge"]["$/h"] == 0.8 and rows["g6.xlarge"]["hours"] != rows["g6.xlarge"]["hours"], "not measured"
+    assert rows["g6.xlarge"]["$/h"] == 0.8 and rows["g6.xlarge"]["hours"] != rows["g6.xlarge"]["hours"], "must be NaN"
     seen = create(Path("runs"), "seen", env="Reach", algo="PPO")
     (seen.path / "provenance.json").write_text(json.dumps([{"cards": ["NVIDIA L4"]}]))
     (seen.path / "config.yaml").write_text(seen.config.to_yaml().replace("device: cpu", "device: cuda"))
     (seen.path / "metrics.jsonl").write_text('{"step": 64, "time/fps": 20000}\n')
     rows = {row["machine"]: row for row in plan(config, speed, folder=catalogue).to_dict("records")}
-    assert rows["g6.xlarge"]["$ spot"] == pytest.approx(0.3 * 36_000_000 / 20_000 / 3600), "as a run had it on an L4"
+    assert rows["g6.xlarge"]["$ spot"] == pytest.approx(0.3 * 36_000_000 / 20_000 / 3600), "from a run on an L4"
     assert rows["1x_RTX4090_SECURE"]["hours"] != rows["1x_RTX4090_SECURE"]["hours"]
     twice = plan(config, speed, folder=catalogue, runs=2).to_dict("records")
     assert {row["machine"]: row["hours"] for row in twice}["g6.xlarge"] == pytest.approx(2 * rows["g6.xlarge"]["hours"])
@@ -168,7 +168,7 @@ def test_a_plan_multiplies_hours_by_prices(home: Path, monkeypatch: pytest.Monke
         ({"cloud": "aws", "notebook": str(NOTEBOOK)}, ["aws"], "AWS m6i.2xlarge True"),
     ],
 )
-def test_skypilot_itself_takes_the_task(home: Path, where: dict[str, Any], clouds: list[str], chosen: str) -> None:
+def test_skypilot_accepts_the_task(home: Path, where: dict[str, Any], clouds: list[str], chosen: str) -> None:
     from kit.scale.cloud import to_yaml
 
     given = {name: where.pop(name) for name in ("processes", "sweep", "notebook") if name in where}

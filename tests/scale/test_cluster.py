@@ -1,4 +1,4 @@
-"""The same jobs on a Ray cluster of two nodes: a worker and a node are killed in the middle, nothing is lost."""
+"""Tests of jobs on a Ray cluster of two nodes: lost workers and nodes, resources, notebooks, tokens, searches."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FIELDS: dict[str, Any] = {
 
 @contextmanager
 def started(**of_head: Any) -> Iterator[Any]:
-    """A head and a `node`, a core each, which only who has the token can use."""
+    """Start a Ray cluster with token authentication: a head and a second node, `node`, one core each."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}.items():
             patch.setenv(name, value)
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on loopback alone
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # only on loopback addresses
         utils = pytest.importorskip("ray.cluster_utils", reason="could not import 'ray'")
         small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
         for tries_left in (2, 1, 0):
@@ -44,7 +44,7 @@ def started(**of_head: Any) -> Iterator[Any]:
                 found.add_node(**small, include_dashboard=False, **of_head)
                 found.node = found.add_node(**small, node_ip_address="127.0.0.2")
                 break
-            except Exception:  # Ray gives a node's agents 15 s to start, little beside other tests (issue 65983)
+            except Exception:  # a node's agents must start within 15 s, too short beside other tests (Ray issue 65983)
                 found.shutdown()
                 if not tries_left:
                     raise
@@ -65,11 +65,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_and_a_node_are_lost_and_the_runs_end_as_if_nothing_had_happened(cluster: Any) -> None:
+def test_runs_finish_after_a_worker_and_a_node_are_lost(cluster: Any) -> None:
     lost: dict[str, str] = {}
 
     def disturb(now: Results) -> None:
-        """As soon as both runs have something to lose."""
+        """Kill a worker and a node as soon as both runs have a checkpoint."""
         runs = [Path(f"runs/{row['name']}") for row in now]
         if lost or not all(run.is_dir() and kit.Run(run).checkpoints() for run in runs):
             return
@@ -79,11 +79,11 @@ def test_a_worker_and_a_node_are_lost_and_the_runs_end_as_if_nothing_had_happene
             worker, *above = training.parents()
             if raylet in [process.pid for process in above]:
                 cluster.remove_node(cluster.node, allow_graceful=False)
-                training.kill()  # a machine takes everything along
+                training.kill()  # a lost machine also loses its training process
                 lost[run.name] = "node"
             else:
                 worker.kill()
-                lost[run.name] = "worker"  # its training outlives it, and is found at work
+                lost[run.name] = "worker"  # the training process survives, and Ray's next attempt finds it
 
     found = kit.batch([FIELDS], seeds=2, name="far", on="ray", on_progress=disturb)
     assert [row["state"] for row in found] == ["finished"] * 2, found
@@ -98,7 +98,7 @@ def test_a_worker_and_a_node_are_lost_and_the_runs_end_as_if_nothing_had_happene
         assert fingerprint(run) == fingerprint(quiet), row["name"]
 
 
-def test_what_no_node_has_is_refused_at_once(cluster: Any) -> None:
+def test_resources_that_no_node_has_are_refused(cluster: Any) -> None:
     with pytest.raises(UserError, match=r"cpus=64, gpus=0: no node of the cluster .*; the nodes have 1 and 0"):
         kit.batch([FIELDS], name="far", on="ray", cpus=64)
     with pytest.raises(UserError, match=r"gpus=0\.25: no node"):
@@ -109,7 +109,7 @@ def test_what_no_node_has_is_refused_at_once(cluster: Any) -> None:
 
 
 @pytest.mark.storm
-def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
+def test_killed_batch_command_continues_when_started_again(cluster: Any) -> None:
     Path("jobs.yaml").write_text(yaml.safe_dump({**FIELDS, "seeds": 2}))
     asked = batch("jobs.yaml", "--on", "ray")
     wait_for_checkpoint("runs/jobs-reach-ppo-s0", asked)
@@ -124,7 +124,7 @@ def test_who_asked_is_killed_and_asks_again(cluster: Any) -> None:
 
 
 @pytest.mark.storm
-def test_a_run_of_two_processes_loses_one_and_goes_on(cluster: Any) -> None:
+def test_run_of_two_processes_resumes_after_losing_one(cluster: Any) -> None:
     both, killed = {**FIELDS, "processes": 2}, list[int]()
 
     def disturb(now: Results) -> None:
@@ -153,7 +153,7 @@ def test_notebooks_are_executed_on_a_cluster(cluster: Any) -> None:
 
 
 @pytest.mark.storm
-def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
+def test_wrong_token_is_refused(cluster: Any) -> None:
     Path("jobs.yaml").write_text(yaml.safe_dump(FIELDS))
     asked = batch("jobs.yaml", "--on", "ray", RAY_AUTH_TOKEN="f" * 64)
     _, said = asked.communicate()
@@ -162,7 +162,7 @@ def test_only_who_has_the_token_may_use_a_cluster(cluster: Any) -> None:
 
 @pytest.mark.storm
 @pytest.mark.timeout(600)
-def test_a_search_goes_on_after_who_asked_and_a_trial_were_killed_as_if_nothing_had_happened() -> None:
+def test_search_continues_after_the_command_and_a_trial_were_killed() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

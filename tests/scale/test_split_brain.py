@@ -1,4 +1,4 @@
-"""Two machines, each a network namespace with a link of its own to the store. One link is cut and mended."""
+"""Test of leases with two machines, simulated by network namespaces: one loses its link to the store for a time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def ip(*words: str) -> None:
 
 
 class Machine:
-    """With a network of its own, and a folder."""
+    """A simulated machine: a network namespace and a working directory."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.name, self.link, self.folder = f"kit{number}", f"kit{number}link", folder
         self.hub = f"10.77.{number}.1"
-        """The address of the store's machine, from this one."""
+        """Address of the store's server in this machine's network."""
         folder.mkdir()
         ip("netns", "add", self.name)
         ip("link", "add", self.link, "type", "veth", "peer", "name", "up0", "netns", self.name)
@@ -77,7 +77,7 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of an S3 server that all machines reach."""
+    """Port of an S3 server that all machines can reach."""
     moto = pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
@@ -93,7 +93,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server.stop()
 
 
-def test_who_was_cut_off_cannot_write_over_its_successor(
+def test_machine_without_lease_cannot_overwrite_its_successor(
     machines: list[Machine],
     port: int,
     waiter: Callable[..., None],  # noqa: F811
@@ -125,7 +125,7 @@ def test_who_was_cut_off_cannot_write_over_its_successor(
     waiter(lambda: cut_off.status()["state"] == "finished", 60)
     first.mend()
     waiter(lambda: "belongs to" in str(json.loads((cut_off.path / ".sync.json").read_text())["error"]), 300)
-    trains.terminate()  # it waits for the store
+    trains.terminate()  # it still waits for the store
     trains.wait()
     assert kept() == before
     assert fingerprint(cut_off) == fingerprint(successor)

@@ -1,4 +1,4 @@
-"""A search for hyperparameters: what it refuses, that it goes on when everything was killed, what it ends early."""
+"""Tests of hyperparameter search: refused files, kills, concurrent readers, waiting, pruning, failed trials."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
         ({"space": {"algo": ["PPO", "DQN"]}}, r"algo='DQN' is unknown"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_and_nothing_is_made(sweep: dict[str, Any], words: str) -> None:
+def test_invalid_search_is_refused_and_creates_nothing(sweep: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         kit.sweep(write(**sweep))
     assert not Path("runs").exists()
 
 
-def test_chosen_values_go_where_they_belong() -> None:
+def test_trial_values_become_fields_overrides_and_policy_kwargs() -> None:
     space = {
         "n_envs": {"min": 2, "max": 8},
         "net_arch": [[8], [16]],
@@ -105,7 +105,7 @@ def test_chosen_values_go_where_they_belong() -> None:
         kit.batch("search.yaml")
 
 
-def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
+def test_search_continues_on_another_machine(tmp_path: Path) -> None:
     path = write(trials=2, pruner="none", space=SPACE)
     path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
     process = batch(str(path), PYTHONPATH=f"{ROOT}{os.pathsep}{Path.cwd()}", KIT_LEASE_S="4")
@@ -118,7 +118,7 @@ def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
     shutil.rmtree("runs")
     standing = files.standing(path)
     assert isinstance(standing, Sweep)
-    assert 1 <= begun <= len(standing.rows()) <= chosen, "another machine sees a choice before its run begins"
+    assert 1 <= begun <= len(standing.rows()) <= chosen, "the store must have a trial's values before its run starts"
 
     found = kit.sweep(path)
     assert [row["state"] for row in found.rows()] == ["complete"] * 2, found.table().to_string()
@@ -130,10 +130,10 @@ def test_a_search_goes_on_when_its_machine_is_gone(tmp_path: Path) -> None:
     best = max(found.rows(), key=lambda row: row["eval mean_return"])
     assert found.best is not None and found.best.overrides["gamma"] == best["gamma"]
     shutil.rmtree("runs")
-    assert kit.sweep(path).rows() == found.rows(), "nothing is left to do, on a third one either"
+    assert kit.sweep(path).rows() == found.rows(), "a third machine has nothing left to do"
 
 
-def test_a_journal_that_was_cut_off_while_it_was_written_is_read_and_written_on() -> None:
+def test_journal_with_an_incomplete_last_line_is_read_and_continued() -> None:
     given, _ = plan(write(trials=3, space=SPACE))
     writable(given).study.ask()
     journal = given.folder / "journal.log"
@@ -142,7 +142,7 @@ def test_a_journal_that_was_cut_off_while_it_was_written_is_read_and_written_on(
     assert [row["state"] for row in Sweep(given).rows()] == ["running"] * 2
 
 
-def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
+def test_reading_a_search_writes_nothing_even_during_a_write(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(trials=3, space=SPACE)
@@ -159,7 +159,7 @@ def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
 
     writer, journal = writable(given).study, given.folder / "journal.log"
     writer.ask()
-    line = journal.read_bytes().splitlines(keepends=True)[-1]  # a trial begins
+    line = journal.read_bytes().splitlines(keepends=True)[-1]  # the line that adds a trial
     with journal.open("ab", buffering=0) as file:
         for part, count in ((line[:20], 1), (line[20:], 2)):
             file.write(part)
@@ -170,12 +170,12 @@ def test_looking_at_a_search_writes_nothing_also_while_a_line_is_being_written(
             with pytest.raises(SystemExit):
                 main(["batch", "status", str(path), "--json"])
             assert len(json.loads(capsys.readouterr().out)) == count
-            assert tree() == before, "the writer finds its line as it left it"
+            assert tree() == before, "a reader changed a file"
     writer.ask()
     assert len(Sweep(given).rows()) == 3
 
 
-def test_a_trial_that_waits_says_for_what_and_since_when_to_everybody(tmp_path: Path) -> None:
+def test_waiting_trial_reports_the_reason_and_since_when(tmp_path: Path) -> None:
     path = write(trials=1, space=SPACE)
     path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
     lease.acquire(open_store(tmp_path / "store", write=True), "search-t000", "another", ttl_s=1000)
@@ -193,7 +193,7 @@ def test_a_trial_that_waits_says_for_what_and_since_when_to_everybody(tmp_path: 
 
 
 def begun(path: Path, *chosen: dict[str, Any]) -> None:
-    """A search of which four trials are complete, with 8 in each evaluation, and those with `chosen` are to be done."""
+    """Make a search with four complete trials, score 8 in each evaluation, and an open trial for each of `chosen`."""
     given, _ = plan(path)
     study, moments = writable(given).study, range(160, 641, 160)
     for _ in range(4):
@@ -204,8 +204,8 @@ def begun(path: Path, *chosen: dict[str, Any]) -> None:
         study.ask()
 
 
-def test_trials_are_compared_whatever_the_length_of_their_iterations() -> None:
-    """Of 2 × 28 steps: evaluated at steps 168, 336, 504 and 672, those of the others at 160, 320, 480, 640."""
+def test_pruner_compares_trials_with_different_iteration_lengths() -> None:
+    """This trial (2 × 28 steps) is evaluated at steps 168, 336, 504 and 672, the others at 160, 320, 480, 640."""
     path = write(trials=5, space={"n_steps": [16, 28], "batch_size": [8, 16]})
     begun(path, {"n_steps": "28", "batch_size": "8"})
     (row,) = kit.sweep(path).rows()[4:]
@@ -213,7 +213,7 @@ def test_trials_are_compared_whatever_the_length_of_their_iterations() -> None:
     assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
 
 
-def test_a_score_that_is_no_number_fails_its_trial_and_no_other() -> None:
+def test_nan_score_fails_only_its_trial() -> None:
     path = write(trials=6, pruner="none", space={"env_options": [{"worth": "nan"}, {"worth": "1"}]})
     path.write_text(path.read_text().replace("pays:Pays", "pays:Worth"))
     begun(path, *({"env_options": json.dumps({"worth": worth})} for worth in ("nan", "1")))
@@ -221,10 +221,10 @@ def test_a_score_that_is_no_number_fails_its_trial_and_no_other() -> None:
     broken, next_one = found.rows()[4:]
     assert broken["state"] == "fail" and broken["message"] == "its score was nan at step 160"
     assert next_one["state"] == "complete" and next_one["eval worth"] == 1.0, "the search goes on"
-    assert kit.sweep(path).rows() == found.rows(), "and is over when it is begun again"
+    assert kit.sweep(path).rows() == found.rows(), "the finished search changes when started again"
 
 
-def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
+def test_bad_trial_is_pruned_and_the_page_shows_the_best_config() -> None:
     pays = [{"pay": 0.0}, {"pay": 50.0}]
     path = write(trials=6, space={"env_options": pays, **SPACE})
     begun(path, *({"env_options": json.dumps(pay), "gamma": 0.95} for pay in pays))
@@ -242,7 +242,7 @@ def test_what_lags_behind_is_ended_early_and_the_rest_is_shown() -> None:
     assert Sweep(plan(path)[0]).rows() == found.rows()
 
 
-def test_a_trial_that_the_user_stops_is_not_started_again_and_a_killed_one_is(tmp_path: Path) -> None:
+def test_killed_trial_is_started_again_but_not_one_that_the_user_stopped(tmp_path: Path) -> None:
     message = "stopped on request; resume goes on from step 5"
     run = make_run(tmp_path, "search-t000", state="interrupted", message=message)
     job = TrialJob(run.config, {}, run=run)

@@ -1,4 +1,4 @@
-"""Kernels compile once per machine, in a stated folder, and not in silence."""
+"""Tests of kernel compilation: a second process reuses the cache folder, progress is reported."""
 
 import subprocess
 import sys
@@ -39,12 +39,12 @@ def test_a_second_process_compiles_nothing(tmp_path, monkeypatch):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Every word comes at once."""
+    """Send the first message after 0 s and later ones every 10 ms."""
     monkeypatch.setattr(compiling, "AFTER_S", 0.0)
     monkeypatch.setattr(compiling, "EVERY_S", 0.01)
 
 
-def test_those_who_listen_hear_how_far_it_is(tmp_path, at_once):
+def test_listeners_get_progress_messages(tmp_path, at_once):
     heard, told = [], threading.Event()
 
     def tell(sentence):
@@ -61,7 +61,7 @@ def test_those_who_listen_hear_how_far_it_is(tmp_path, at_once):
 
 
 def test_without_a_listener_one_line_is_printed(tmp_path, at_once, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # where it is, the line goes to stdout
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # with ipykernel loaded the line goes to stdout
     for _ in range(2):
         before = set(threading.enumerate())
         with compiling.compiling("a robot's fur", tmp_path):
@@ -72,7 +72,7 @@ def test_without_a_listener_one_line_is_printed(tmp_path, at_once, monkeypatch, 
 
 
 class Slow(Slide):
-    """Its kernels take until somebody has noticed."""
+    """Slide whose compilation lasts until a progress message has arrived."""
 
     noticed = threading.Event()
 
@@ -82,7 +82,7 @@ class Slow(Slide):
         super().bind(sim)
 
 
-def test_a_run_says_that_it_compiles(tmp_path, at_once, capsys):
+def test_a_run_reports_compilation(tmp_path, at_once, capsys):
     run, phases = create(tmp_path, "run", env=f"{__name__}:Slow", total_steps=64), []
 
     def progress(now):

@@ -1,4 +1,4 @@
-"""CpuSim against bare MuJoCo: same numbers, any number of threads, exact snapshots, nothing unstable goes unnoticed."""
+"""Tests of `CpuSim`: equals plain MuJoCo on any number of threads, snapshots are exact, divergence is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.errors import UserError
 from kit.sim import make_sim
 from kit.sim.cpu import CpuSim
 
-# Two legs of a table: contacts, friction, a motor, a marker to move; small enough to step in microseconds.
+# A free box with a motorised leg on a floor (contacts, friction), and a mocap marker. A step takes microseconds.
 XML = """
 <mujoco>
   <option timestep="0.005"/>
@@ -43,9 +43,9 @@ def random_ctrl(steps: int, n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("threads", "n"), [(1, 5), (3, 5), (3, 13)])
-def test_each_world_is_bare_mujoco(model, threads, n):
+def test_each_env_equals_plain_mujoco(model, threads, n):
     sim = make_sim(model, n, threads=threads)
-    xpos, forces = sim.xpos, sim.cfrc_ext  # registered before the steps
+    xpos, forces = sim.xpos, sim.cfrc_ext  # registers the fields, so that the steps update them
     bare = [mujoco.MjData(model) for _ in range(n)]
     for ctrl in random_ctrl(60, n):
         sim.ctrl.copy_(ctrl)
@@ -54,7 +54,7 @@ def test_each_world_is_bare_mujoco(model, threads, n):
             data.ctrl[:] = value
             mujoco.mj_step(model, data, 3)
             mujoco.mj_rnePostConstraint(model, data)
-    assert max(data.ncon for data in bare) > 0, "the test should see contacts"
+    assert max(data.ncon for data in bare) > 0, "the test needs contacts"
     for world, data in enumerate(bare):
         assert np.array_equal(sim.qpos[world], data.qpos)
         assert np.array_equal(xpos[world], data.xpos)
@@ -62,9 +62,8 @@ def test_each_world_is_bare_mujoco(model, threads, n):
     sim.close()
 
 
-def test_what_a_late_helper_puts_back_is_stepped_too(model, monkeypatch):
-    """Worlds that keep some substeps for the end of a step: a helper stands still in the first of them until its caller
-    has done everything else."""
+def test_a_turn_that_a_helper_thread_queues_last_is_stepped(model, monkeypatch):
+    """A helper thread blocks in its first turn until the other turns are done; its second turn must still run."""
     sim, n = make_sim(model, 8, threads=2), 8
     calls, others_done = [], threading.Event()
     mj_step = mujoco.mj_step
@@ -74,7 +73,7 @@ def test_what_a_late_helper_puts_back_is_stepped_too(model, monkeypatch):
             assert others_done.wait(60)
         mj_step(model, data, substeps)
         calls.append(substeps)
-        if len(calls) == n + 4 - 2:  # all turns but the helper's and the one that follows from it
+        if len(calls) == n + 4 - 2:  # all turns but the helper's first one and the second turn that it queues
             others_done.set()
 
     monkeypatch.setattr(mujoco, "mj_step", step)
@@ -86,24 +85,24 @@ def test_what_a_late_helper_puts_back_is_stepped_too(model, monkeypatch):
     sim.close()
 
 
-def test_a_field_is_the_same_memory_for_life_and_current_from_its_first_use(model):
+def test_a_field_keeps_its_memory_and_is_current_from_its_first_use(model):
     sim, bare = CpuSim(model, 2), mujoco.MjData(model)
     sim.step(10)
     mujoco.mj_step(model, bare, 10)
     late = sim.geom_xmat
     assert late.shape == (2, model.ngeom, 3, 3)
-    mujoco.mj_kinematics(model, bare)  # at its first use it follows from the state ...
+    mujoco.mj_kinematics(model, bare)  # at its first use, a field is computed from the current state
     assert np.array_equal(late[0].flatten(1), bare.geom_xmat)
     address = late.data_ptr()
     sim.step(10)
-    mujoco.mj_step(model, bare, 10)  # ... and from then on it is what mj_step leaves
+    mujoco.mj_step(model, bare, 10)  # later, it has the value that mj_step leaves
     assert sim.geom_xmat is late and late.data_ptr() == address
     assert np.array_equal(late[1].flatten(1), bare.geom_xmat)
     sim.close()
 
 
 @pytest.mark.parametrize("name", ["nonsense", "efc_force", "nefc", "time"])
-def test_what_cannot_be_a_batch_is_no_field(model, name):
+def test_only_arrays_of_fixed_size_are_fields(model, name):
     with pytest.raises(AttributeError, match=name):
         getattr(CpuSim(model, 1), name)
 
@@ -126,7 +125,7 @@ def test_inputs_are_read_by_step(model):
     assert np.array_equal(sim.qpos[0], bare.qpos) and np.array_equal(sim.qvel[0], bare.qvel)
 
 
-def test_reset_touches_only_the_masked_worlds(model):
+def test_reset_touches_only_the_masked_envs(model):
     sim = CpuSim(model, 4, threads=2)
     sim.ctrl[:] = 0.5
     sim.mocap_pos[:, 0, 0] = 7.0
@@ -143,10 +142,10 @@ def test_reset_touches_only_the_masked_worlds(model):
         assert torch.equal(sim.field(name)[~mask], before[name][~mask]), name
         assert not torch.equal(sim.field(name)[mask], before[name][mask]), name
     box = model.body("box").id
-    assert sim.xpos[:, box, 2][mask].tolist() == [2.0, 4.0], "positions follow from what was written"
+    assert sim.xpos[:, box, 2][mask].tolist() == [2.0, 4.0], "positions must be computed from the new qpos"
     assert sim.ctrl[mask].abs().max() == 0 and sim.qvel[mask].abs().max() == 0
 
-    bare = mujoco.MjData(model)  # and the worlds go on as if newly made
+    bare = mujoco.MjData(model)  # a reset env continues like a new simulation
     bare.qpos[2] = 2.0
     mujoco.mj_step(model, bare, 20)
     sim.step(20)
@@ -176,12 +175,12 @@ def test_restore_is_bit_exact_over_200_random_steps(model, elsewhere):
     target = CpuSim(model, 3, threads=1) if elsewhere else sim
     target.restore(saved)
     assert torch.equal(target.xpos, lagging)
-    assert torch.equal(target.snapshot()["state"], saved["state"])  # what MuJoCo goes on from, warm start included
+    assert torch.equal(target.snapshot()["state"], saved["state"])  # integration state, with the solver's warm start
     assert all(torch.equal(a, b) for a, b in zip(first, run(target, range(100, 300)), strict=True))
     sim.close()
 
 
-# What a state may hold beside positions and velocities: activations, a delayed actuator's past, a switch, user's data.
+# The state has more than qpos and qvel: activations, history of a delayed actuator, eq_active, userdata.
 ODD = """
 <mujoco>
   <size nuserdata="3"/>
@@ -199,7 +198,7 @@ ODD = """
 """
 
 
-def test_whatever_makes_up_a_state_is_each_worlds_own_and_saved():
+def test_every_part_of_the_state_is_per_env_and_saved():
     model = mujoco.MjModel.from_xml_string(ODD)
     assert min(model.na, model.neq, model.nuserdata, mujoco.MjData(model).history.size) > 0
     sim, ctrl, n = CpuSim(model, 5, threads=2), random_ctrl(60, 5), 5
@@ -228,7 +227,7 @@ def test_whatever_makes_up_a_state_is_each_worlds_own_and_saved():
     for value in ctrl[30:]:
         step(sim, value), step(other, value)
     assert all(torch.equal(sim.field(name), other.field(name)) for name in names)
-    assert sim.snapshot()["state"][:, 0].tolist() == pytest.approx([180 * 0.005] * n)  # seconds
+    assert sim.snapshot()["state"][:, 0].tolist() == pytest.approx([180 * 0.005] * n)  # time, s
     sim.close()
 
 
@@ -237,7 +236,7 @@ def test_a_snapshot_of_another_size_is_refused(model):
         CpuSim(model, 2).restore(CpuSim(model, 3).snapshot())
 
 
-def test_divergence_is_reported_for_its_world_only(model):
+def test_divergence_is_reported_for_the_diverged_env_only(model):
     sim = CpuSim(model, 3, threads=2)
     sim.step()
     assert sim.diverged() is None
@@ -262,8 +261,8 @@ def test_actions_that_are_not_numbers_are_refused(model):
         sim.step()
 
 
-def test_a_warning_of_a_reset_is_not_another_worlds(model):
-    """A thread's worlds share an MjData and its counters."""
+def test_a_warning_during_reset_is_not_attributed_to_another_env(model):
+    """All envs of a thread share one MjData and its warning counters."""
     sim = CpuSim(model, 3, threads=1)
     ctrl = torch.full((3, 1), torch.nan, dtype=torch.float64)
     with warnings.catch_warnings():
@@ -286,7 +285,7 @@ def test_a_model_without_joints_is_refused():
         CpuSim(mujoco.MjModel.from_xml_string("<mujoco/>"), 1)
 
 
-def test_mujocos_warnings_are_pythons_and_no_file_is_written(model, tmp_path, monkeypatch):
+def test_mujocos_warnings_become_python_warnings_and_no_file_is_written(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = mujoco.MjData(model)
     data.qpos[0] = np.nan

@@ -1,4 +1,4 @@
-"""Threads that share work with their caller."""
+"""Tests of `Helpers`, the thread pool of the CPU simulator: parallel work, exceptions, interrupts, clean-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_every_thread_and_the_caller_do_the_work_once():
     together = threading.Barrier(4, timeout=60)
 
     def work() -> None:
-        together.wait()  # nobody is left alone with it
+        together.wait()  # passes only when all four threads are in `work`
         seen.append(threading.get_ident())
 
     for turn in range(1, 4):
@@ -29,7 +29,7 @@ def test_every_thread_and_the_caller_do_the_work_once():
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_what_a_thread_raises_is_raised_by_run_and_the_next_run_is_whole(count):
+def test_run_raises_the_exception_of_a_thread_and_the_next_run_works(count):
     helpers, caller, calls = Helpers(count), threading.get_ident(), []
 
     def fail_elsewhere() -> None:
@@ -59,7 +59,7 @@ def test_an_interrupted_caller_leaves_no_work_behind():
     helpers.close()
 
 
-def test_a_simulator_that_nobody_holds_takes_its_threads_along():
+def test_a_garbage_collected_simulator_ends_its_threads():
     before = set(threading.enumerate())
     xml = '<mujoco><worldbody><body><joint/><geom size=".1"/></body></worldbody></mujoco>'
     sim = CpuSim(mujoco.MjModel.from_xml_string(xml), 4, threads=4)

@@ -1,4 +1,4 @@
-"""Pictures: geometry checked by hand, the real robot seen from its cameras, foreign environments without OpenGL."""
+"""Tests of `Renderer`: pinhole geometry by hand, colours, shadows, Gymnasium envs without OpenGL, cached background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def poses(*data: mujoco.MjData) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def ball() -> mujoco.MjModel:
-    """A red ball of radius 0.1 m hanging 2 m before a camera at the origin that looks along +x, 90 degrees wide."""
+    """Red ball of radius 0.1 m, 2 m in front of a camera.
+
+    The camera is at the origin, looks along +x and has a field of view of 90 degrees.
+    """
     return mujoco.MjModel.from_xml_string("""
       <mujoco><worldbody>
         <camera name="eye" xyaxes="0 -1 0 0 0 1" fovy="90"/>
@@ -40,12 +43,12 @@ def seen_at(model: mujoco.MjModel, *positions: tuple[float, float, float]) -> li
 
 
 def red(picture: torch.Tensor) -> np.ndarray:
-    """Rows and columns (k, 2) of the red pixels of a picture (h, w, 3)."""
+    """Return rows and columns (k, 2) of the red pixels of an image (h, w, 3)."""
     picture = picture.int()
     return torch.nonzero((picture[..., 0] > 60) & (picture[..., 1] < 20) & (picture[..., 2] < 20)).numpy()
 
 
-def test_a_ball_is_drawn_where_the_pinhole_says(ball):
+def test_a_ball_is_rendered_where_the_pinhole_model_puts_it(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
     pictures = Renderer(ball, 3, ("eye",), 100, 100).render(poses(*worlds))
     assert pictures.shape == (3, 1, 100, 100, 3) and pictures.dtype == torch.uint8
@@ -61,7 +64,7 @@ def viewers_camera(lookat: tuple[float, float, float], distance: float, azimuth:
     return camera
 
 
-def test_the_viewers_camera_sees_what_a_model_camera_in_its_place_sees(ball):
+def test_a_free_camera_renders_like_a_model_camera_at_the_same_pose(ball):
     world = seen_at(ball, (2, 0.3, 0.2))[0]
     free = viewers_camera((1, 0, 0), distance=1, azimuth=0, elevation=0)
     ball.vis.global_.fovy = 90
@@ -75,13 +78,13 @@ def test_the_viewers_camera_sees_what_a_model_camera_in_its_place_sees(ball):
     assert torch.equal(eye, same)
 
 
-def test_each_world_may_have_its_own_colours(ball):
+def test_each_env_may_have_its_own_colours(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0, 0))
     colours = np.array([[[1.0, 0, 0, 1]], [[0, 1.0, 0, 1]]])
     renderer = Renderer(ball, 2, ("eye",), 40, 40)
     first, second = renderer.render({**poses(*worlds), "geom_rgba": colours})[:, 0, 20, 20]
     assert first[0] > 60 and first[1] < 20 and second[1] > 60 and second[0] < 20
-    again = renderer.render(poses(*worlds))[:, 0, 20, 20]  # the model's: red
+    again = renderer.render(poses(*worlds))[:, 0, 20, 20]  # without geom_rgba: the model's red
     assert torch.equal(again[0], first) and torch.equal(again[1], first)
 
 
@@ -104,11 +107,11 @@ def test_studio_lights_a_scene_and_casts_a_shadow():
     fields = {**poses(data), "cam_xpos": position[None, None], "cam_xmat": rotation[None, None]}
     plain, shaded = (Renderer(model, 1, (view,), 64, 64, shadows=s).render(fields)[0, 0].float() for s in (False, True))
     assert plain[:8].mean() > plain[-8:].mean() > 60  # the sky is brighter than the ground, and the ground is not dark
-    assert 0.003 < (plain - shaded > 10).float().mean() < 0.02  # the ball's shadow, and nothing else, darkens
+    assert 0.003 < (plain - shaded > 10).float().mean() < 0.02  # only the ball's shadow is darker
 
 
 @pytest.mark.parametrize("name", ["Ant-v5", "InvertedPendulum-v5"])
-def test_gymnasium_environments_are_filmed_without_opengl(name):
+def test_gymnasium_envs_are_rendered_without_opengl(name):
     env = gymnasium.make(name).unwrapped
     env.reset(seed=0)
     picture = render_data(env.model, env.data, height=64, width=96)
@@ -128,7 +131,7 @@ def test_the_default_camera_follows_a_robot_that_has_none():
     assert np.allclose(red(render_data(model, data, height=41, width=41)).mean(0), 20.0, atol=0.5)
 
 
-def test_some_worlds_are_drawn_as_all_are(ball):
+def test_a_subset_of_envs_renders_like_the_whole_batch(ball):
     worlds = seen_at(ball, (2, 0, 0), (2, 0.5, 0), (2, 0, 1.0))
     renderer = Renderer(ball, 3, ("eye",), 40, 40)
     every = renderer.render(poses(*worlds))
@@ -136,8 +139,8 @@ def test_some_worlds_are_drawn_as_all_are(ball):
     assert torch.equal(renderer.render(poses(*worlds)), every)
 
 
-def test_the_arm_before_a_backdrop_is_the_arm_in_its_scene():
-    """What stands still is drawn once; threads share the worlds: the same pictures as everything drawn by one."""
+def test_a_cached_background_gives_the_same_images():
+    """Rendering static geoms once, on two threads, gives the same images as rendering all geoms on one thread."""
     from kit.envs.vec import TensorEnv
     from kit.tasks.reach.task import Reach
 

@@ -1,4 +1,4 @@
-"""MuJoCo Warp on its CPU device against MuJoCo in C, and against what its docstring promises."""
+"""Tests of `WarpSim` on Warp's CPU device: agreement with MuJoCo in C, snapshots, resets, buffer sizes, rendering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def everywhere(sim) -> torch.Tensor:
 
 
 def rolling(sim, seed: int = 0) -> None:
-    """Balls rolling on the floor, each world its own way."""
+    """Reset `sim` with random velocities and controls, different in each env."""
     generator = torch.Generator().manual_seed(seed)
     sim.reset(everywhere(sim), qvel=torch.randn(sim.n, sim.model.nv, generator=generator))
     sim.ctrl.copy_(torch.rand(sim.n, sim.model.nu, generator=generator))
@@ -63,7 +63,7 @@ def model_of(name: str) -> mujoco.MjModel:
 @pytest.mark.parametrize("name", ["Reach", "Ant", "G1"])
 def test_one_step_agrees_with_mujoco_in_c(name):
     model, n = model_of(name), 2
-    model.opt.iterations, model.opt.ls_iterations = 100, 50  # to convergence: cut short, solvers differ
+    model.opt.iterations, model.opt.ls_iterations = 100, 50  # until convergence; before it, the solvers differ
     c = CpuSim(model, n, threads=1)
     generator = torch.Generator().manual_seed(0)
     if model.nkey:
@@ -81,8 +81,8 @@ def test_one_step_agrees_with_mujoco_in_c(name):
     assert torch.allclose(warp.site_xpos.double(), c.site_xpos, atol=1e-5)
     for sim in (c, warp):
         sim.step()
-    assert name == "Reach" or (warp.field("nefc") > 0).all()  # the step had contacts in it
-    # accelerations are what is left of large forces; float32 has them to about 3e-3 of the unconstrained ones
+    assert name == "Reach" or (warp.field("nefc") > 0).all()  # the step has active constraints, such as contacts
+    # accelerations are small differences of large forces: float32 errors are about 3e-3 of the unconstrained ones
     dt, forces = model.opt.timestep, c.qacc_smooth.abs().amax(1, keepdim=True).clamp(min=1.0)
     assert ((warp.qvel - c.qvel).abs() <= 3e-3 * dt * forces + 1e-5).all()
     assert ((warp.qpos - c.qpos).abs() <= 3e-3 * dt * dt * forces + 1e-5).all()
@@ -110,9 +110,9 @@ def test_snapshot_continues_bit_for_bit(balls):
     saved = sim.snapshot()
     assert saved["xpos"].data_ptr() != sim.xpos.data_ptr()
     futures = []
-    for target in (sim, WarpSim(balls, 2, "cpu")):  # the same simulator, and one on another machine
+    for target in (sim, WarpSim(balls, 2, "cpu")):  # the same simulator, and a new one, as on another machine
         target.restore(saved)
-        assert torch.equal(target.xpos, saved["xpos"])  # lagging as it was
+        assert torch.equal(target.xpos, saved["xpos"])  # still of the qpos before the last substep
         for _ in range(50):
             target.step(2)
         futures.append(target.snapshot())
@@ -123,7 +123,7 @@ def test_snapshot_continues_bit_for_bit(balls):
         WarpSim(balls, 3, "cpu").restore(saved)
 
 
-def test_reset_touches_the_masked_worlds_only(balls):
+def test_reset_touches_only_the_masked_envs(balls):
     sims = [WarpSim(balls, 3, "cpu") for _ in range(2)]
     for sim in sims:
         _ = sim.xpos, sim.qacc, sim.sensordata, sim.cfrc_ext
@@ -138,17 +138,17 @@ def test_reset_touches_the_masked_worlds_only(balls):
     for name in before:
         assert torch.equal(after[name][[0, 2]], before[name][[0, 2]]), name
     assert after["qpos"][1, 0] == 0.25 and after["time"][1] == 0 and (after["qvel"][1] == 0).all()
-    assert torch.isclose(after["xpos"][1, 1, 0], torch.tensor(0.25))  # what follows from it is up to date
+    assert torch.isclose(after["xpos"][1, 1, 0], torch.tensor(0.25))  # recomputed from the new qpos
     assert (after["cfrc_ext"][1] == 0).all() and (before["cfrc_ext"][1] != 0).any()
     for sim in sims:
         sim.step(10)
-    assert torch.equal(disturbed.qpos[[0, 2]], alone.qpos[[0, 2]])  # nor is their future disturbed
+    assert torch.equal(disturbed.qpos[[0, 2]], alone.qpos[[0, 2]])  # nor does the reset change their future
     with pytest.raises(UserError, match=r"cannot set \['xpos'\]"):
         disturbed.reset(everywhere(disturbed), xpos=disturbed.xpos)
 
 
-def test_a_reset_of_nobody_computes_nothing(balls):
-    """What a forward pass would compute anew is marked; only where a world begins is the mark gone."""
+def test_a_reset_with_an_empty_mask_runs_no_forward_pass(balls):
+    """qfrc_bias, which a forward pass overwrites, stays NaN until a reset with a non-empty mask."""
     sim = WarpSim(balls, 4, "cpu")
     mark = sim._tensor("qfrc_bias")
     mark.fill_(torch.nan)
@@ -158,7 +158,7 @@ def test_a_reset_of_nobody_computes_nothing(balls):
     assert not mark.isnan().any()
 
 
-def test_reset_recovers_a_world_that_blew_up(balls):
+def test_reset_recovers_a_diverged_env(balls):
     sim = WarpSim(balls, 2, "cpu")
     sim.qvel[1] = float("nan")
     sim.step()
@@ -168,8 +168,8 @@ def test_reset_recovers_a_world_that_blew_up(balls):
     assert not sim.diverged().any() and sim.qpos.isfinite().all()
 
 
-def test_running_out_of_room_is_an_error_that_names_the_limit(balls):
-    # both balls rest on the floor: 2 contacts of 4 rows, and no other
+def test_overflow_is_an_error_that_names_the_limit(balls):
+    # both balls rest on the floor: 2 contacts of 4 constraint rows each, and no other contact
     WarpSim(balls, 2, "cpu", contacts=2, constraints=8).step(5)
     with pytest.raises(Overflow, match="more than contacts=1 each on average"):
         WarpSim(balls, 2, "cpu", contacts=1).step(5)
@@ -177,15 +177,15 @@ def test_running_out_of_room_is_an_error_that_names_the_limit(balls):
         WarpSim(balls, 2, "cpu", constraints=7).step(5)
 
 
-def test_capacity_counts_what_can_touch(balls):
+def test_capacity_counts_the_geom_pairs_that_can_touch(balls):
     assert touching_pairs(balls) == [(0, 2), (0, 3), (2, 3)]  # floor and balls; the cart touches nothing
-    assert capacity(balls) == Capacity(contacts=3, constraints=3 * 4 + 2)  # pyramids of 4 edges; the slide's two limits
+    assert capacity(balls) == Capacity(contacts=3, constraints=3 * 4 + 2)  # 4 edges per cone; 2 limits of the slide
     spec = mujoco.MjSpec.from_string(BALLS)
     spec.add_numeric(name="max_contacts", data=[7], size=1)
     assert capacity(spec.compile()) == Capacity(contacts=7, constraints=7 * 4 + 2)
     chain = """<mujoco><worldbody><geom type="plane" size="1 1 1"/><body><freejoint/><geom size="0.1"/>
       <body><joint/><geom size="0.1"/><body><joint/><geom size="0.1"/></body></body></body></worldbody></mujoco>"""
-    floor, links = [(0, 1), (0, 2), (0, 3)], [(1, 3)]  # no link touches its neighbour
+    floor, links = [(0, 1), (0, 2), (0, 3)], [(1, 3)]  # a link and its parent are not tested for contact
     assert touching_pairs(mujoco.MjModel.from_xml_string(chain)) == floor + links
     ant = make_task("Ant").model
     data, found = mujoco.MjData(ant), set()
@@ -197,7 +197,7 @@ def test_capacity_counts_what_can_touch(balls):
     assert len(found) > 10 and found <= set(touching_pairs(ant))
 
 
-def test_worlds_may_have_parameters_of_their_own(balls):
+def test_model_parameters_may_differ_between_envs(balls):
     sim = WarpSim(balls, 2, "cpu")
     sim.step(4)
     sim.reset(everywhere(sim))
@@ -215,7 +215,7 @@ def test_worlds_may_have_parameters_of_their_own(balls):
         sim.parameter("geom_type")
 
 
-def test_both_simulators_draw_the_same_picture(balls):
+def test_both_simulators_render_the_same_image(balls):
     pictures = []
     for sim in (WarpSim(balls, 2, "cpu"), CpuSim(balls, 2, threads=1)):
         sim.reset(everywhere(sim), qpos=torch.tensor(balls.qpos0).repeat(2, 1))
@@ -225,7 +225,7 @@ def test_both_simulators_draw_the_same_picture(balls):
 
 
 @pytest.mark.parametrize("name", ["Reach", "Ant"])
-def test_tasks_run_on_it_unchanged(name, monkeypatch):
+def test_tasks_run_unchanged_on_warp(name, monkeypatch):
     envs = []
     for make in (lambda model, n, *_: WarpSim(model, n, "cpu"), lambda model, n, *_: CpuSim(model, n, threads=1)):
         monkeypatch.setattr("kit.envs.task.make_sim", make)
@@ -240,7 +240,7 @@ def test_tasks_run_on_it_unchanged(name, monkeypatch):
                              for name, value in envs[1].task.state().items()})  # fmt: skip
         env.task.measure()
     action = torch.rand(3, *envs[0].action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    for _ in range(2):  # before the first touch-down, which enlarges float32's differences
+    for _ in range(2):  # ends before the first contact, which would amplify float32 errors
         warp, c = (env.step(action) for env in envs)
         assert torch.allclose(warp[0], c[0], atol=1e-3)
         assert torch.allclose(warp[1], c[1], atol=1e-3)
@@ -248,7 +248,7 @@ def test_tasks_run_on_it_unchanged(name, monkeypatch):
 
 
 def test_deterministic_mode_runs_and_repeats(balls):
-    """What order of sums costs on CUDA cannot be seen here; that the mode is accepted and steps can."""
+    """The CPU device always repeats, so this shows only that the mode is accepted and steps run."""
     futures = []
     for _ in range(2):
         sim = WarpSim(balls, 2, "cpu", deterministic=True)
@@ -266,7 +266,7 @@ def test_models_with_sleeping_bodies_are_refused():
         WarpSim(mujoco.MjModel.from_xml_string(xml), 1, "cpu")
 
 
-def test_a_missing_gpu_is_said_in_a_sentence(balls):
+def test_a_missing_gpu_raises_a_one_sentence_error(balls):
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA GPU")
     with pytest.raises(UserError, match="device='cuda' cannot be used: torch finds no CUDA GPU"):

@@ -1,12 +1,12 @@
-"""Stores to test against: a Hub stand-in and an S3 server on loopback, both spoken to by the real clients."""
+"""Fixtures of the store tests: stores, a run, a fake clock, Hub and S3 servers for the real clients."""
 
 from __future__ import annotations
 
 import os
 
-from tests.stores import live  # before what follows: it remembers what the user wants
+from tests.stores import live  # before the assignments below: it reads the user's HF_HUB_DISABLE_XET
 
-os.environ["HF_HUB_DISABLE_XET"] = "1"  # read by the client when it is imported; xet would go round a plain server
+os.environ["HF_HUB_DISABLE_XET"] = "1"  # read when the client is imported; the fake Hub does not implement xet
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import contextlib
@@ -30,27 +30,30 @@ from tests.stores.hub_server import WRITE_TOKEN, HubServer
 BUCKET = "robots"
 LIVE = tuple(pytest.param(f"live-{kind}", marks=pytest.mark.live) for kind in live.SCRATCH)
 SHARED = ("directory", "hub", "s3", *LIVE)
-"""What several machines can write to; the last are the real services, with `pytest -m live`."""
+"""Kinds of store that several machines can write to; those in LIVE are the real services (`pytest -m live`)."""
 KINDS = (*SHARED, "memory")
 
 
 @pytest.fixture(autouse=True)
 def quick_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for the disk in this process. Child processes do wait, and strace makes that fail where it matters."""
+    """Make `os.fsync` a no-op in this process, for speed; not in live tests.
+
+    Child processes still call fsync; `test_copier_killed` makes it fail with strace.
+    """
     if not request.node.get_closest_marker("live"):
         monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Callable[[str], str]]:
-    """scratch(kind): the URL of a private place of the real Hub, S3 or Drive, which is removed in the end."""
+    """scratch(kind): URL of a temporary Hub repository, S3 prefix or Drive folder, deleted when the session ends."""
     with contextlib.ExitStack() as places:
         yield cache(lambda kind: places.enter_context(live.SCRATCH[kind]()))
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    """A Hub of its own for each test; HF_ENDPOINT and a token that may write are set, for child processes too."""
+    """A new `HubServer` per test; HF_ENDPOINT and a write token are set, also for child processes."""
     huggingface_hub = pytest.importorskip("huggingface_hub")
     from huggingface_hub.utils import _http
 
@@ -70,7 +73,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
         monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "no_tokens"))
-        monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda s: None))  # the client's own pauses
+        monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda s: None))  # no pauses before retries
         yield server
         _http.close_session()
 
@@ -107,7 +110,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 
 @pytest.fixture
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store. Parametrise with `indirect=True` over KINDS, or get a directory."""
+    """The URL of an empty store: a directory, or the kind of a parametrisation over KINDS with `indirect=True`."""
     kind = getattr(request, "param", "directory")
     if kind.startswith("live-"):
         if kind == "live-hub":
@@ -125,7 +128,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def _as_users_have_it(patch: pytest.MonkeyPatch) -> None:
-    """With xet, if the user has not switched it off; commits a little quicker than in earnest."""
+    """Enable xet unless the user set HF_HUB_DISABLE_XET; 3 s between commits instead of the default 90 s."""
     patch.setenv("KIT_HUB_INTERVAL_S", "3")
     if live.XET is None:
         patch.delenv("HF_HUB_DISABLE_XET")
@@ -145,7 +148,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., SyncHandle]]:
-    """start_sync; whatever was started is ended."""
+    """Like `start_sync`; at teardown every handle is stopped and its copier process is killed."""
     handles: list[SyncHandle] = []
 
     def start(*args: Any) -> SyncHandle:
@@ -154,7 +157,7 @@ def started() -> Iterator[Callable[..., SyncHandle]]:
 
     yield start
     for handle in handles:
-        while not handle.is_done():  # a copier that is killed after `stop` is started again, but not for ever
+        while not handle.is_done():  # after `stop`, a killed copier is restarted at most `LAST_TRIES` times
             handle.stop(0.0)
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):
@@ -165,7 +168,7 @@ def started() -> Iterator[Callable[..., SyncHandle]]:
 
 @pytest.fixture
 def waiter() -> Callable[..., None]:
-    """wait(condition, seconds): until it is true, without a fixed sleep; fails after `seconds`."""
+    """wait(condition, seconds, why): check the condition every 0.02 s until it is true; fail after `seconds`."""
 
     def wait(condition: Callable[[], object], seconds: float = 20.0, why: str = "") -> None:
         pause = threading.Event()

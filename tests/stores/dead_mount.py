@@ -1,6 +1,6 @@
-"""A mount that does not answer, as Google Drive's at its worst: a FUSE file system whose server falls silent.
+"""A dead mount, like a hung Google Drive mount: a FUSE file system whose server does not answer.
 
-Whoever asks it for a file waits in the kernel, where no signal reaches. Needs the right to mount.
+A process that looks up a file there blocks in the kernel, and no signal ends that. Mounting needs root.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_ANSWER = (2, 36, 42)  # FORGET, INTERRUPT, BATCH_FORGET
 
 
 class DeadMount:
-    """While entered, looking up any name below `folder` takes for ever; until `revive`, then there is no such name."""
+    """Context manager that mounts at `folder`. Lookups there block until `revive`; then they fail with ENOENT."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

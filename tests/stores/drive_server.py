@@ -1,6 +1,6 @@
-"""As much of Google Drive as a shared link shows: folder pages and file downloads, over HTTP on loopback.
+"""Fake Google Drive over HTTP on loopback: the folder pages and file downloads behind a shared link.
 
-gdown has drive.google.com in its code, so the test sends its requests here instead, in `requests`' transport.
+The address drive.google.com is fixed in gdown's code, so the tests patch `requests.Session.send` to redirect to here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run directories made of thin air: valid in every respect that stores look at, with no training behind them."""
+"""Fabricated run directories for store tests: valid checkpoints with random weights, written without training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.stores import Store
 def make_run(
     folder: Path, name: str = "reach-1", steps: Iterable[int] = (100, 200), replay: bool = False, frozen: int = 0
 ) -> Path:
-    """A run at `folder`/`name` with a committed checkpoint per step, metrics, status, best and a video."""
+    """Create a run at `folder`/`name`: config, video, and for each step a checkpoint, a metrics row and the status."""
     run = folder / name
     for part in ("checkpoints", "videos"):
         (run / part).mkdir(parents=True)
@@ -34,8 +34,10 @@ def make_run(
 
 
 def add_checkpoint(run: Path, step: int, replay: bool = False, frozen: int = 0) -> Path:
-    """Commit a checkpoint of `step`, as kit.runs does, with a row of metrics and a status. `frozen` is the seed of
-    weights that never change."""
+    """Commit a checkpoint of `step`, append its metrics row and set the status; return the checkpoint's folder.
+
+    `replay`: add a replay segment to those of the previous checkpoint. `frozen`: seed of the frozen weights (0: none).
+    """
     row = {"step": step, "rollout/ep_rew_mean": step / 10, "rollout/success_rate": 0.5, "train/loss": 0.1}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -57,7 +59,7 @@ def add_checkpoint(run: Path, step: int, replay: bool = False, frozen: int = 0) 
 
 
 def add_frozen(run: Path, seed: int) -> dict[str, Any]:
-    """Write frozen weights; their entry under "shared"."""
+    """Write random frozen weights; return their entry for the manifest's "shared"."""
     data = save({"encoder": _array(seed, 3000)})
     path = f"frozen/{_entry(data)['sha256'][:16]}.safetensors"
     (run / "frozen").mkdir(exist_ok=True)
@@ -90,7 +92,10 @@ def set_status(run: Path, **values: Any) -> None:
 
 
 def content(run: Path, step: int | None = None) -> dict[str, bytes]:
-    """What a resume needs, by path: the checkpoint of `step` (default: the newest), its replay, config and metrics."""
+    """Return path -> bytes of the files that a resume needs.
+
+    These are the checkpoint of `step` (default: the newest), its shared files, config and metrics.
+    """
     folder = sorted((run / "checkpoints").glob("step_*"))[-1] if step is None else run / f"checkpoints/step_{step:09d}"
     manifest = json.loads((folder / "manifest.json").read_bytes())
     paths = [folder / name for name in [*manifest["files"], "manifest.json"]]

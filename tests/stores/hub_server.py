@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback that the real client talks to: repositories, commits, large files, and faults.
+"""Fake Hugging Face Hub on loopback for the real client: repositories, commits, large files (LFS), injected faults.
 
     with HubServer() as hub:
         hub.endpoint                  # for HF_ENDPOINT
@@ -26,13 +26,15 @@ from urllib.parse import unquote, urlsplit
 
 WRITE_TOKEN, READ_TOKEN, OTHER_TOKEN = "hf_writeWRITEwrite0001", "hf_readREADread000002", "hf_otherOTHERother003"
 LARGE = 10_000
-"""Files of at least so many bytes, or with a binary name, go the way of large files."""
+"""Bytes from which a file is uploaded through LFS; files other than .json, .yaml, .jsonl and .md always are."""
 
 
 @dataclass
 class Repo:
-    """One repository: the files of its head, and in `log` (message, paths added, paths removed) per commit. Whatever a
-    commit ever held is `kept`, until the history is squashed."""
+    """A repository: `files` of the head, paths in `large`, and `log` with (message, added, removed paths) per commit.
+
+    `kept`: contents of all files in all commits since the last squash.
+    """
 
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
@@ -53,9 +55,12 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong, `times` times. `status`: that answer; `after`: only once the request was carried out.
-    `cut`: the connection is closed in the middle; `stall`: no answer until the server stops.
-    `before`: nothing goes wrong, but this is called first."""
+    """A fault of the next `times` requests of one kind.
+
+    `status`: HTTP status of the response; `after`: the request is carried out nevertheless.
+    `cut`: the connection is closed in the middle of the request; `stall`: no response until the server stops.
+    `before`: no fault; this function is called before the request is handled.
+    """
 
     status: int = 0
     after: bool = False
@@ -67,7 +72,7 @@ class Fault:
 
 
 class HubServer:
-    """`make_public`: new repositories ignore private=True, as a misconfigured organisation's do."""
+    """The server. `make_public`: new repositories ignore private=True, as in a misconfigured organisation."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -92,7 +97,7 @@ class HubServer:
         self._server.server_close()
 
     def fault(self, what: str, fault: Fault) -> None:
-        """`what`: whoami, create, info, tree, preupload, batch, upload, commit, resolve, squash."""
+        """Inject a fault. `what`: whoami, create, info, tree, preupload, batch, upload, commit, resolve or squash."""
         with self.lock:
             self._faults[what].append(fault)
 
@@ -113,7 +118,7 @@ class HubServer:
 
 
 class _Stop(Exception):
-    """An answer other than success."""
+    """Raised to send an error response."""
 
     def __init__(self, status: int, code: str = "", message: str = "", headers: dict[str, str] | None = None) -> None:
         self.status, self.headers = status, dict(headers or {})
@@ -143,7 +148,7 @@ ROUTES = [
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed in the middle is part of the tests."""
+        """Ignore errors: tests kill clients in the middle of requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -220,13 +225,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    # -- who asks ----------------------------------------------------------------------------------------------------
+    # -- access ------------------------------------------------------------------------------------------------------
 
     def _token(self) -> str:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
 
     def _find(self, repo: str, write: bool = False) -> Repo:
-        """The repository, if the token may see it; a private one of somebody else does not exist."""
+        """Return the repository. Another user's private repository gets the same error as a missing one."""
         found, mine = self.hub.repos.get(repo), self._token() in (WRITE_TOKEN, READ_TOKEN)
         if found is None or (found.private and not mine):
             raise _Stop(404 if mine else 401, "RepoNotFound", "Repository not found")
@@ -366,7 +371,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"commitUrl": f"{self.hub.endpoint}/{repo}/commit/{found.head}", "commitOid": found.head}, {}
 
     def _squash(self, body: bytes, repo: str) -> Any:
-        """One commit with the files of the head, and a head that is no descendant of the one before."""
+        """Replace the history by one commit with the head's files; the head gets a new id."""
         found = self._find(repo, write=True)
         found.log = [(json.loads(body)["message"], sorted(found.files), [])]
         found.squashed, found.kept = found.squashed + 1, set(found.files.values())

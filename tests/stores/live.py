@@ -1,9 +1,11 @@
-"""Private scratch places of the real services, for `pytest -m live`. Each is made with the user's own credentials and
-removed in the end; without credentials its tests skip and say what is missing.
+"""Temporary stores on the real Hub, S3 and Drive, for `pytest -m live`.
 
-    Hub     a token that may write and delete (HF_TOKEN, or `hf auth login`): a private repository of its own
-    S3      KIT_LIVE_S3=s3://bucket/prefix, and credentials where AWS's own tools look for them: a prefix of its own
-    Drive   KIT_LIVE_DRIVE=/content/drive/MyDrive, or wherever a drive is mounted: a folder of its own
+Each is created with the user's credentials and deleted at the end. Without credentials its tests are skipped, and the
+reason names the missing setting.
+
+    Hub     needs a token that may write and delete (HF_TOKEN, or `hf auth login`); creates a private repository
+    S3      needs KIT_LIVE_S3=s3://bucket/prefix, and credentials where AWS's own tools look for them; creates a prefix
+    Drive   needs KIT_LIVE_DRIVE, the folder of a mounted drive such as /content/drive/MyDrive; creates a folder in it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Object stores: what the server refuses, what it takes only in part."""
+"""Tests of `BucketStore`: conditional writes, lost responses, short writes, file systems with folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kit.stores import StoreError, open_store
 from kit.stores.bucket import BucketStore
 
 Write = Callable[..., Awaitable[Any]]
-"""write(path, data, **options), of s3fs."""
+"""write(path, data, **options): the method `_pipe_file` of s3fs."""
 Meddle = Callable[[Write, str, bytes, dict[str, Any]], Awaitable[None]]
-"""What happens in place of a write: it is given the write and what would be written."""
+"""meddle(write, path, data, options): replaces a write, and may call the original `write`."""
 
 
 @pytest.fixture
 def bucket(s3: str) -> Iterator[Callable[[Meddle], BucketStore]]:
-    """bucket(meddle): a store whose file system, a subclass of s3fs, meddles with each write of a .json file."""
+    """bucket(meddle): a store whose file system, a subclass of s3fs, calls `meddle` to write a .json file."""
     fsspec, s3fs = pytest.importorskip("fsspec"), pytest.importorskip("s3fs")
 
     def opened(meddle: Meddle) -> BucketStore:
@@ -44,7 +44,7 @@ def bucket(s3: str) -> Iterator[Callable[[Meddle], BucketStore]]:
 def test_swap_loses_to_a_write_in_between(
     bucket: Callable[[Meddle], BucketStore], s3: str, old: bytes | None
 ) -> None:
-    """The rival comes after our last look: only the server's own condition can refuse ours."""
+    """Another client writes after the last read of `swap`, so only the server's conditional write can refuse."""
 
     async def late(write: Write, path: str, data: bytes, options: dict[str, Any]) -> None:
         await write(path, b"theirs")
@@ -57,7 +57,7 @@ def test_swap_loses_to_a_write_in_between(
     assert store.read("lease.json") == b"theirs"
 
 
-def test_a_swap_whose_answer_was_lost_counts(bucket: Callable[[Meddle], BucketStore]) -> None:
+def test_a_swap_whose_answer_was_lost_succeeds(bucket: Callable[[Meddle], BucketStore]) -> None:
     async def silent(write: Write, path: str, data: bytes, options: dict[str, Any]) -> None:
         await write(path, data, **options)
         raise TimeoutError("no answer")
@@ -74,8 +74,8 @@ def test_a_short_write_is_noticed(bucket: Callable[[Meddle], BucketStore]) -> No
         store.put({"a.json": b"[1]"})
 
 
-def test_any_file_system_of_fsspec_will_do(tmp_path: Path) -> None:
-    """A scheme with folders, which must be made first."""
+def test_an_fsspec_file_system_with_folders(tmp_path: Path) -> None:
+    """With local://, missing folders are created before a file is written."""
     store = open_store(f"local://{tmp_path}/deep/store", write=True)
     assert isinstance(store, BucketStore)
     store.put({"r/a/b.json": b"{}"})

@@ -1,4 +1,4 @@
-"""One pass after another: what arrives, in what order, what goes, and what a store that lies does to it."""
+"""Tests of `Copier`: uploads, deletions, faulty stores, damaged checkpoints, secrets, the lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def copier(run: Path, store: Store, clock: Clock) -> Copier:
 
 
 class Liar(DirectoryStore):
-    """A folder that misbehaves: drops or changes files it has accepted, or goes away in the middle of a put."""
+    """A faulty folder store: it loses or corrupts files after a put, or fails in the middle of one.
+
+    `drop`, `change`: suffix of the paths to delete or corrupt; `vanish_after`: number of files that a put still writes.
+    """
 
     drop: str | None = None
     change: str | None = None
@@ -93,7 +96,7 @@ def test_a_new_session_copies_nothing_twice(tmp_path: Path, liar: Liar) -> None:
     assert len(sent) == 5 and all("300" in path for path in sent)
 
 
-def test_old_checkpoints_go_when_their_successors_are_verified(run: Path, store: Store, clock: Clock) -> None:
+def test_old_checkpoints_are_deleted_when_their_successors_are_verified(run: Path, store: Store, clock: Clock) -> None:
     copier = Copier(run, store, "me-1", clock=clock)
     for step in (300, 400, 500, 600):
         copier.run_pass()
@@ -102,11 +105,11 @@ def test_old_checkpoints_go_when_their_successors_are_verified(run: Path, store:
     assert steps(store) == {500, 600}
 
 
-def test_replay_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path, store: Store) -> None:
+def test_replay_is_deleted_with_the_last_checkpoint_that_needs_it(tmp_path: Path, store: Store) -> None:
     run = make_run(tmp_path / "runs", steps=(100,), replay=True)
     copier = Copier(run, store, "me-1")
     copier.run_pass()
-    for step in (200, 300, 400):  # the ring is short: each checkpoint needs its own segment only
+    for step in (200, 300, 400):  # as with a small replay buffer: each checkpoint needs only its own segment
         shutil.rmtree(run / "checkpoints")
         add_checkpoint(run, step, replay=True)
         copier.run_pass()
@@ -129,10 +132,10 @@ def test_frozen_weights_are_copied_once_and_come_back(tmp_path: Path, liar: Liar
     assert [p.name for p in (back / "best").iterdir()] == ["step_000000100"]
     (liar.root / "reach-1" / path).unlink()
     again.run_pass()
-    assert f"reach-1/{path}" in liar.list(), "lost there, so copied again"
+    assert f"reach-1/{path}" in liar.list(), "a file that the store lost must be copied again"
 
 
-def test_frozen_weights_go_when_no_checkpoint_and_no_best_needs_them(tmp_path: Path, store: Store) -> None:
+def test_frozen_weights_are_deleted_when_no_checkpoint_and_no_best_needs_them(tmp_path: Path, store: Store) -> None:
     run = make_run(tmp_path / "runs", steps=(100,), frozen=1)
     (of_checkpoint,) = add_frozen(run, 1)
     (of_best,) = write_best(run, 100, frozen=2)
@@ -152,21 +155,21 @@ def test_frozen_weights_go_when_no_checkpoint_and_no_best_needs_them(tmp_path: P
     shutil.rmtree(run / "best")
     add_checkpoint(run, 500, frozen=3)
     copier.run_pass()
-    assert of_best in there(), "the store's own best needs it still"
+    assert of_best in there(), "the best policy in the store still needs it"
     write_best(run, 500, frozen=3)
     copier.run_pass()
-    copier.run_pass()  # once the new best is known to be there
+    copier.run_pass()  # deletes the old best, because the new one is verified now
     assert there() == {newest}
 
 
 def write_best(run: Path, step: int, frozen: int) -> dict[str, object]:
-    """A best policy with frozen weights; what it shares."""
+    """Write a best policy with frozen weights; return its "shared" entries."""
     shared = add_frozen(run, frozen)
     write_checkpoint(run / "best", step, shared)
     return shared
 
 
-def test_a_video_with_an_odd_name_stays_here(run: Path, store: Store, copier: Copier) -> None:
+def test_a_video_with_an_unsafe_name_is_not_copied(run: Path, store: Store, copier: Copier) -> None:
     (run / "videos/my best try.mp4").write_bytes(b"x")
     copier.run_pass(final=True)
     assert [path for path in store.list() if "videos" in path] == ["reach-1/videos/step_000000100.mp4"]
@@ -181,14 +184,14 @@ def test_a_store_that_drops_what_it_accepted(run: Path, liar: Liar, name: str) -
     with pytest.raises(StoreError, match=r"accepted .* but does not have it"):
         copier.run_pass()
     if name not in ("latest.json", "metrics.jsonl"):
-        assert latest(liar) == 200, "the pointer moved to something unverified"
-        assert steps(liar) >= {200}, "the verified one went before its successor was verified"
+        assert latest(liar) == 200, "latest.json names an unverified checkpoint"
+        assert steps(liar) >= {200}, "a verified checkpoint was deleted before its successor was verified"
     liar.drop = None
     assert copier.run_pass()["pending"] is False
     assert latest(liar) == 300
 
 
-def test_a_store_that_forgets_later_is_noticed(run: Path, liar: Liar) -> None:
+def test_files_that_the_store_loses_later_are_copied_again(run: Path, liar: Liar) -> None:
     copier = Copier(run, liar, "me-1")
     copier.run_pass()
     shutil.rmtree(liar.root / "reach-1/checkpoints")
@@ -211,7 +214,7 @@ def test_a_store_that_changes_a_bit(run: Path, liar: Liar, name: str) -> None:
 
 @pytest.mark.parametrize("after", range(0, 9))
 def test_a_store_that_vanishes_in_the_middle(run: Path, liar: Liar, tmp_path: Path, after: int) -> None:
-    """After any number of files: what was there stays whole, and the copy catches up when the store is back."""
+    """A put fails after `after` files: a pull still gets an intact checkpoint, and the next pass catches up."""
     copier = Copier(run, liar, "me-1")
     copier.run_pass()
     before = content(run)
@@ -240,10 +243,10 @@ def test_a_folder_that_is_unmounted_is_not_made_again(run: Path, liar: Liar, tmp
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])
-def test_nor_if_it_goes_just_after_it_was_seen_to_be_there(
+def test_a_folder_unmounted_just_after_the_mount_check_is_not_made_again(
     run: Path, liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
-    """While the lease is read, written, or the files are listed: none of it is taken for missing."""
+    """The folder disappears after the mount check of a lease read (1, 2) or of the lease swap (3)."""
     Copier(run, liar, "me-1").run_pass()
     check, looks = DirectoryStore._check_mounted, iter(range(1, 100))
 
@@ -270,7 +273,7 @@ def test_a_checkpoint_damaged_on_this_machine_is_not_copied(run: Path, store: St
 
 
 def test_a_bit_that_flips_on_this_machine_while_it_is_copied(run: Path, liar: Liar) -> None:
-    """After it was compared with its manifest and before it was read again: the pointer does not move to it."""
+    """The file changes after its SHA-256 was checked and before its upload: latest.json must not name it."""
     policy = run / "checkpoints/step_000000200/policy.safetensors"
     put = liar.put
 
@@ -278,7 +281,7 @@ def test_a_bit_that_flips_on_this_machine_while_it_is_copied(run: Path, liar: Li
         if any("step_000000200/policy" in path for path in files):
             data = bytearray(policy.read_bytes())
             data[-1] ^= 1
-            with policy.open("r+b") as file:  # in place: what is being copied is the same file by another name
+            with policy.open("r+b") as file:  # in place, because the copier uploads a hard link to this file
                 file.write(data)
         put(files, delete, message)
 
@@ -292,7 +295,9 @@ def test_a_bit_that_flips_on_this_machine_while_it_is_copied(run: Path, liar: Li
     assert copier.run_pass()["step"] == 100 and latest(liar) == 100
 
 
-def test_training_may_retire_what_is_being_copied(run: Path, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_may_delete_a_checkpoint_while_it_is_copied(
+    run: Path, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put = DirectoryStore.put
 
     def slow(
@@ -308,20 +313,20 @@ def test_training_may_retire_what_is_being_copied(run: Path, liar: Liar, monkeyp
     assert not list(run.glob(".kit-*"))
 
 
-def test_a_note_comes_along(run: Path, store: Store, copier: Copier, tmp_path: Path) -> None:
+def test_the_note_is_copied(run: Path, store: Store, copier: Copier, tmp_path: Path) -> None:
     (run / "note.txt").write_text("too fast")
     copier.run_pass()
     assert Run(pull(store, None, tmp_path / "elsewhere")).note == "too fast"
 
 
-def test_half_a_line_of_metrics_stays_here(run: Path, store: Store, copier: Copier) -> None:
+def test_an_incomplete_line_of_metrics_is_not_copied(run: Path, store: Store, copier: Copier) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 201, "tra')
     copier.run_pass()
     assert [json.loads(line)["step"] for line in store.read("reach-1/metrics.jsonl").splitlines()] == [100, 200]
 
 
-def test_no_secret_goes_along(run: Path, store: Store, copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_copied(run: Path, store: Store, copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "very-secret-pod-key")
     (run / "provenance.json").write_text(json.dumps({"a": "very-secret-pod-key", "b": f"hf_{'aB3' * 11}x"}))
     with (run / "config.yaml").open("a") as file:
@@ -338,14 +343,14 @@ def test_a_lease_lost_to_another_machine_stops_the_copying(
     copier.run_pass()
     clock.now += lease.TTL_S + 1
     lease.acquire(store, "reach-1", "rival", clock=clock)
-    clock.now += lease.TTL_S + 1  # even when theirs has expired too: the run may have moved on
+    clock.now += lease.TTL_S + 1  # the other lease has expired too, but its owner may have trained the run
     add_checkpoint(run, 300)
     with pytest.raises(LeaseHeld, match="rival"):
         copier.run_pass()
     assert steps(store) == {200}
 
 
-def test_the_lease_is_renewed_and_let_go(run: Path, store: Store, copier: Copier, clock: Clock) -> None:
+def test_the_lease_is_renewed_and_released(run: Path, store: Store, copier: Copier, clock: Clock) -> None:
     copier.run_pass()
     clock.now += lease.TTL_S * 0.6
     copier.run_pass()

@@ -1,4 +1,4 @@
-"""The copier on the Hub: commits, a history that only grows, and the page of a finished run."""
+"""Tests of `Copier` on the Hub: commits, squashing the history, the page of a finished run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hub_copier(run: Path, hub: HubServer, clock: Clock) -> Iterator[Copier]:
 
 
 def test_one_commit_per_checkpoint_on_the_hub(run: Path, hub: HubServer, hub_copier: Copier) -> None:
-    """Ten checkpoints, each ready as soon as commits are allowed again: ten commits, and one for the lease."""
+    """Ten checkpoints, one per pass, make ten commits, and the lease makes one."""
     hub_copier.run_pass()
     for step in range(300, 1200, 100):
         add_checkpoint(run, step)
@@ -30,13 +30,13 @@ def test_one_commit_per_checkpoint_on_the_hub(run: Path, hub: HubServer, hub_cop
     log = hub.repos["me/runs"].log
     assert len(log) == 11
     assert latest(hub_copier.store) == 1000 and steps(hub_copier.store) >= {1000, 1100}, (
-        "verified first, pointed to next"
+        "latest.json names a checkpoint one commit after its upload"
     )
     hub_copier.run_pass()
     assert latest(hub_copier.store) == 1100 and len(log) == 12
     assert steps(hub_copier.store) == {1000, 1100}
     hub_copier.run_pass()
-    assert len(log) == 12, "a commit without news"
+    assert len(log) == 12, "nothing is new, yet a commit was made"
 
 
 @pytest.fixture
@@ -52,11 +52,13 @@ def save(run: Path, copier: Copier, steps: Iterable[int]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("little_history")
-def test_a_hub_s_history_is_squashed_before_it_outgrows_what_is_there(
+def test_a_large_hub_history_is_squashed(
     run: Path, hub: HubServer, hub_copier: Copier, clock: Clock, tmp_path: Path
 ) -> None:
-    """Checkpoints of 24 kB, two of which stay: 44 that came and went would be 1 MB. A session that begins anew, on
-    another machine for all it knows, goes on counting."""
+    """44 checkpoints of 24 kB, 1 MB in sum, of which the store keeps two.
+
+    A new `Copier` every 500 steps, as in a new session, continues the count of uploaded bytes.
+    """
     sizes = []
     for step in range(300, 4700, 100):
         save(run, hub_copier, [step])
@@ -74,7 +76,7 @@ def test_a_hub_s_history_is_squashed_before_it_outgrows_what_is_there(
 def test_a_history_is_not_squashed_while_another_run_of_the_repository_is_at_work(
     run: Path, hub: HubServer, clock: Clock
 ) -> None:
-    """Wherever in it: the two stores lie below different prefixes."""
+    """The two runs are in stores with different prefixes of one repository."""
     lab = HubStore("hf://me/runs/lab", write=True, sleep=lambda s: None)
     lease.acquire(HubStore("hf://me/runs/home", write=True), "another", "rival", clock=clock)
     copier = Copier(run, lab, "me-1", clock=clock)
@@ -86,7 +88,7 @@ def test_a_history_is_not_squashed_while_another_run_of_the_repository_is_at_wor
 
 
 @pytest.mark.usefixtures("little_history")
-def test_the_history_of_somebody_s_own_files_is_left_alone(run: Path, hub: HubServer, hub_copier: Copier) -> None:
+def test_a_repository_with_files_of_no_run_is_not_squashed(run: Path, hub: HubServer, hub_copier: Copier) -> None:
     hub.repos["me/runs"].files |= {".gitattributes": b"", "notes/plan.md": b"what I tried"}
     note = save(run, hub_copier, range(300, 2300, 100))["note"]
     assert note.endswith("does no harm: notes/plan.md belongs to no run")
@@ -95,24 +97,24 @@ def test_the_history_of_somebody_s_own_files_is_left_alone(run: Path, hub: HubSe
 
 @pytest.mark.usefixtures("little_history")
 @pytest.mark.parametrize("fault", [Fault(500), Fault(504, after=True), Fault(403), Fault(cut=True)])
-def test_a_squash_that_fails_is_said_and_does_no_harm(
+def test_a_failed_squash_is_reported_and_does_no_harm(
     run: Path, hub: HubServer, hub_copier: Copier, fault: Fault
 ) -> None:
-    """It is asked once; and again when half as much was put."""
+    """The squash is not retried at once, but after half as many uploaded bytes."""
     hub.fault("squash", Fault(fault.status, fault.after, fault.cut))
     notes = [save(run, hub_copier, [step])["note"] for step in range(300, 3300, 100)]
     said = [note for note in notes if note]
     assert "history of hf://me/runs was not squashed, which does no harm:" in said[0] and notes[-1] is None
     first = notes.index(said[0])
-    assert all(note == said[0] for note in notes[first : first + 3]), "not asked again at once"
+    assert all(note == said[0] for note in notes[first : first + 3]), "the squash was retried at once"
     assert steps(hub_copier.store) >= {3100, 3200} and hub_copier.run_pass()["step"] == 3200
 
 
 @pytest.mark.usefixtures("little_history")
-def test_what_a_squash_loses_is_put_there_again(
+def test_files_lost_in_a_squash_are_uploaded_again(
     run: Path, hub: HubServer, hub_copier: Copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it drops a commit that came a moment before."""
+    """The squash loses all checkpoints, as if it dropped the commits made just before it."""
     squash = HubStore.squash
 
     def careless(store: HubStore) -> None:
@@ -133,7 +135,7 @@ def test_a_finished_run_gets_a_page(run: Path, hub: HubServer, hub_copier: Copie
     pytest.importorskip("matplotlib")
     hub_copier.run_pass(final=True)
     files = hub.repos["me/runs"].files
-    assert "README.md" not in files, "the run is not finished"
+    assert "README.md" not in files, "an unfinished run must get no page"
     set_status(run, state="finished", success_rate=0.97)
     hub_copier.run_pass(final=True)
     files = hub.repos["me/runs"].files

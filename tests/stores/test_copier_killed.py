@@ -1,4 +1,4 @@
-"""The copier where the system fails it: refused writes, a dead mount, a kill at any system call."""
+"""Tests of the copier process under faults: failing fsync, a dead mount, SIGKILL at any system call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STRACE = shutil.which("strace")
     ids=["vanishes", "breaks", "full"],
 )
 def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, waiter: Wait, inject: str, words: str) -> None:
-    """The system itself refuses, from the fourth fsync on."""
+    """strace makes every fsync fail, from the fourth on."""
     url = str(tmp_path / "store")
     probe = subprocess.run([str(STRACE), "-f", "-o", "/dev/null", "true"], capture_output=True)
     if probe.returncode:
@@ -63,7 +63,10 @@ PASS = [
 def copying(
     run: Path, url: str, *inject: str, stdin: int = subprocess.DEVNULL, program: list[str] = PROCESS
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which ends when it has copied all if nobody is there to tell it that more will come."""
+    """Start a copier process, under strace if `inject` is given; kill it in the end.
+
+    With stdin=DEVNULL it copies everything and ends; with a pipe it keeps running.
+    """
     prefix = [str(STRACE), "-f", "-o", "/dev/null", *inject] if inject else []
     command = [*prefix, sys.executable, *program, str(run), url, "me"]
     with subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, start_new_session=True) as process:
@@ -74,10 +77,10 @@ def copying(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_mount_that_is_dead_is_named_and_outlived(
+def test_a_dead_mount_is_reported_until_it_answers(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiter: Wait
 ) -> None:
-    """As Google Drive at its worst: whoever asks it waits in the kernel, and cannot even be killed."""
+    """A process that accesses the mount blocks in the kernel, and even SIGKILL does not end it."""
     monkeypatch.setenv("KIT_STORE_PATIENCE_S", "4")
     (tmp_path / "mnt").mkdir()
     url = str(tmp_path / "mnt/store")
@@ -100,7 +103,10 @@ def test_a_mount_that_is_dead_is_named_and_outlived(
 
 
 def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -> bool:
-    """Whether it was killed at its `number`-th system call `call`, counted in each thread; False if it made fewer."""
+    """Run a copier that is killed at its `number`-th system call `call`, counted per thread.
+
+    Return whether it was killed: False if it made fewer calls.
+    """
     inject = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}")
     with copying(run, url, *inject, program=program) as process:
         code = process.wait(60)
@@ -109,8 +115,11 @@ def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -
 
 
 def survives_kills_at(call: str, numbers: Iterable[int], folder: Path, program: list[str] = PROCESS) -> int:
-    """For each number: a store with step 100 gets step 200, and the copier is killed. What is there then is whole, no
-    older than the pointer says, and the next copier finishes. Returns how many kills there were."""
+    """Kill a copier at its n-th system call `call`, for each n in `numbers`; return the number of kills.
+
+    The store holds step 100, and the copier uploads step 200. After the kill, a pull must get an intact checkpoint, not
+    older than latest.json says, and the next copier must finish. The first n without a kill is the last.
+    """
     kills = 0
     for number in numbers:
         place = folder / f"{call}-{number}"
@@ -122,7 +131,7 @@ def survives_kills_at(call: str, numbers: Iterable[int], folder: Path, program: 
         newest = int(sorted((back / "checkpoints").iterdir())[-1].name.removeprefix("step_"))
         pointer = json.loads((place / "store/reach-1/latest.json").read_text())["step"]
         assert newest >= pointer and newest in (100, 200)
-        texts = {"metrics.jsonl": b""}  # it may be ahead of the checkpoint
+        texts = {"metrics.jsonl": b""}  # metrics may be ahead of the checkpoint
         assert {**content(back, newest), **texts} == {**content(run, newest), **texts}
         Copier(run, open_store(url, write=True), "me").run_pass(final=True)
         assert content(pull(open_store(url), None, place / "last")) == content(run)

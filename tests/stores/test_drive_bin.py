@@ -1,7 +1,7 @@
-"""Google Drive keeps what is deleted or replaced in its bin, where it still counts: kit leaves nothing there.
+"""Tests of `DirectoryStore` on Google Drive: no bytes left in Drive's bin, kills at any moment, `check_drive`.
 
-In place of the bin, every file of the store gets a hard link before each pass: whoever has only that link left is what
-Drive would have put into the bin.
+Drive moves deleted and replaced files to its bin, where they still use up the quota. `Bin` simulates it with a second
+hard link to every file of the store: a file of which only this link is left would be in Drive's bin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Bin:
-    """What Drive's bin would hold of the files that were ever seen below `mount`."""
+    """Simulated bin of a Drive mount: files that `watch` saw below `mount`, deleted or replaced since."""
 
     def __init__(self, mount: Path) -> None:
         self.mount, self.links = mount, mount.with_name("links")
@@ -46,12 +46,12 @@ class Bin:
                 os.link(path, link)
 
     def holds(self) -> list[int]:
-        """Sizes of what is in it."""
+        """Return the size in bytes of each file in the bin."""
         return [link.stat().st_size for link in self.links.iterdir() if link.stat().st_nlink == 1]
 
 
 @pytest.mark.parametrize("spelled", ["drive:lab/runs", "{}/lab/runs"])
-def test_what_is_removed_or_replaced_leaves_nothing_in_the_bin(tmp_path: Path, mount: Path, spelled: str) -> None:
+def test_deleted_and_replaced_files_leave_no_bytes_in_the_bin(tmp_path: Path, mount: Path, spelled: str) -> None:
     run, seen = make_run(tmp_path / "runs", steps=(100,), replay=True), Bin(mount)
     (mount / "lab").mkdir()
     store = open_store(spelled.format(mount), write=True)
@@ -72,8 +72,8 @@ def test_what_is_removed_or_replaced_leaves_nothing_in_the_bin(tmp_path: Path, m
     assert content(pull(store, None, tmp_path / "back")) == content(run)
 
 
-def test_elsewhere_files_are_replaced_at_once(tmp_path: Path) -> None:
-    """Nobody sees a file empty where there is no bin."""
+def test_outside_drive_files_are_replaced_without_truncation(tmp_path: Path) -> None:
+    """Without a bin, the old file is not truncated, so no reader sees an empty file."""
     (tmp_path / "store").mkdir()
     store, seen = open_store(str(tmp_path / "store"), write=True), Bin(tmp_path / "store")
     store.put({"a.json": b"old"})
@@ -83,7 +83,10 @@ def test_elsewhere_files_are_replaced_at_once(tmp_path: Path) -> None:
 
 
 def killed_at(number: int, work: Callable[[], object]) -> bool:
-    """Whether a child process that does `work` was killed at its `number`-th rename, truncation or removal."""
+    """Do `work` in a child process that exits at its `number`-th rename, truncation or removal.
+
+    Return whether it did: False if it made fewer of these calls.
+    """
     child = os.fork()
     if child == 0:
         calls = itertools.count(1)
@@ -109,8 +112,8 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.storm)])
-def test_a_kill_at_any_moment_leaves_what_was_verified(tmp_path: Path, mount: Path, every: int) -> None:
-    """Whatever is read afterwards is whole, the texts too, and what is left of a checkpoint does not look like one."""
+def test_a_kill_at_any_moment_leaves_a_verified_checkpoint(tmp_path: Path, mount: Path, every: int) -> None:
+    """After the kill, a pull gets an intact checkpoint and texts; a partly deleted checkpoint has no valid manifest."""
     for number in itertools.count(1, every):
         place = tmp_path / str(number)
         run, store = make_run(place, steps=(100, 200), replay=True), open_store(f"drive:{number}", write=True)
@@ -130,26 +133,26 @@ def test_a_kill_at_any_moment_leaves_what_was_verified(tmp_path: Path, mount: Pa
         assert (back / "metrics.jsonl").read_bytes().count(b"\n") >= newest // 100
         Copier(run, open_store(f"drive:{number}", write=True), "me").run_pass(final=True)
         assert content(pull(seen, None, place / "last")) == content(run)
-        assert not [*mount.joinpath(str(number)).rglob(".kit-*")], "what the one before left is swept"
+        assert not [*mount.joinpath(str(number)).rglob(".kit-*")], "temporary files of the killed copier are left"
         if not killed:
             break
-    assert number > 30, "there were many moments"
+    assert number > 30, "too few calls at which to kill the copier"
 
 
 def checkpoints(store: Store) -> None:
-    """Of each whose manifest is there and can be read, every file is there with its size."""
+    """Check that the store has all files of each checkpoint with a readable manifest, in the listed sizes."""
     held = store.list("reach-1")
     for path in [path for path in held if path.startswith("reach-1/checkpoints/") and path.endswith("manifest.json")]:
         try:
             manifest = json.loads(store.read(path))
         except ValueError:
-            assert held[path] == 0, "it was emptied, and is no manifest any more"
+            assert held[path] == 0, "an unreadable manifest must be a truncated one"
             continue
         for name, entry in manifest["files"].items():
             assert held.get(f"{path.rpartition('/')[0]}/{name}") == entry["size"], (path, name)
 
 
-def test_verify_says_what_the_bin_may_hold(mount: Path) -> None:
+def test_check_drive_mentions_the_bin(mount: Path) -> None:
     (said,) = checks.check_drive(machine())
     assert said.state == "ok" and "files that other programs deleted" in said.message
     mount.rmdir()

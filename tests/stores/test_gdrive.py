@@ -1,4 +1,4 @@
-"""A run behind a shared Drive link, fetched by the real gdown."""
+"""Tests of `GoogleDriveLink` with the real gdown: shared folders, damaged checkpoints, size limit, bad links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINK = f"gdrive-link:https://drive.google.com/drive/folders/{id_of('.')}?usp=sha
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A shared folder; what is in it when the test first opens the link can be seen."""
+    """A shared folder on the fake Drive, which serves the files that exist at the first request."""
     pytest.importorskip("gdown")
     import requests
 
@@ -55,7 +55,7 @@ def test_a_shared_run(shared: Path, tmp_path: Path) -> None:
     assert content(back) == content(shared) and back.parent == tmp_path / "d"
 
 
-def test_a_damaged_newest_is_passed_over(shared: Path, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped(shared: Path, tmp_path: Path) -> None:
     run = make_run(shared)
     policy = run / "checkpoints/step_000000200/policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:-1] + b"!")
@@ -64,7 +64,7 @@ def test_a_damaged_newest_is_passed_over(shared: Path, tmp_path: Path) -> None:
     assert "step_000000200" in said[0]
 
 
-def test_a_file_larger_than_expected_is_broken_off(shared: Path) -> None:
+def test_a_file_over_the_size_limit_is_refused(shared: Path) -> None:
     (shared / "big.json").write_bytes(b"x" * 3_000_000)
     store = open_store(LINK)
     with pytest.raises(StoreError, match="larger than 1,000 bytes"):

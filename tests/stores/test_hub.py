@@ -1,4 +1,4 @@
-"""The Hub at its worst, through the real client."""
+"""Tests of `HubStore` with the real client: access, retries, lost responses, rate limits, concurrent commits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_reading_what_is_not_there_or_not_shared(hub: HubServer, monkeypatch: py
 
 @pytest.mark.parametrize("what", ["commit", "preupload", "batch", "upload", "tree", "resolve", "info"])
 @pytest.mark.parametrize("fault", [Fault(status=500, times=2), Fault(cut=True)], ids=["500", "cut"])
-def test_passing_trouble_is_ridden_out(store: HubStore, hub: HubServer, what: str, fault: Fault) -> None:
+def test_transient_errors_are_retried(store: HubStore, hub: HubServer, what: str, fault: Fault) -> None:
     store.put({"old.json": b"{}"})
     hub.fault(what, Fault(fault.status, cut=fault.cut, times=fault.times))
     store.put({"a.safetensors": BIG}, delete=["old.json"])
@@ -103,7 +103,7 @@ def test_passing_trouble_is_ridden_out(store: HubStore, hub: HubServer, what: st
     assert len(hub.repos["me/runs"].log) == 3
 
 
-def test_lasting_trouble_is_an_error_that_may_pass(store: HubStore, hub: HubServer, pauses: list[float]) -> None:
+def test_a_lasting_503_raises_a_transient_store_error(store: HubStore, hub: HubServer, pauses: list[float]) -> None:
     hub.fault("commit", Fault(status=503, times=99))
     with pytest.raises(StoreError, match="the Hub answered 503") as caught:
         store.put({"a.json": b"{}"})
@@ -120,7 +120,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(store: HubStore, hub: Hu
     assert store.list() == {"a.safetensors": len(BIG), "b.json": 2}
 
 
-def test_a_swap_whose_answer_was_lost_counts(store: HubStore, hub: HubServer) -> None:
+def test_a_swap_whose_answer_was_lost_succeeds(store: HubStore, hub: HubServer) -> None:
     hub.fault("commit", Fault(status=504, after=True))
     assert store.swap("lease.json", None, b"mine")
     assert store.read("lease.json") == b"mine"
@@ -135,7 +135,7 @@ def test_too_many_requests(store: HubStore, hub: HubServer, pauses: list[float],
     hub.fault(what, Fault(status=429, headers={"Retry-After": "1800"}))
     with pytest.raises(StoreError, match="too many requests") as caught:
         store.put({"b.json": b"{}"}, delete=["a.json"])
-    assert caught.value.retry_after_s == 1800 and pauses == [7.0], "a long wait belongs to the caller"
+    assert caught.value.retry_after_s == 1800 and pauses == [7.0], "a long wait must be left to the caller"
 
 
 @pytest.mark.timeout(30)
@@ -156,7 +156,7 @@ def test_a_silent_hub_is_given_up_on(
 
 @pytest.fixture
 def rival(store: HubStore, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """rival(path): another machine commits that file once, between our look and our commit."""
+    """rival(path): another machine commits `path` once, between the read and the commit of the next `swap`."""
 
     def interfere(path: str) -> None:
         store.put({"lease.json": b"old"})
@@ -187,13 +187,13 @@ def test_swap_survives_commits_to_other_files(store: HubStore, rival: Callable[[
 
 
 def test_a_parallel_delete_is_no_trouble(store: HubStore, hub: HubServer) -> None:
-    """Between our listing of the files and our commit."""
+    """Another process deletes the file between the listing and the commit of `put`."""
     store.put({"old.json": b"{}"})
     hub.fault("preupload", Fault(before=lambda: hub.repos["me/runs"].files.pop("lab/old.json")))
     store.put({"a.json": b"{}"}, delete=["old.json"])
     assert list(hub.repos["me/runs"].files) == ["lab/a.json"]
 
 
-def test_an_interval_between_commits_is_asked_for(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_interval_keeps_commits_below_64_an_hour(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KIT_HUB_INTERVAL_S")
     assert 3600 / open_store(URL, write=True).min_interval_s < 64

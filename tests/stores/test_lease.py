@@ -1,4 +1,4 @@
-"""Two writers, one run: on every kind of store one of them owns it and the other is told who."""
+"""Tests of leases: acquire, renew, expire, release, malformed lease files, concurrent writers, owner names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ every_shared_store = pytest.mark.parametrize("store_url", SHARED, indirect=True)
 
 
 @every_store
-def test_the_other_is_told_who_and_since_when_and_until_when(store: Store, clock: Clock) -> None:
+def test_a_held_lease_names_its_owner_and_times(store: Store, clock: Clock) -> None:
     mine = lease.acquire(store, "r", "me", 600, clock)
     clock.now += 60
     with pytest.raises(
@@ -42,10 +42,10 @@ def test_renewing_keeps_since_and_moves_expires(store: Store, clock: Clock) -> N
     clock.now += 300
     second = lease.renew(store, "r", "me", 600, clock)
     assert (second.since, second.expires) == (first.since, clock.now + 600)
-    assert lease.acquire(store, "r", "me", 600, clock).since == first.since, "the same owner after a crash"
+    assert lease.acquire(store, "r", "me", 600, clock).since == first.since, "an owner may return after a crash"
 
 
-def test_a_lease_let_go_is_free_at_once_and_only_the_owner_lets_go(store: Store, clock: Clock) -> None:
+def test_a_released_lease_is_free_at_once_and_only_the_owner_can_release(store: Store, clock: Clock) -> None:
     lease.acquire(store, "r", "me", 600, clock)
     lease.release(store, "r", "rival", clock)
     with pytest.raises(LeaseHeld):
@@ -68,15 +68,15 @@ def test_a_lease_with_an_odd_time_is_no_crash(store: Store, clock: Clock, expire
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"not json", b"[]", b'{"owner": 1}', b"\xff", b"[" * 5000])
-def test_a_lease_that_says_nothing_sensible_is_replaced(store: Store, clock: Clock, raw: bytes) -> None:
+def test_a_malformed_lease_is_replaced(store: Store, clock: Clock, raw: bytes) -> None:
     store.put({"r/lease.json": raw})
     lease.acquire(store, "r", "me", 600, clock)
     assert json.loads(store.read("r/lease.json"))["owner"] == "me"
 
 
 @every_shared_store
-def test_of_many_at_once_one_gets_it(store_url: str, store: Store) -> None:
-    """Threads with a store object each, released together, three times over. (Bare memory:// cannot promise this.)"""
+def test_of_concurrent_writers_one_gets_the_lease(store_url: str, store: Store) -> None:
+    """Four threads with a store object each acquire at once, three times. Not for memory://: its swap is not atomic."""
     for turn in range(3):
         stores = [open_store(store_url, write=True) for _ in range(4)]
         gate, won = threading.Barrier(4), []
@@ -99,7 +99,7 @@ def test_of_many_at_once_one_gets_it(store_url: str, store: Store) -> None:
         assert holder is not None and won == [int(holder.owner.removeprefix("machine-"))]
 
 
-def test_an_owner_is_a_copy_of_a_run_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_run_gets_a_new_owner_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     first = lease.owner_of(tmp_path / "a")
     assert lease.owner_of(tmp_path / "a") == first

@@ -1,5 +1,4 @@
-"""`pytest -m live` against stand-ins: with credentials it works in places that it removes, without any it names what is
-missing."""
+"""Tests of `pytest -m live` against fake services: temporary stores are deleted, missing credentials are named."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def live(environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_with_credentials_in_places_that_are_removed(
+def test_with_credentials_temporary_stores_are_deleted(
     hub: HubServer, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = s3.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""When the loop copies, how long it waits and what it says, on a clock of its own."""
+"""Tests of `Sync` on a fake clock: passes, retries, .sync.json, time limits, the end of training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.stores.fabricate import add_checkpoint, read_state
 
 
 class FakeCopier:
-    """Plays back `script`: a result's step, or an error, per pass; the last one again and again."""
+    """Copier stub: each pass returns the next step of `script` or raises the next error; the last entry repeats."""
 
     def __init__(self, *script: int | Exception, interval_s: float = 0.0, pending: bool = False) -> None:
         self.script, self.pending = list(script), pending
@@ -39,7 +39,10 @@ class FakeCopier:
 
 
 class Machine:
-    """A clock that moves when somebody sleeps, and training that ends at `over`. `at` runs things at given times."""
+    """Runs `Sync` on a fake clock that `sleep` advances; training ends at `over`.
+
+    `at`: time in seconds -> function to call then; a float that it returns shifts the system clock by as many seconds.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Machine:
         state = read_state(self.run)
         if not self.states or self.states[-1] != state["state"]:
             self.states.append(state["state"])
-        assert self.now < 10 * 24 * 3600, "it never ended"
+        assert self.now < 10 * 24 * 3600, "the loop did not end within 10 days"
 
 
 def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
@@ -80,7 +83,7 @@ def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
     }
 
 
-def test_failures_are_loud_and_pauses_grow_but_never_end(run: Path) -> None:
+def test_failures_are_reported_and_pauses_grow_to_a_limit(run: Path) -> None:
     copier = FakeCopier(*[StoreError("it is on fire")] * 12, 200)
     machine = Machine(run, copier, over=3600)
     times = [when for when, _ in copier.passes]
@@ -110,8 +113,8 @@ def test_the_end_of_training_does_not_wait_for_the_next_try(run: Path) -> None:
     assert machine.now < 62 and machine.code == 0
 
 
-def test_the_newest_wins_where_puts_are_rationed(run: Path) -> None:
-    """A checkpoint a second, a put per 90 s: about forty an hour, and the last one arrives."""
+def test_with_a_minimum_interval_the_newest_checkpoint_is_copied(run: Path) -> None:
+    """A checkpoint every 5 s, at most one put per 90 s (40 an hour): the last checkpoint arrives."""
     copier = FakeCopier(200, interval_s=90.0)
     steps = {float(t): (lambda t=t: add_checkpoint(run, 1000 + t)) for t in range(1, 300, 5)}
     run_pass = copier.run_pass
@@ -126,16 +129,15 @@ def test_the_newest_wins_where_puts_are_rationed(run: Path) -> None:
     assert read_state(run)["step"] == 1296
 
 
-def test_a_quiet_run_is_looked_after(run: Path) -> None:
+def test_passes_continue_without_new_checkpoints(run: Path) -> None:
     copier = FakeCopier(200)
     Machine(run, copier, over=4 * REFRESH_S)
     assert 4 <= len(copier.passes) <= 6
 
 
 @pytest.mark.parametrize("moved_s", [-30 * 86400.0, -3600.0, 30 * 86400.0])
-def test_a_clock_that_is_set_changes_nothing(run: Path, moved_s: float) -> None:
-    """Set by a month just after a failure: the next try comes as soon, training is not given up, and it is seen to
-    live."""
+def test_a_change_of_the_system_clock_has_no_effect(run: Path, moved_s: float) -> None:
+    """The clock changes just after a failure; the retry, the end of training and the heartbeat are unaffected."""
     copier, heard = FakeCopier(StoreError("it is on fire"), 200, 300), list[float]()
     at: dict[float, Callable[[], object]] = {1.0: lambda: moved_s, 30.0: lambda: add_checkpoint(run, 300)}
     machine = Machine(run, copier, over=60, at=at | {20.0: lambda: heard.append(read_state(run)["updated"])})
@@ -144,7 +146,7 @@ def test_a_clock_that_is_set_changes_nothing(run: Path, moved_s: float) -> None:
     assert 0 <= 20 + moved_s - heard[0] < 6
 
 
-def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
+def test_copying_stops_when_another_machine_has_the_lease(run: Path) -> None:
     copier = FakeCopier(200, LeaseHeld(run.name, lease.Lease("rival", "there", 0.0, 600.0)))
     machine = Machine(run, copier, over=3600, at={30: lambda: add_checkpoint(run, 300)})
     assert machine.code == 3 and len(copier.passes) == 2 and not copier.released
@@ -152,8 +154,8 @@ def test_a_run_that_became_anothers_is_not_copied_again(run: Path) -> None:
     assert state["state"] == "failing" and "rival" in state["error"] and machine.now - state["updated"] < 10
 
 
-def test_a_request_that_takes_too_long_restarts_the_process_which_knows_what_was(run: Path) -> None:
-    """Each request has a limit, which grows with its bytes; all together may take longer."""
+def test_a_request_over_its_time_limit_restarts_the_process_with_its_state(run: Path) -> None:
+    """The limit is per request and grows with its bytes; a pass of several requests may take longer."""
     now, restarts = [0.0], list[dict[str, Any]]()
 
     class Slow(FakeCopier):
@@ -181,12 +183,12 @@ def test_a_request_that_takes_too_long_restarts_the_process_which_knows_what_was
     assert (after["state"], after["error"], after["failures"]) == ("failing", words, 1)
 
 
-def test_a_run_whose_folder_is_gone_is_let_go(run: Path) -> None:
+def test_a_deleted_run_ends_the_loop_and_releases_the_lease(run: Path) -> None:
     copier = FakeCopier(200)
     machine = Machine(run, copier, over=3600, at={30: lambda: shutil.rmtree(run)})
     assert machine.code == 4 and copier.released and machine.now < 40
 
 
-def test_an_orphan_gives_up_after_a_day(run: Path) -> None:
+def test_after_training_the_loop_gives_up_after_a_day_of_failures(run: Path) -> None:
     machine = Machine(run, FakeCopier(StoreError("gone")), over=50_000)
     assert machine.code == 4 and 23 * 3600 < machine.now - 50_000 < 26 * 3600 and read_state(run)["failures"] == GIVE_UP

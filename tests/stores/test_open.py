@@ -1,4 +1,4 @@
-"""URLs that cannot be: one sentence each. And folders in particular: Drive, mounts, links."""
+"""Tests of `open_store`: a bad URL raises a one-sentence error; S3; folders on Drive, dead mounts, symlinks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from kit.stores.folder import DirectoryStore
     ],
 )
 @pytest.mark.parametrize("write", [True, False])
-def test_one_sentence_each(url: str, words: str, write: bool) -> None:
+def test_a_bad_url_raises_one_sentence(url: str, words: str, write: bool) -> None:
     with pytest.raises(UserError, match=words) as caught:
         open_store(url, write)
     message = str(caught.value)
     assert message.endswith(".") and "\n" not in message and "secret" not in message
 
 
-def test_s3_that_is_not_there_or_not_ours(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_s3_bucket_is_named(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for write in (True, False):
         with pytest.raises(UserError, match="no-such-bucket"):
             open_store("s3://no-such-bucket/x", write)
@@ -139,7 +139,7 @@ def test_a_put_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monk
     assert [p.name for p in (tmp_path / "store").iterdir()] == ["a.json"] and store.read("a.json") == b"old"
 
 
-def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swap_waits_for_the_lock_then_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     store = DirectoryStore(str(tmp_path / "store"), write=True)
@@ -149,7 +149,7 @@ def test_swap_waits_for_the_lock_then_says_so(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(StoreError, match="being changed by another process"):
             store.swap("a.json", b"old", b"new")
     assert len(waited) >= 10
-    assert store.swap("a.json", b"old", b"new"), "the lock of a process that is gone holds nobody"
+    assert store.swap("a.json", b"old", b"new"), "a released lock must not block the next swap"
 
 
 def test_without_s3fs_the_version_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A policy on the Hub: what its users find there, and open with their own tools."""
+"""Tests of `kit.push`: the model repository, the code of the model card, refusals, secrets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return kit.train(config, total_steps=256, runs_dir=runs)
 
 
-def test_a_policy_becomes_a_model_of_the_hub(reach: Run, hub: HubServer) -> None:
+def test_push_creates_a_model_repository(reach: Run, hub: HubServer) -> None:
     from huggingface_hub import ModelCard
 
     assert kit.push(reach, "hf://me/reach", episodes=2) == f"{hub.endpoint}/me/reach"
@@ -54,7 +54,7 @@ def test_a_policy_becomes_a_model_of_the_hub(reach: Run, hub: HubServer) -> None
     assert repo.private and len(repo.log) == 1
     there = {"README.md", "ppo-Reach.zip", "ppo-Reach.json", "config.yaml", "results.json", "replay.mp4"}
     assert there <= set(repo.files)
-    assert not list(reach.path.glob("exports")), "the run is left as it was"
+    assert not list(reach.path.glob("exports")), "push must not create exports/ in the run"
 
     card = ModelCard(repo.files["README.md"].decode())
     (said,) = card.data.eval_results or []
@@ -66,7 +66,7 @@ def test_a_policy_becomes_a_model_of_the_hub(reach: Run, hub: HubServer) -> None
 
 
 class Parts(Slide):
-    """One seen in two parts."""
+    """Slide with a Dict observation: place and speed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Parts(Slide):
 
 
 class Fixed(Simple2DEncoder):
-    """Small and random, in the place of a large one whose weights never change."""
+    """Stub for a pretrained frozen encoder: small, random weights."""
 
     def __init__(self, space: Any, features: int = 8, frozen: bool = True) -> None:
         super().__init__(space, features)
@@ -108,14 +108,14 @@ CARDS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"env": FLIPBOOK, "encoder": "simple2dcnn", "overrides": FROZEN}, {"onnxruntime"},
     ),
 }  # fmt: skip
-"""A run, and the packages by which its card's code acts."""
+"""Case -> (config fields of the run, packages that the code blocks of its model card use, one per block)."""
 
 
 @pytest.mark.parametrize("case", CARDS)
-def test_a_cards_code_acts_as_the_policy_does(
+def test_the_code_of_a_model_card_computes_the_policys_actions(
     case: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every block of it, run as written, on observations of the env one after another."""
+    """Every code block of the card is executed on the observations of 4 successive steps."""
     from huggingface_hub import constants
 
     pytest.importorskip("onnxruntime")
@@ -144,7 +144,9 @@ def test_a_cards_code_acts_as_the_policy_does(
     assert [i.name for i in session.get_inputs()] == [i["name"] for i in about["inputs"] + about["memory"]]
 
 
-def test_nothing_is_sent_where_it_must_not(reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_refuses_a_subfolder_a_users_readme_and_a_read_only_token(
+    reach: Run, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=r"is not a model repository on the Hub; write hf://you/model"):
         kit.push(reach, "hf://me/reach/below")
     kit.push(reach, "hf://me/mine", episodes=1)
@@ -161,17 +163,17 @@ SECRET = "hf_" + "aB3dE6gH9j" * 3
 
 
 class Keyed(Walk):
-    """One whose options hold a key to something."""
+    """Env with a secret in its options."""
 
     def __init__(self, key: str = "", **options: Any) -> None:
         super().__init__(**options)
 
 
-def test_no_secret_leaves_and_the_run_can_be_resumed(
+def test_no_secret_is_uploaded_and_the_run_can_be_resumed(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither with a model nor with a run that is copied: every byte is looked at, those inside a zip too."""
-    monkeypatch.setattr("kit.runs.publish.find_spec", lambda package: None)  # a film and ONNX take their time
+    """Searches all files of the pushed model, also inside its zip, and of the copied run."""
+    monkeypatch.setattr("kit.runs.publish.find_spec", lambda package: None)  # no video and no ONNX file, to save time
     run = kit.train(
         env=f"{__name__}:Keyed", env_options={"key": f"Bearer {SECRET}", "length": 4}, run_name="keyed", eval_every=0,
         total_steps=64, n_envs=2, runs_dir=str(tmp_path), overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1},
@@ -188,7 +190,7 @@ def test_no_secret_leaves_and_the_run_can_be_resumed(
         sent |= {name: packed.read(name) for name in packed.namelist()}
     assert {"keyed/config.yaml", "config.yaml", "ppo-tests.stores.test-publish-Keyed.json", "README.md"} <= set(sent)
     assert [name for name, data in sent.items() if SECRET.encode() in data] == []
-    assert SECRET in (run.path / "config.yaml").read_text(), "here it stays"
+    assert SECRET in (run.path / "config.yaml").read_text(), "the local config must keep the secret"
 
     resumed = {"runs_dir": str(tmp_path / "there"), "total_steps": 128}
     with pytest.raises(UserError, match=r"env_options=\{'key': 'Bearer \(hidden\)'.* lack secrets, which are not"):

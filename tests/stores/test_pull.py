@@ -1,4 +1,4 @@
-"""Bringing a run back: the newest that is right, nothing that is wrong, and nothing a stranger meant to happen."""
+"""Tests of `pull` and `list_runs`: choice of the run, damaged checkpoints, local copies, hostile stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.stores.fabricate import add_checkpoint, add_frozen, content, make_run
 
 
 def upload(run: Path, store: Store, name: str | None = None) -> None:
-    """Everything a run holds, as it lies there."""
+    """Upload all files of `run` unchanged."""
     files = {f"{name or run.name}/{p.relative_to(run).as_posix()}": p for p in sorted(run.rglob("*")) if p.is_file()}
     store.put(files)
 
@@ -61,7 +61,7 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_is_at_work_while_its_lease_lasts(there: Store, run: Path) -> None:
+def test_a_run_is_listed_as_running_while_its_lease_lasts(there: Store, run: Path) -> None:
     Copier(run, there, "me").run_pass()
     assert [r["state"] for r in list_runs(there)] == ["running"]
     assert [r["state"] for r in list_runs(there, clock=lambda: time.time() + lease.TTL_S + 1)] == ["interrupted"]
@@ -89,7 +89,7 @@ def test_the_latest_unfinished_run_is_chosen(there: Store, tmp_path: Path) -> No
         pull(there, "z", tmp_path / "d1")
 
 
-def test_a_store_that_went_away_is_one_sentence(there: Store, store_url: str, tmp_path: Path) -> None:
+def test_a_store_that_disappeared_raises_one_sentence(there: Store, store_url: str, tmp_path: Path) -> None:
     Path(store_url).rmdir()
     with pytest.raises(UserError, match=r"cannot be read .*has disappeared"):
         list_runs(there)
@@ -106,7 +106,7 @@ def test_a_url_may_name_one_run(there: Store, run: Path, store_url: str, tmp_pat
     upload(run, there)
     back = pull(open_store(f"{store_url}/{run.name}"), None, tmp_path / "d")
     assert back.name == run.name and content(back) == content(run)
-    assert list((tmp_path / "d").iterdir()) == [back], "something was left beside it"
+    assert list((tmp_path / "d").iterdir()) == [back], "temporary files were left beside the run"
 
 
 def damage(store_root: Path, how: str) -> None:
@@ -140,7 +140,7 @@ HOW = ["flip", "truncate", "missing", "swap", "no manifest", "manifest", "other 
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_newest_is_named_and_the_one_before_is_used(
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(
     there: Store, store_url: str, tmp_path: Path, how: str
 ) -> None:
     run = make_run(tmp_path / "x", steps=(100,), replay=True, frozen=1)
@@ -151,7 +151,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     back = pull(there, None, tmp_path / "d", notify=said.append)
     assert content(back) == content(run, 100)
     assert not (back / "checkpoints/step_000000200").exists()
-    if how != "no manifest":  # never committed there, so nothing to report
+    if how != "no manifest":  # without manifest it is no checkpoint, so there is nothing to report
         assert len(said) == 1 and "step_000000200" in said[0] and "an older one is used" in said[0]
 
 
@@ -168,7 +168,7 @@ def test_sizes_are_compared_before_anything_is_fetched(
 
 
 @pytest.mark.parametrize("how", HOW[:3])
-def test_with_nothing_left_it_says_so_and_leaves_nothing(
+def test_without_an_intact_checkpoint_pull_raises_and_leaves_no_files(
     there: Store, store_url: str, tmp_path: Path, how: str
 ) -> None:
     upload(make_run(tmp_path / "x", steps=(200,)), there)
@@ -178,7 +178,7 @@ def test_with_nothing_left_it_says_so_and_leaves_nothing(
     assert list((tmp_path / "d").iterdir()) == []
 
 
-def test_a_run_here_is_brought_forward(there: Store, tmp_path: Path) -> None:
+def test_a_local_run_is_updated_from_the_store(there: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "x", replay=True)
     write_checkpoint(run / "best", 200)
     shutil.copytree(run, tmp_path / "here/reach-1")
@@ -188,12 +188,12 @@ def test_a_run_here_is_brought_forward(there: Store, tmp_path: Path) -> None:
     back = pull(there, None, tmp_path / "here")
     assert content(back) == content(run) and content(back, 200)
     best = committed(back / "best")[-1]
-    assert best.step == 250, "or the copier would put the older one in its place"
+    assert best.step == 250, "with the older best policy, the copier would replace the newer one in the store"
     best.verify()
     assert not list(back.glob(".kit-*"))
     again = {p: p.stat().st_mtime_ns for p in back.rglob("*")}
     assert pull(there, None, tmp_path / "here") == back
-    assert {p: p.stat().st_mtime_ns for p in back.rglob("*")} == again, "nothing newer, yet something changed"
+    assert {p: p.stat().st_mtime_ns for p in back.rglob("*")} == again, "nothing is newer, yet files changed"
 
 
 def test_a_newer_run_here_is_left_alone(there: Store, run: Path) -> None:
@@ -212,14 +212,14 @@ def test_another_run_of_the_same_name_is_left_alone(there: Store, run: Path, tmp
     assert not (other / "checkpoints/step_000000200").exists()
 
 
-# -- strangers -------------------------------------------------------------------------------------------------------
+# -- hostile stores --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "canary"
     yield path
-    assert not path.exists(), "a stranger's code ran"
+    assert not path.exists(), "code from the store ran"
 
 
 class Bomb:
@@ -231,7 +231,7 @@ class Bomb:
 
 
 def hostile(folder: Path, files: dict[str, bytes], shared: dict[str, Any] | None = None, **entries: Any) -> None:
-    """A checkpoint of step 200 with these files, its manifest honest about them unless `entries` say otherwise."""
+    """Write a checkpoint of step 200 with `files`; `entries` replace or extend the entries of its manifest."""
     place = folder / "reach-1/checkpoints/step_000000200"
     place.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -291,7 +291,7 @@ def test_hostile_runs_are_refused(there: Store, store_url: str, tmp_path: Path, 
         make_run(tmp_path / "d", steps=(100,))
     with pytest.raises(UserError) as caught:
         back = pull(there, None, tmp_path / "d")
-        if kind == "folder symlink":  # it is simply not seen
+        if kind == "folder symlink":  # the store does not list it, so a run without checkpoints is fetched
             assert not list(back.glob("checkpoints/*"))
             raise UserError("not seen")
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
@@ -303,7 +303,7 @@ def test_hostile_runs_are_refused(there: Store, store_url: str, tmp_path: Path, 
 def test_a_store_that_sends_more_than_it_lists(
     there: Store, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transfer is broken off at the size that was claimed."""
+    """The transfer is aborted once it exceeds the size in the manifest."""
     upload(run, there)
     sent = 0
 
@@ -336,7 +336,7 @@ def test_a_disk_without_room(there: Store, run: Path, tmp_path: Path, monkeypatc
         pull(there, None, tmp_path / "d")
 
 
-def test_bad_extras_do_not_cost_the_run(there: Store, run: Path, store_url: str, tmp_path: Path) -> None:
+def test_a_damaged_best_policy_does_not_stop_the_pull(there: Store, run: Path, store_url: str, tmp_path: Path) -> None:
     write_checkpoint(run / "best", 100)
     upload(run, there)
     policy = Path(store_url) / "reach-1/best/step_000000100/policy.safetensors"
@@ -347,7 +347,7 @@ def test_bad_extras_do_not_cost_the_run(there: Store, run: Path, store_url: str,
     assert said and "best" in said[0] and not list(back.glob("best/*"))
 
 
-def test_how_much_is_fetched_can_be_said(there: Store, tmp_path: Path, store_url: str) -> None:
+def test_max_gb_limits_the_download(there: Store, tmp_path: Path, store_url: str) -> None:
     from kit.runs.finding import locate
 
     Copier(make_run(tmp_path / "a"), there, "me").run_pass()

@@ -1,4 +1,4 @@
-"""What the redactor must leave alone, or a run cannot be opened again, and what must never get past it."""
+"""Tests of `redact`: tokens and keys are hidden; names, paths and ids stay, so that runs can be opened again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WORD, UPPER = string.ascii_letters + string.digits, string.ascii_uppercase + str
 
 
 def draw(letters: str, count: int) -> str:
-    """Random letters, with a digit and a capital among them."""
+    """Return `count` characters: random ones from `letters`, then 7Q, so that a digit and a capital are included."""
     return "".join(dice.choices(letters, k=count - 2)) + "7Q"
 
 
 def innocent() -> list[str]:
-    """Names, paths and ids as people and programs give them."""
+    """Return typical names, paths and ids; none contains a secret, but many look like one."""
     tasks = ["reach", "task-reach", "disk-cleaning", "desk-push", "risk-aware-walk", "mask-rcnn-pick", "flask-pour"]
     tails = ["ppo-baseline", "sac_large_512x512", "a2c-2026-11-22-final", "with-a-very-long-name-of-a-variant", "v2"]
     ends = ["", "-seed12", "_0003"]
@@ -138,7 +138,7 @@ def test_values_of_secret_variables_as_whole_words(monkeypatch: pytest.MonkeyPat
         assert redact(f"runs/{name}/x") == f"runs/{name}/x"
 
 
-def test_the_fields_of_a_config_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_config_fields_may_equal_a_secret_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", {"HF_TOKEN": "reach-ppo-baseline", "WANDB_API_KEY": "0123456789abcdef0123"})
     token = f"hf_{draw(WORD, 34)}"
     options = {"key": "0123456789abcdef0123", "list": ["reach-ppo-baseline"]}
@@ -150,7 +150,7 @@ def test_the_fields_of_a_config_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(redact_bytes(status, "status.json")) == {"message": "(hidden) is refused"}
 
 
-def test_what_is_no_text_stays() -> None:
+def test_bytes_that_are_not_utf_8_stay() -> None:
     assert redact_bytes(b"\xff\xfe hf_") == b"\xff\xfe hf_"
 
 
@@ -158,12 +158,12 @@ def test_an_error_is_one_line() -> None:
     token = SECRETS["Hugging Face"]
     assert one_line(ValueError(f"a\nb  {token}")) == "a b (hidden)"
     assert len(one_line(ValueError("x" * 1000))) == 300
-    assert token[:20] not in one_line(ValueError("x " * 140 + token)), "cut in the middle, it would pass for a word"
+    assert token[:20] not in one_line(ValueError("x " * 140 + token)), "half a token is not recognised"
     assert one_line(KeyError()) == "KeyError"
 
 
 def test_a_config_opens_again_without_its_secrets() -> None:
-    """Fields that cannot hold just any text are left out; long texts, which YAML breaks, are cleaned whole."""
+    """`store` and `tracker` become None; in long texts, which YAML wraps, tokens are redacted too."""
     token = SECRETS["Hugging Face"]
     options = {"deep": [{"key": f"a long text before what nobody may see, and then: Bearer {token}"}], token: 1}
     config = kit.RunConfig(env_options=options, store=f"s3://b/x?token={token}", tracker=f"wandb:{token}")
@@ -185,5 +185,5 @@ def test_a_config_opens_again_without_its_secrets() -> None:
         ({"n": 3, "key": "x"}, False),
     ],
 )
-def test_what_was_hidden_is_given_again(whole: dict[str, object], can_be: bool) -> None:
+def test_restores_accepts_only_values_for_the_hidden_parts(whole: dict[str, object], can_be: bool) -> None:
     assert restores(whole, {"key": "Bearer (hidden)", "n": 3}) is can_be

@@ -1,4 +1,4 @@
-"""The machine is gone, the store is left: a run fetched from any kind of store goes on exactly."""
+"""Tests of resuming a run on another machine from its store: identical result, secrets, lease, bad store."""
 
 import json
 import shutil
@@ -15,18 +15,18 @@ from tests.runs.crash import SLIDE, Forked, complete, create
 from tests.stores.conftest import SHARED
 
 STEPS = {"PPO": 1000, "A2C": 1000, "SAC": 400}
-"""Enough that none is done before the first checkpoint has been seen."""
+"""Total steps, enough that no run ends before the test sees its first checkpoint."""
 
 
 @pytest.mark.parametrize("store_url", SHARED, indirect=True)
-def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_path, store_url, waiter):
+def test_a_run_resumed_from_the_store_equals_an_uninterrupted_run(tmp_path, store_url, waiter):
     algo = {"h": "A2C", "s": "SAC"}.get(store_url[0], "PPO")
     fields = {"env": SLIDE, "total_steps": STEPS[algo]}
     uncut = create(tmp_path / "here", "uncut", algo, **fields)
     assert complete(uncut) == 0, uncut.log()
     run = create(tmp_path / "here", "run", algo, checkpoint_every=100, store=store_url, **fields)
     session = Forked(run)
-    assert session.until(lambda: run.latest() is not None), run.log()  # the copier goes on by itself
+    assert session.until(lambda: run.latest() is not None), run.log()  # the copier outlives the session
     session.kill(signal.SIGTERM)
     assert session.wait() == 75, run.log()
     last = run.latest()
@@ -41,10 +41,10 @@ def test_lost_machine_then_resume_from_the_store_ends_like_the_uncut_run(tmp_pat
     assert there.latest().step == last.step and moved["store"] == store_url
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)
-    assert there.status()["store"]["step"] == there.latest().step, "a finished run waits for its last copy"
+    assert there.status()["store"]["step"] == there.latest().step, "the last checkpoint must be copied"
 
 
-def test_no_secret_in_run_or_store(tmp_path, hub, waiter):
+def test_no_token_in_the_run_directory(tmp_path, hub, waiter):
     from tests.stores.hub_server import WRITE_TOKEN
 
     run = create(tmp_path, "run", env=SLIDE, store="hf://me/runs", total_steps=200)
@@ -54,7 +54,7 @@ def test_no_secret_in_run_or_store(tmp_path, hub, waiter):
             assert WRITE_TOKEN.encode() not in path.read_bytes(), path
 
 
-def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
+def test_the_error_of_a_second_machine_names_the_owner_of_the_run(tmp_path):
     store = str(tmp_path / "store")
     run = create(tmp_path / "here", "run", env=SLIDE, store=store, total_steps=10**9, checkpoint_every=100)
     session = Forked(run)
@@ -64,12 +64,12 @@ def test_a_second_machine_is_told_who_has_the_run_and_since_when(tmp_path):
         assert Forked(there).wait() != 0
         message = there.status()["message"]
         assert json.loads((tmp_path / "store/run/lease.json").read_text())["owner"] in message, message
-    finally:  # else it trains on for ever
+    finally:  # otherwise the session would train forever
         session.kill(signal.SIGTERM)
     assert session.wait() == 75
 
 
-def test_a_store_that_cannot_be_written_is_said_before_anything_is_created(tmp_path):
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_created(tmp_path):
     from kit import train
 
     (tmp_path / "file").write_text("not a folder")

@@ -1,4 +1,4 @@
-"""What every store promises, on every kind of store."""
+"""Tests of the `Store` interface on each kind of store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_missing_and_too_large(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../out", "a\\b", "", ".hidden", "a//b", "c:d"])
-def test_names_stay_inside(store: Store, path: str) -> None:
+def test_unsafe_paths_are_refused(store: Store, path: str) -> None:
     with pytest.raises((Refused, UserError)):
         store.put({path: b"x"})
     with pytest.raises((Refused, UserError)):

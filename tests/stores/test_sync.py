@@ -1,4 +1,4 @@
-"""The background process on real stores: everything arrives, whatever happens to it or to training."""
+"""Tests of `start_sync` and the copier process: kills, signals, a hung request, leases, damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Wait = Callable[..., None]
 
 @pytest.fixture
 def by_hand(run: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """by_hand(): a copier that nobody starts again, as the command line starts it; killed in the end."""
+    """by_hand(): start a copier as from the command line; it is not restarted, and killed at teardown."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -59,7 +59,7 @@ def test_the_local_folder_is_deleted_and_comes_back_identical(
 
 
 def test_it_ends_when_training_dies_and_everything_has_arrived(run: Path, tmp_path: Path, waiter: Wait) -> None:
-    """Training is killed outright, with a checkpoint not yet copied."""
+    """Training is killed by SIGKILL just after it commits a checkpoint."""
     store = tmp_path / "store"
     begin = f"from kit.stores import start_sync; h = start_sync({str(run)!r}, {str(store)!r})"
     program = f"{begin}; print('begun', flush=True); import time; time.sleep(60)"
@@ -73,7 +73,7 @@ def test_it_ends_when_training_dies_and_everything_has_arrived(run: Path, tmp_pa
     assert content(pull(open_store(str(store)), None, tmp_path / "back")) == content(run)
 
 
-def test_a_signal_makes_it_finish_not_flee(
+def test_on_sigterm_the_copier_copies_the_rest_and_ends(
     run: Path, by_hand: Callable[[], subprocess.Popen[bytes]], waiter: Wait
 ) -> None:
     copier = by_hand()
@@ -100,7 +100,7 @@ def test_a_killed_copier_is_started_again(
 def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
     run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:
-    """Whether it dies just before it is asked to end, or just after."""
+    """The copier is killed just before `stop`; in a second session, just after it."""
     handle = started(run, str(tmp_path / "store"))
     waiter(lambda: handle.state()["step"] == 200)
     first = handle.state()["pid"]
@@ -118,14 +118,14 @@ def test_a_copier_killed_while_training_ends_copies_the_last_step_all_the_same(
     assert again.stop(20)["step"] == 400 and again.is_done()
 
 
-def test_two_copiers_of_one_run_become_one(
+def test_a_second_copier_of_a_run_replaces_the_first(
     run: Path,
     tmp_path: Path,
     started: Callable[..., SyncHandle],
     by_hand: Callable[[], subprocess.Popen[bytes]],
     waiter: Wait,
 ) -> None:
-    """A session that follows another at once replaces the copier the other left behind."""
+    """A new session's copier replaces the one that the session before left behind."""
     first = by_hand()
     waiter(lambda: read_state(run).get("pid") == first.pid)
     second = started(run, str(tmp_path / "store"))
@@ -134,7 +134,7 @@ def test_two_copiers_of_one_run_become_one(
     assert second.stop(20)["state"] == "ok"
 
 
-def test_a_copier_that_does_not_end_is_named_and_waited_for(
+def test_a_copier_that_does_not_end_is_reported_and_waited_for(
     run: Path, tmp_path: Path, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:
     with (run / ".sync.lock").open("a+") as theirs:
@@ -147,11 +147,13 @@ def test_a_copier_that_does_not_end_is_named_and_waited_for(
     assert handle.stop(20) | {"step": 200, "error": None, "failures": 0} == handle.state()
 
 
-def test_the_hub_falls_silent_and_comes_back(
+def test_a_hung_commit_restarts_the_copier(
     run: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, started: Callable[..., SyncHandle], waiter: Wait
 ) -> None:
-    """A request hangs: the user is told, the process begins anew and the copy catches up; also when training is over.
-    Somebody who asked it to end is heard."""
+    """A commit hangs: .sync.json reports it, the process restarts itself and the copy catches up.
+
+    The second commit hangs after `stop`; the copier still ends and releases the lease.
+    """
     monkeypatch.setenv("KIT_STORE_PATIENCE_S", "3")
     handle = started(run, "hf://me/runs")
     waiter(lambda: handle.state()["step"] == 200)
@@ -165,18 +167,18 @@ def test_the_hub_falls_silent_and_comes_back(
         assert "no answer from the store" in handle.state()["error"] and handle.state()["failures"] == 1
         waiter(lambda step=step: handle.state()["step"] == step)
     waiter(handle.is_done)
-    assert handle.state()["state"] == "ok" and handle.state()["pid"] == pid, "one process all the time"
+    assert handle.state()["state"] == "ok" and handle.state()["pid"] == pid, "the restart must keep the process id"
     lease.acquire(open_store("hf://me/runs", write=True), run.name, "another machine")
 
 
-def test_starting_on_anothers_run_says_who(run: Path, store_url: str) -> None:
+def test_start_sync_names_the_owner_of_another_machines_run(run: Path, store_url: str) -> None:
     store = open_store(store_url, write=True)
     lease.acquire(store, run.name, "rival")
     with pytest.raises(UserError, match=r"belongs to rival on .* since 20.* until 20"):
         start_sync(run, store_url)
 
 
-def test_starting_from_nothing_over_a_run_in_the_store_is_refused(
+def test_start_sync_refuses_a_store_with_a_newer_checkpoint(
     run: Path, store_url: str, tmp_path: Path, started: Callable[..., SyncHandle]
 ) -> None:
     started(run, store_url).stop(20)
@@ -192,7 +194,7 @@ def test_starting_from_nothing_over_a_run_in_the_store_is_refused(
 def test_after_a_damaged_checkpoint_in_the_store_the_run_goes_on(
     run: Path, store_url: str, tmp_path: Path, started: Callable[..., SyncHandle], how: str
 ) -> None:
-    """What was passed over when fetching is no newer state; it is overwritten when its step comes again."""
+    """A damaged checkpoint does not count as newer; it is overwritten when training reaches its step again."""
     started(run, store_url).stop(20)
     policy = Path(store_url) / "reach-1/checkpoints/step_000000200/policy.safetensors"
     policy.unlink() if how == "missing" else policy.write_bytes(policy.read_bytes()[:-1] + b"!")
@@ -207,13 +209,13 @@ def test_after_a_damaged_checkpoint_in_the_store_the_run_goes_on(
     assert content(pull(open_store(store_url), None, tmp_path / "last")) == content(back)
 
 
-def test_a_store_that_cannot_be_used_is_said_at_once(run: Path) -> None:
+def test_an_unusable_store_raises_at_once(run: Path) -> None:
     with pytest.raises(UserError, match="cannot be reached"):
         start_sync(run, "/nowhere/at/all")
     assert not (run / ".sync.json").exists()
 
 
-def test_by_hand(run: Path, tmp_path: Path) -> None:
+def test_the_copier_from_the_command_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     set_status(run, state="finished")
     command = [sys.executable, "-m", "kit.stores", str(run), str(tmp_path / "store")]

@@ -1,4 +1,4 @@
-"""A run from elsewhere whose config names a module: nothing of it is imported before the user says so."""
+"""Tests of `kit.trust`: a module named in a downloaded run's config is imported only if the user trusts it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FEW = {"total_steps": 64, "n_envs": 2, "eval_every": 0, "overrides": {"n_steps":
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, on a machine on which nothing is trusted yet."""
+    """A new working directory; the list of trusted modules on disk is empty."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     place = tmp_path / "work"
@@ -51,7 +51,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hostile(folder: Path, fields: dict[str, object]) -> Path:
-    """The run `good` in `folder`, which says `fields`, with a trap in it and one two folders above."""
+    """Create the run `good` in `folder` with `fields` in its config; return its path.
+
+    The run and the working directory each get a trap.py, whose import creates the file `imported`.
+    """
     run = make_run(folder, "good")
     config = run / "config.yaml"
     known = {**yaml.safe_load(config.read_text()), **FEW, "encoder": "auto", "device": "cpu", "threads": 1}
@@ -69,7 +72,7 @@ def refused(command: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("fields", NAMES.values(), ids=NAMES)
-def test_a_folder(here: Path, fields: dict[str, object]) -> None:
+def test_a_run_in_a_folder_is_refused(here: Path, fields: dict[str, object]) -> None:
     run = hostile(here / "runs", fields)
     openings: list[Callable[[], object]] = [
         lambda: kit.resume(run),
@@ -88,13 +91,13 @@ def test_a_folder(here: Path, fields: dict[str, object]) -> None:
     for opening in openings:
         said = refused(opening)
         assert str(run / "config.yaml") in said and "trap'" in said and "trust=True (--trust)" in said, said
-        assert said.count(". ") == 0, "one sentence"
-    assert kit.runs("runs").to_dicts()[0]["name"] == "good", "to look at it needs no trust"
-    assert [path.name for path in (here / "runs").iterdir()] == ["good"], "nothing was made"
+        assert said.count(". ") == 0, "the message must be one sentence"
+    assert kit.runs("runs").to_dicts()[0]["name"] == "good", "listing runs must need no trust"
+    assert [path.name for path in (here / "runs").iterdir()] == ["good"], "a refused call must create nothing"
 
 
 @pytest.mark.parametrize("env", ["kit.envs.gym:TaskEnv", "gymnasium:kit/Reach-v0"])
-def test_the_option_of_a_view_names_no_other_task(here: Path, env: str) -> None:
+def test_the_option_task_of_an_env_cannot_import_a_module(here: Path, env: str) -> None:
     run = hostile(here / "runs", {"env": env, "env_options": {"task": "runs.good.trap:E"}})
     refused(lambda: kit.evaluate(run, 1))
 
@@ -107,8 +110,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command(here: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line and exit code 2; also where a file elsewhere, a batch of old, or a journal brings the name."""
+def test_commands_are_refused_in_one_line(here: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command, also with a batch, sweep or config file, exits with code 2 and one line."""
     hostile(here / "runs", {"env": "runs.good.trap:E"})
     hostile(here / "beside", {"env": "beside.good.trap:E"}).rename(here / "other")
     (here / "beside/config.yaml").write_text("env: beside.trap:E\n")
@@ -124,22 +127,22 @@ def test_a_command(here: Path, command: str, capsys: pytest.CaptureFixture[str])
     assert not (here / "imported").exists()
 
 
-def test_the_hub(here: Path, hub: HubServer) -> None:
+def test_a_run_from_the_hub_is_refused(here: Path, hub: HubServer) -> None:
     run = hostile(here / "elsewhere", {"env": "trap:E"})
     files = {f"good/{path.relative_to(run)}": path for path in run.rglob("*") if path.is_file()}
     open_store("hf://me/runs", write=True).put(files)
     said = refused(lambda: kit.resume("hf://me/runs/good"))
     assert "names the module 'trap'" in said
-    assert not list((here / "runs").rglob("*.py")), "and it brought none along"
+    assert not list((here / "runs").rglob("*.py")), "kit.resume must not download Python files"
 
 
-def test_a_drive_link(here: Path, shared: Path) -> None:  # noqa: F811
+def test_a_run_from_a_drive_link_is_refused(here: Path, shared: Path) -> None:  # noqa: F811
     hostile(shared, {"env": "trap:E"})
     link = f"gdrive-link:https://drive.google.com/drive/folders/{id_of('.')}"
     assert "names the module 'trap'" in refused(lambda: kit.resume(link))
 
 
-def test_a_zip(here: Path, tmp_path: Path) -> None:
+def test_a_run_from_a_zip_is_refused(here: Path, tmp_path: Path) -> None:
     run = hostile(tmp_path / "maker", {"algo": "runs.good.trap:TOY"})
     with zipfile.ZipFile(tmp_path / "run.zip", "w") as packed:
         for path in run.rglob("*"):
@@ -150,7 +153,7 @@ def test_a_zip(here: Path, tmp_path: Path) -> None:
 
 
 def python(code: str, **environment: str) -> str:
-    """What a new process prints, which works in the present folder."""
+    """Run `code` in a new Python process in the working directory; return its stdout and stderr."""
     import os
 
     # Whether PYTHONPATH is set depends on the machine, and an empty entry would be the working directory.
@@ -184,8 +187,8 @@ print(kit.evaluate('runs/own', 1))
 """
 
 
-def test_ones_own_run_needs_no_word_here_and_one_elsewhere(here: Path, tmp_path: Path) -> None:
-    """Typed once, it is trusted in every process, that of the training too; another machine has to be told."""
+def test_a_typed_module_is_trusted_on_this_machine_only(here: Path, tmp_path: Path) -> None:
+    """A module name typed once is trusted in all processes on this machine; another machine needs trust=True."""
     (here / "mine.py").write_text(TRAP.format(marker=str(here / "imported")))
     fields = {**FEW, "env": "mine:E", "algo": "mine:TOY", "run_name": "own", "overrides": {}}
     begun = python(f"import kit; run = kit.launch(**{fields!r}); print(run.wait(100)['state'], run.log())")
@@ -196,9 +199,9 @@ def test_ones_own_run_needs_no_word_here_and_one_elsewhere(here: Path, tmp_path:
     said = python(REFUSED_THEN_TRUSTED, **other)
     assert "names the module 'mine'" in said and said.endswith("finished\n"), said
     told = json.loads(python("import kit, json; print(json.dumps(kit.evaluate('runs/own', 2)))", **other))
-    assert told["episodes"] == 2, "it was told a moment ago"
+    assert told["episodes"] == 2, "trust=True must hold for later processes too"
     (here / "other").mkdir()
     (here / "mine.py").rename(here / "other/mine.py")
     refused, _, played = python(MOVED, **other).partition("imported by the user")
-    assert "names the module 'mine'" in refused, "a module of the same name elsewhere is another"
+    assert "names the module 'mine'" in refused, "a module of the same name in another file must not be trusted"
     assert "'mean_return'" in played

@@ -1,4 +1,4 @@
-"""Ant against Gymnasium's Ant-v5, step for step from the same states."""
+"""Tests of Ant: same steps as Gymnasium's Ant-v5 from the same states, same spaces, start noise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_equals_gymnasium_for_1000_random_steps(dtype, tolerance):
         if terminated or truncated:
             episodes += 1
             expected = begin_the_same()
-    assert episodes >= 3 and contacts > 100, "the comparison should see endings and contacts"
+    assert episodes >= 3 and contacts > 100, "the comparison must include episode ends and contacts"
 
 
 def test_spaces_and_time_limit_are_gymnasiums():
@@ -55,7 +55,7 @@ def test_spaces_and_time_limit_are_gymnasiums():
     assert ours.control_dt_s == theirs.unwrapped.dt
 
 
-def test_start_noise_is_gymnasiums():
+def test_start_noise():
     env = make_vec("Ant", 500, seed=0)
     away = env.task.sim.qpos - torch.as_tensor(env.task.model.qpos0)
     assert away[:, :3].abs().max() <= RESET_NOISE

@@ -1,4 +1,4 @@
-"""Dishwashing: rubbing cleans and nothing else does, plates break where they should, and the books are right."""
+"""Tests of Dishwashing: cleaning, friction, payment, broken and rejected plates, business metrics, Warp, images."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def sink(n: int = 1, name: str = "Dishwashing", **options: Any) -> Any:
 
 
 def do(x: float = 0.0, y: float = 0.0, press_n: float = -LIFT_N) -> torch.Tensor:
-    """An action: velocities in m/s, and a force in N."""
+    """Return the action (1, 3) for velocities in m/s and a force in N."""
     press = 2 * (press_n + LIFT_N) / (MOST_PRESS_N + LIFT_N) - 1
     return torch.tensor([[x / MOST_SPEED_MPS, y / MOST_SPEED_MPS, press]])
 
 
 def column(env: Any, name: str) -> torch.Tensor:
-    """That number of each world's plate, (n,); what is written to it is the plate's from now on."""
+    """Return a column of the task's `plate`, (n,), as a view: writing to it changes the plates."""
     return env.task.plate[:, PLATE.index(name)]  # type: ignore[no-any-return]
 
 
 def force_n(env: Any) -> float:
-    """The force between sponge and plate in the only world."""
+    """Return the force between sponge and plate in the only env, N."""
     return abs(env.task.sim.sensordata[0, env.task.model.sensor(FORCE).adr[0] + 3].item())
 
 
 def put(env: Any, x: float, y: float, z: float = 0.0, plate: float = 0.0) -> None:
-    """Put the only world's sponge there, at rest, and the plate to x = `plate`."""
+    """Put the only env's sponge at (x, y, z), at rest, and its plate at x = `plate`."""
     qpos = torch.tensor([[x, y, z]], dtype=torch.float64)
     middle = torch.tensor([[[plate, 0.0, 0.0]]], dtype=torch.float64)
     env.task.plate[:, :2] = middle[0, :, :2]
@@ -63,13 +63,13 @@ def put(env: Any, x: float, y: float, z: float = 0.0, plate: float = 0.0) -> Non
 
 
 def soil(env: Any, thickness: float = 1.0) -> None:
-    """The same dirt everywhere."""
+    """Set the same dirt thickness in all cells."""
     env.task.dirt.fill_(thickness)
     column(env, "first_dirt").fill_(env.task.dirt.sum(1)[0])
 
 
-def test_the_grid_covers_the_plate() -> None:
-    assert middles().shape == (52, 2)  # of 8 × 8, three in each corner are off it
+def test_the_dirt_grid_covers_the_plate() -> None:
+    assert middles().shape == (52, 2)  # 8 × 8, without three in each corner
     assert np.linalg.norm(middles(), axis=1).max() < WELL_M and np.allclose(middles().mean(0), 0)
     assert len({tuple(np.round(m, 6)) for m in middles()}) == 52
 
@@ -78,11 +78,11 @@ def test_rubbing_follows_prestons_law() -> None:
     at = torch.tensor([[0.0, 0.0], [0.02, 0.0], [0.0, 0.05]], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
     taken = dirt.rubbed(torch.zeros(1, 2), at, 30 * one, 0.4 * one, 0.04, 3e-4, 0.1)[0]
-    middle = 3e-4 * (2 * 30 / (math.pi * 0.04**2)) * 0.4 * 0.1  # k p v t, p in the middle
-    assert taken.tolist() == pytest.approx([middle, 0.75 * middle, 0.0])  # 1 - (2/4)², and out of reach
+    middle = 3e-4 * (2 * 30 / (math.pi * 0.04**2)) * 0.4 * 0.1  # k p v t, with the pressure p in the middle
+    assert taken.tolist() == pytest.approx([middle, 0.75 * middle, 0.0])  # at 2 of 4 cm: 1 - (2/4)²; at 5 cm: 0
     fine = torch.cartesian_prod(*[torch.arange(-0.04, 0.04, 5e-4, dtype=torch.float64) + 2.5e-4] * 2)
     whole = dirt.rubbed(torch.zeros(1, 2), fine, 30 * one, one, 0.04, 1.0, 1.0).sum() * 5e-4**2
-    assert whole.item() == pytest.approx(30, rel=1e-3), "the pressure sums to the force"
+    assert whole.item() == pytest.approx(30, rel=1e-3), "the integral of the pressure is the force"
 
 
 def test_only_pressing_and_sliding_cleans() -> None:
@@ -106,7 +106,7 @@ def test_only_pressing_and_sliding_cleans() -> None:
     for _ in range(6):
         env.step(do(x=0.2, press_n=30))
     way = env.task.sim.qpos[0, 0].item() - start
-    # All that is taken off is k F × way, over the area of a cell; friction slows the tool a little.
+    # The removed dirt is k F × distance / area of a cell. Friction slows the tool a little.
     assert before - env.task.dirt.sum().item() == pytest.approx(3e-4 * 30 * way / CELL_M**2, rel=0.05)
     assert 0.1 < way <= 0.12
 
@@ -144,11 +144,11 @@ def test_a_clean_plate_pays_its_price_and_the_next_one_comes() -> None:
     assert paid["time"] == pytest.approx(-10 * 3 * steps * 0.1 / 3600) and paid["breakage"] == 0
     assert info["shift/plates_per_hour"].item() == pytest.approx(3600 / (0.1 * steps))
 
-    for step in range(1, 21):  # two seconds, in which the tool is lifted whatever it is told
+    for step in range(1, 21):  # two seconds, in which the tool is lifted whatever the action
         assert column(env, "waiting_s").item() == pytest.approx(2.0 - 0.1 * (step - 1))
         env.step(do(press_n=30))
         if step == 10:
-            assert env.task.sim.mocap_pos[0, 0, 2].item() == pytest.approx(-0.1), "the lift is down"
+            assert env.task.sim.mocap_pos[0, 0, 2].item() == pytest.approx(-0.1), "the lift is down at half the time"
     assert column(env, "waiting_s").item() == 0 and env.task.sim.mocap_pos[0, 0, 2].item() == 0
     assert env.task.sim.qpos[0, 2].item() > 0.04 and column(env, "time_s").item() == 0
     assert env.task.dirt.sum() > 1 and not torch.equal(env.task.dirt, left)
@@ -167,19 +167,19 @@ def test_a_plate_breaks_above_the_limit_and_costs() -> None:
     assert env.task.ledger[0].tolist()[:3] == [0, 1, 0] and not terminated
     assert info["reward/breakage"].item() == -10 and info["shift/breakage_rate"].item() == 1
     lost = info["reward/cleaning"].item() + info["reward/delivery"].item()
-    assert lost == pytest.approx(-10 * paid), "what was paid in advance is taken back"
+    assert lost == pytest.approx(-10 * paid), "the advance is taken back"
     assert reward.item() == pytest.approx(sum(info[f"reward/{name}"].item() for name in economy.TERMS))
-    assert column(env, "waiting_s").item() == pytest.approx(5), "two seconds, and three to sweep up"
+    assert column(env, "waiting_s").item() == pytest.approx(5), "2 s for the next plate, 3 s to sweep up"
     for _ in range(60):
         env.step(do())
     assert env.task.ledger[0, 1] == 1 and column(env, "time_s").item() == pytest.approx(1.0)
 
 
-def test_plates_differ_in_what_they_stand_and_the_mat_stands_all() -> None:
+def test_force_limits_differ_between_plates_and_the_mat_has_none() -> None:
     env = sink(256, force_limit_n=20.0, force_spread_n=20.0)
     for _ in range(15):
         env.step(do(press_n=30.0).expand(256, 3))
-    assert 0.4 < env.task.ledger[:, 1].mean() < 0.75, "half of them stand less than 30 N, and it comes down harder"
+    assert 0.4 < env.task.ledger[:, 1].mean() < 0.75, "half break below 30 N; the sponge lands with more"
     env = sink(force_limit_n=1.0)
     put(env, 0.119, 0.0, plate=-0.03)
     for _ in range(5):
@@ -199,7 +199,7 @@ def test_a_plate_that_takes_too_long_is_taken_away_unpaid() -> None:
     assert info["reward/delivery"].item() == pytest.approx(-10 * column(env, "paid_usd").item())
 
 
-def test_the_books_by_hand() -> None:
+def test_business_metrics_by_hand() -> None:
     rules = Rules(price_usd=0.2, breakage_usd=3.0, energy_usd_kwh=0.5, machine_usd_h=4.0, wage_usd_h=20.0)
     half_hour = torch.tensor([[30.0, 1.0, 2.0, 3.6e6, 1800.0]])
     found = {name: value.item() for name, value in economy.metrics(rules, half_hour).items()}
@@ -217,15 +217,15 @@ def test_a_shift_ends_by_time_and_its_profit_is_what_was_paid() -> None:
     for _ in range(300):
         _, _, terminated, truncated, info = env.step(env.task.wipe(30.0, 0.4))
     assert truncated.all() and not terminated.any()
-    assert (info["shift/plates_per_hour"] > 0).any() and (env.task.ledger == 0).all(), "the next shift's books are new"
-    # All that was paid is the profit, but for the advance on the plate that is still in the sink: 6 cents at most.
+    assert (info["shift/plates_per_hour"] > 0).any() and (env.task.ledger == 0).all(), "the next shift has a new ledger"
+    # The return is the profit plus the advance on the plate that is still in the sink, at most 6 cents.
     profit = info["shift/profit_per_hour"] * 30 / 3600
     advance = info["episode_return"] / economy.REWARD_PER_USD - profit
     assert (advance > -1e-9).all() and (advance < 0.06 + 1e-9).all()
 
 
-def test_there_is_something_to_gain() -> None:
-    """Going where dirt is earns more than twice what the plain wiper does, with the same pressure."""
+def test_a_greedy_policy_earns_more_than_the_wiper() -> None:
+    """A policy that moves towards dirt earns more than twice as much as the scripted wiper, with the same force."""
 
     def profit(choose: Any) -> float:
         env = sink(8, offset_m=0.03)
@@ -246,7 +246,7 @@ def test_there_is_something_to_gain() -> None:
     assert 15 < plain < 35 and profit(greedy) > 2 * plain
 
 
-def test_warp_does_as_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_agrees_with_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
     env = sink(3)
     monkeypatch.setattr("kit.envs.task.make_sim", lambda model, n, *_: WarpSim(model, n, "cpu"))
     other = TensorEnv(Dishwashing(offset_m=0.0), 3)
@@ -272,12 +272,12 @@ def test_warp_does_as_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"shift_s": True}, "shift_s=True must be a number"),
     ],
 )
-def test_what_cannot_be(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         kit.make_vec("Dishwashing", 1, env_options=options)
 
 
-def test_a_picture_has_a_size() -> None:
+def test_invalid_image_size_is_refused() -> None:
     with pytest.raises(UserError, match="size=8 must be a whole number of at least 16"):
         kit.make_vec("DishwashingVideo", 1, env_options={"size": 8})
 
@@ -289,19 +289,19 @@ def test_clips_show_the_dirt_the_sponge_and_what_moved() -> None:
     newest = obs[:, -1].int()
     china = (newest.amin(1) > 200).float().mean((1, 2))
     brown = ((newest[:, 0] - newest[:, 2]) > 40).float().mean((1, 2))
-    assert (china > 0.1).all() and (brown > 0.05).all() and (china + brown > 0.35).all(), "the plate fills the picture"
+    assert (china > 0.1).all() and (brown > 0.05).all() and (china + brown > 0.35).all(), "the plate fills the image"
     env.task.dirt.zero_()
     washed = env.task.observe()["clip"].int()
     changed = (washed - newest).abs().sum(1) > 60
     assert (changed.float().mean((1, 2)) > 0.05).all()
-    assert ((washed[:, 0] - washed[:, 2]) > 100).float().mean((1, 2)).amax() < 0.05, "what is left is the sponge"
+    assert ((washed[:, 0] - washed[:, 2]) > 100).float().mean((1, 2)).amax() < 0.05, "only the sponge is left"
     for _ in range(3):
         obs = env.step(do(x=0.4).expand(2, 3))[0]
     frames = obs[0].int()
     assert ((frames[-1] - frames[-2]).abs().sum(0) > 60).any() and torch.equal(frames[0], frames[1])
 
 
-def test_every_part_of_every_plate_is_in_the_policys_picture() -> None:
+def test_all_dirt_is_in_the_policys_image() -> None:
     model = build_model()
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

@@ -1,4 +1,4 @@
-"""The joystick tasks: what ends an episode, what is paid, what is random, and that nothing is forgotten."""
+"""Tests of the joystick tasks: falls, reward terms, commands, pushes, randomisation, snapshots, a trained example."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def random_actions(env: TensorEnv, steps: int, seed: int = 0) -> list[torch.Tens
 
 
 def change(task: Any, **values: torch.Tensor) -> None:
-    """Give entries of the task's state, such as command_left and push_left (4, 1), s, these values."""
+    """Replace entries of the task's state, such as command_left and push_left (4, 1), s."""
     task.load_state({**task.state(), **values})
 
 
 def feet_contact(task: Any) -> list[torch.Tensor]:
-    """Each foot's sensor (n, 4): whether it touches the ground, and the force, N."""
+    """Return each foot's contact sensor (n, 4): number of contacts with the ground, and the force, N."""
     return [task.sensor(f"foot{foot}_contact") for foot in range(task.feet_velocity_w.shape[1])]
 
 
 def stand(env: TensorEnv, qpos: torch.Tensor | None = None) -> torch.Tensor:
-    """Put every robot into its home pose, or into `qpos`, at rest; returns what it is in now."""
+    """Put every robot into its home pose, or into `qpos`, at rest; return the home pose (n, nq)."""
     home = env.task.constant(env.task.model.key("home").qpos).repeat(env.num_envs, 1)
     env.task.sim.reset(torch.ones(env.num_envs, dtype=torch.bool), qpos=home if qpos is None else qpos)
     env.task.measure()
@@ -82,7 +82,7 @@ def test_robots_are_as_documented(env):
     assert env.reset(seed=0).shape == (4, width)
 
 
-def test_steps_are_finite_and_go_on_after_a_fall(env):
+def test_steps_are_finite_and_continue_after_a_fall(env):
     env.reset(seed=0)
     ended = torch.zeros(4, dtype=torch.bool)
     for step, action in enumerate(random_actions(env, 150)):
@@ -95,7 +95,7 @@ def test_steps_are_finite_and_go_on_after_a_fall(env):
         assert (reward >= env.task.least_reward).all()
         assert not (terminated & truncated).any() and info["velocity_error"].shape == (4,)
         ended |= terminated
-    assert ended[1] and info["episode_length"][1] < 75, "and it has begun anew"
+    assert ended[1] and info["episode_length"][1] < 75, "env 1 was reset"
 
 
 def test_a_robot_on_its_back_has_fallen(env):
@@ -126,13 +126,13 @@ def test_tracking_is_paid_in_full_when_the_command_is_followed(env):
     assert task.moving.tolist() == [False, True, True, True]
 
 
-def test_an_episode_is_judged_by_its_mean_errors_and_a_fall(go1, monkeypatch):
+def test_success_depends_on_mean_errors_and_falls(go1, monkeypatch):
     go1.reset(seed=0)
     stand(go1)
     task = go1.task
     task.command.zero_()
     change(task, command_left=torch.ones(4, 1), push_left=torch.ones(4, 1))
-    velocity = {0: [0.0, 0.3, 0.3, 0.0], 1: [0.0, 0.1, 0.3, 0.0]}  # m/s ahead, by step, world 0 to 3
+    velocity = {0: [0.0, 0.3, 0.3, 0.0], 1: [0.0, 0.1, 0.3, 0.0]}  # step -> forward velocity of envs 0 to 3, m/s
     seen = []
 
     def in_place_of_the_physics(_):
@@ -158,11 +158,11 @@ def test_an_episode_is_judged_by_its_mean_errors_and_a_fall(go1, monkeypatch):
     terms = sum(value for name, value in info.items() if name.startswith("reward/"))
     assert torch.allclose(terms.clamp(min=0.0), reward.double()) and len(task.rewards) == 16
     assert task.info()["velocity_error"].tolist() == pytest.approx([0, 0.3, 0.3, 0])
-    assert task.state()["errors"][3].tolist() == [0, 0, 0], "a new episode has begun"
+    assert task.state()["errors"][3].tolist() == [0, 0, 0], "a new episode has started"
 
 
-def test_commands_move(env):
-    """A policy that does nothing must not look good: 200 robots' commands through an episode, without the physics."""
+def test_most_commands_are_not_to_stand(env):
+    """Standing still must rarely be a success. Draws the commands of 200 robots for an episode, without physics."""
     task = env.task
     generator = torch.Generator().manual_seed(0)
 
@@ -179,10 +179,10 @@ def test_commands_move(env):
         speeds.append(task.command[:, :2].norm(dim=1))
     asked = torch.stack(speeds)
     assert asked.mean() > 0.5 and (asked == 0).double().mean() < 0.15
-    assert (asked.mean(0) < SUCCESS_MPS).double().mean() < 0.12, "episodes in which to stand still is a success"
+    assert (asked.mean(0) < SUCCESS_MPS).double().mean() < 0.12, "episodes in which standing still is a success"
 
 
-def test_costs_by_hand(go1):
+def test_penalties_by_hand(go1):
     qpos = stand(go1)
     qpos[1, 7:] += 0.1
     stand(go1, qpos)
@@ -201,24 +201,24 @@ def test_costs_by_hand(go1):
     assert r.dof_pos_limits(task)[0] == pytest.approx(0.025 * (0.863 * 2), rel=1e-6)
 
 
-def test_the_humanoid_leans_ahead_wherever_that_is(g1):
+def test_the_humanoid_leans_forward_in_any_heading(g1):
     qpos = stand(g1)
     half_yaw = torch.tensor([0.0, 0.5, 1.0, -0.3]) * math.pi / 2
     qpos[:, 3], qpos[:, 6] = half_yaw.cos(), half_yaw.sin()
     stand(g1, qpos)
     assert g1.task.heading_w[1].tolist() == pytest.approx([0, 1])
-    assert (r.orientation_leaning(g1.task) < 1e-5).all(), "at home"
+    assert (r.orientation_leaning(g1.task) < 1e-5).all(), "in the home pose"
     g1.task.sensor("torso_up_w")[:] = torch.tensor([0.0, 0.0, 1.0])
     assert r.orientation_leaning(g1.task).tolist() == pytest.approx([0.073**2] * 4)
 
 
-def test_what_a_foot_bears_is_what_presses_on_the_ground(g1):
+def test_contact_force_counts_only_the_vertical_force(g1):
     for sensor, force in zip(feet_contact(g1.task), ([400.0, 300.0, -510.0], [0.0, 0.0, -499.0]), strict=True):
-        sensor[:, 1:] = torch.tensor(force)  # N, world
+        sensor[:, 1:] = torch.tensor(force)  # N, world frame
     assert r.contact_force(g1.task).tolist() == [10.0] * 4
 
 
-def test_the_gait_clock_begins_with_the_first_step(g1):
+def test_the_gait_clock_starts_with_the_first_step(g1):
     g1.reset(seed=0)
     for step in range(2):
         g1.step(torch.zeros(4, 29))
@@ -240,13 +240,13 @@ def test_time_in_the_air_is_counted_and_paid_on_landing(go1):
     for found in contacts:
         task.act(torch.zeros(4, 12, dtype=torch.float64))
         for sensor in feet_contact(task):
-            sensor[:, 0] = found  # in place of the physics
+            sensor[:, 0] = found  # instead of the physics
         task.measure()
         seen.append(round(float(task.air_time[0, 0]) / CONTROL_DT_S))
         paid.append(float(r.feet_air_time(task)[0]))
-    assert seen[1:] == [1, 1, 2, 3, 4, 5, 6, 7, 1]  # the step at whose end they come down counts
+    assert seen[1:] == [1, 1, 2, 3, 4, 5, 6, 7, 1]  # includes the step in which the feet touch down
     assert paid[:8] == [0] * 8 and paid[9] == 0
-    assert paid[8] == pytest.approx(4 * (7 * 0.02 - 0.1))  # each of four feet, for what exceeds 0.1 s
+    assert paid[8] == pytest.approx(4 * (7 * 0.02 - 0.1))  # each of four feet, for the time above 0.1 s
 
 
 def test_commands_stay_in_range_and_change(env):
@@ -264,11 +264,11 @@ def test_commands_stay_in_range_and_change(env):
     assert torch.equal(task.command[1:], before[1:]) and not torch.equal(task.command[0], before[0])
 
 
-def test_a_first_lesson_always_moves(env):
+def test_always_moving_commands_are_medium_speeds_in_all_directions(env):
     lesson = TensorEnv(make_task(env.task.name, always_moving=True), 200, threads=1)
     lesson.reset(seed=0)
     task = lesson.task
-    for _ in range(2):  # the first command, and one that it changes to
+    for _ in range(2):  # the first command, and the next one
         shares = task.command / task.constant(task.most_speed)
         speed, way = shares[:, :2].norm(dim=1), torch.atan2(shares[:, 1], shares[:, 0])
         assert 1 / 3 <= speed.min() < 0.36 and 0.64 < speed.max() <= 2 / 3
@@ -280,15 +280,15 @@ def test_a_first_lesson_always_moves(env):
         assert (task.command != before).any(1).all()
 
 
-def test_the_example_walks():
+def test_the_go1_example_walks():
     make_joystick("Go1Joystick")
     example = Run(Path(__file__).parents[2] / "notebooks" / "examples" / "go1")
     reached = kit.evaluate(example, episodes=32)
-    assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # standing still: 0.05 and 0.8
+    assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # a robot that stands: 0.05 and 0.8
     assert example.find("best").step == 1_200_128
 
 
-def test_a_lesson_is_true_or_false():
+def test_always_moving_must_be_a_bool():
     make_joystick("Go1Joystick")
     with pytest.raises(UserError, match="always_moving='yes' must be true or false"):
         make_task("Go1Joystick", always_moving="yes")
@@ -306,11 +306,11 @@ def test_a_push_changes_the_speed_of_the_whole_robot(env):
     assert (others < 0.02).all() and low - 0.02 < pushed < high + 0.02 and pushed > 0.05
     speed = env.task.sim.qvel[0, :2].clone()
     env.step(torch.zeros(4, task.model.nu))
-    assert torch.allclose(env.task.sim.qvel[0, :2], speed, atol=0.02)  # one step long
+    assert torch.allclose(env.task.sim.qvel[0, :2], speed, atol=0.02)  # the push lasts one step
     assert 5.0 - 2 * CONTROL_DT_S <= task.state()["push_left"][0] <= 10.0
 
 
-def test_nothing_is_forgotten(env):
+def test_snapshots_are_exact(env):
     """A snapshot continues bit for bit through falls, commands, pushes and noise."""
     env.reset(seed=1)
     actions = random_actions(env, 90)
@@ -329,7 +329,7 @@ def test_nothing_is_forgotten(env):
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_snapshot_from_before_errors_were_added_up_is_taken(go1):
+def test_an_older_snapshot_without_errors_is_restored(go1):
     go1.reset(seed=0)
     saved = go1.snapshot()
     saved.pop("task.errors")
@@ -339,7 +339,7 @@ def test_a_snapshot_from_before_errors_were_added_up_is_taken(go1):
 
 
 @pytest.mark.parametrize("simulator", ["C", "Warp"])
-def test_envs_differ_in_friction_and_mass_on_request(simulator, monkeypatch):
+def test_randomize_changes_friction_and_mass_per_env(simulator, monkeypatch):
     if simulator == "Warp":
         monkeypatch.setattr("kit.envs.task.make_sim", lambda model, n, *_: WarpSim(model, n, "cpu"))
     env = make_vec("Go1Joystick", 3, env_options={"randomize": True})
@@ -354,7 +354,7 @@ def test_envs_differ_in_friction_and_mass_on_request(simulator, monkeypatch):
     most[torso] += 1.0
     assert (change.abs() <= most).all() and change[:, torso].abs().max() > 0.1
     before = friction.clone(), mass.clone()
-    env.restore({**env.snapshot(), "limit": torch.tensor([1000, 1, 1000])})  # steps until an episode ends
+    env.restore({**env.snapshot(), "limit": torch.tensor([1000, 1, 1000])})  # time limits, steps
     truncated = env.step(random_actions(env, 1)[0])[3]
     assert truncated.tolist() == [False, True, False]
     for old, new in zip(before, (friction, mass), strict=True):

@@ -1,4 +1,4 @@
-"""Pictures of the joystick robots: they follow the robot, show what is asked of it, and change nothing."""
+"""Tests of videos of joystick robots: cameras follow, an arrow shows the command, rendering changes no state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def env() -> TensorEnv:
         pytest.skip(f"no model of the robot: {error}")
 
 
-def test_the_way_that_a_command_asks_for():
+def test_path_of_a_command_by_hand():
     quarter = math.pi / 2
     command = torch.tensor([[1.0, -0.5, 0.0], [0.0, 0.0, quarter], [1.0, 0.0, quarter]], dtype=torch.float64)
     ends = views.path(command, 0.2, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
@@ -30,7 +30,7 @@ def test_the_way_that_a_command_asks_for():
     assert ends[1].flatten().tolist() == pytest.approx([1.2, -0.5, 0.0, 0.2, r, r + 0.2])
 
 
-def test_cameras_and_arrow_go_with_the_robot(env):
+def test_cameras_and_arrow_follow_the_robot(env):
     env.reset(seed=0)
     task, sim = env.task, env.task.sim
     qpos = task.constant(task.model.key("home").qpos).repeat(3, 1)
@@ -46,9 +46,9 @@ def test_cameras_and_arrow_go_with_the_robot(env):
     places = views.poses(task.sim, task.scene, task.heading_w, task.command, task.moving)
     tip = places["geom_xpos"][:, task.model.geom(f"arrow{views.LINKS}").id]
     assert tip[0].tolist() == pytest.approx([0.2 + 0.3, 0.0, 0.48])
-    assert tip[1].tolist() == pytest.approx([5.0, 1.5, 0.48]) and tip[2, 2] < -1, "no arrow where nothing is asked"
+    assert tip[1].tolist() == pytest.approx([5.0, 1.5, 0.48]) and tip[2, 2] < -1, "no arrow without a command"
     side = places["cam_xpos"][:, task.model.camera("side").id] - qpos[:, :3]
-    assert side[1, 0] == pytest.approx(1.9 * 0.98, abs=0.02) and side[1, 1].abs() < 1e-9, "a robot that faces +y"
+    assert side[1, 0] == pytest.approx(1.9 * 0.98, abs=0.02) and side[1, 1].abs() < 1e-9, "this robot faces +y"
 
     red, _, blue = seen[:, 0].int().unbind(-1)
     orange = red - blue > 80
@@ -56,4 +56,4 @@ def test_cameras_and_arrow_go_with_the_robot(env):
     dark = seen[:, 0].float().mean(3) < 90
     for world in range(3):
         rows, columns = dark[world].nonzero().double().mean(0)
-        assert 35 < rows < 65 and 38 < columns < 58, "the robot is in the middle"
+        assert 35 < rows < 65 and 38 < columns < 58, "the robot is in the middle of the image"

@@ -1,4 +1,4 @@
-"""The rules of Mission by hand, and the kernels beside a plain Python version."""
+"""Tests of Mission: rules by hand, kernels against a plain Python version, staggering, options, maps, images."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ FAR_M = 95.0
 
 
 def game(n: int = 1, **options: Any) -> Any:
-    """`n` worlds with the zone at (0, 0), no obstacles, defenders in the south-west corner looking north and staying
-    there, attackers in the north-east corner; whatever is tested is then put where it is wanted."""
+    """Make `n` envs in a fixed state, in which each test then places the units it needs.
+
+    The zone is at (0, 0); there are no obstacles. Attackers are in the north-east corner. Defenders start in the
+    south-west corner, look north and move at only 0.5 m/s.
+    """
     env = kit.make_vec("Mission", n, env_options={"obstacles": 0, "patrol_mps": 0.5, **options})
     task = env.task
     task.field[:, 0] = torch.tensor([0.0, 0.0, 0.0, -90.0])
@@ -42,7 +45,7 @@ def place(env: Any, unit: int, x: float, y: float) -> None:
 
 
 def guard(env: Any, x: float, y: float, still: bool = True) -> None:
-    """One defender there, looking north; `still`: it is told to stand, else it walks north until it sees somebody."""
+    """Put defender 0 at (x, y), looking north. It stands if `still`; else it walks north until it sees an attacker."""
     env.task.defenders[0, 0] = torch.tensor([x, y, 0.0, 1.0])
     env.task.minds[0, 0] = torch.tensor([0.0, 1000.0, x, y + 2.5])
     env.task._commands["defenders"][0, 0] = 0 if still else -1
@@ -70,7 +73,7 @@ def test_a_command_is_five_steps_in_one_of_eight_directions() -> None:
     [(0, 4.9, True), (0, 5.1, False), (39, 4.9, True), (41, 4.9, False), (180, 3.0, False)],
 )
 def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged: bool) -> None:
-    """5 m, 40° to either side of where it looks."""
+    """A defender tags within 5 m and 40° of its viewing direction."""
     env = game()
     guard(env, 0.0, 60.0)
     angle = np.radians(90 - angle_deg)
@@ -80,35 +83,35 @@ def test_a_tag_needs_range_and_cone(angle_deg: float, distance_m: float, tagged:
     assert info["reward/losses"].item() == pytest.approx(-0.03 * tagged)
 
 
-def test_who_is_tagged_is_out_for_its_time_and_begins_again_at_its_base() -> None:
+def test_a_tagged_attacker_waits_at_its_base() -> None:
     env = game(out_s=2.0, busy_s=1.0)
     guard(env, 0.0, 60.0)
     place(env, 2, 0.0, 63.0)
     place(env, 3, 1.0, 63.0)
     step(env, *[STAND] * 4)
-    # the first tick tags the first of the two, at (+3, -90), and keeps the defender busy for 20 ticks, 4 of them over
+    # The first tick tags the first of the two, now at (3, -90), and keeps the defender busy for 20 ticks; 4 are over.
     assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 36.0, 2400.0]
     assert env.task.attackers[0, 3, 2] == 0 and env.task.minds[0, 0, 0] == 16
     step(env, *[NORTH] * 4, times=7)
-    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 1.0, 2400.0], "commands do nothing yet"
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 1.0, 2400.0], "it still ignores commands"
     step(env, STAND, STAND, NORTH, STAND)
     assert env.task.attackers[0, 2].tolist() == pytest.approx([3.0, -90.0 + 4 * 0.4, 0.0, 2400.0 - 4])
 
 
 def test_two_units_hold_the_zone_and_capture_it() -> None:
-    """20 s are 80 commands; one alone holds nothing, and what was won runs back as fast."""
+    """Two units must hold the zone for 20 s, 80 commands. One alone does not hold it: the time counts down as fast."""
     env = game()
     place(env, 0, 0.0, 14.9)
     place(env, 2, 15.1, 0.0)
     step(env, *[STAND] * 4, times=3)
-    assert env.task.field[0, 1, 0] == 0, "one in, one 10 cm out"
+    assert env.task.field[0, 1, 0] == 0, "one unit is inside, one 10 cm outside"
     place(env, 2, -14.9, 0.0)
     _, reward, *_, info = step(env, *[STAND] * 4, times=40)
     assert env.task.field[0, 1, 0] == 200
     assert info["reward/holding"].item() == pytest.approx((2 * 0.03 + 2 * 0.06) / 4) == reward.item()
     place(env, 2, 50.0, 0.0)
     _, _, _, _, info = step(env, *[STAND] * 4, times=4)
-    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.03 / 4), "for the one"
+    assert env.task.field[0, 1, 0] == 180 and info["reward/holding"].item() == pytest.approx(0.03 / 4), "for one unit"
     place(env, 2, 0.0, 0.0)
     _, _, terminated, _, info = step(env, *[STAND] * 4, times=43)
     assert not terminated.item()
@@ -117,7 +120,7 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + (2 * 0.03 + 2 * 0.06) / 4)
 
 
-def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged() -> None:
+def test_progress_reward_by_distance_but_no_loss_of_it_for_a_tag() -> None:
     env = game()
     place(env, 0, 0.0, 60.0)
 
@@ -125,16 +128,16 @@ def test_progress_is_paid_by_the_metre_and_taken_back_but_not_from_who_is_tagged
         return step(env, command, *[STAND] * 3)[4]["reward/progress"].item()
 
     south = 7
-    assert paid(south) == pytest.approx(0.0005, abs=1e-6), "1 m of 100"
+    assert paid(south) == pytest.approx(0.0005, abs=1e-6), "0.05 per 100 m, for 1 m"
     assert paid(NORTH) == pytest.approx(-0.0005, abs=1e-6)
     place(env, 0, 0.0, 10.0)
-    assert paid(south) == 0, "in the zone there is no more"
+    assert paid(south) == 0, "no progress reward inside the zone"
     place(env, 0, 0.0, 60.0)
     guard(env, 0.0, 57.0)
     assert paid(south) == 0 and env.task.attackers[0, 0, 1] == -90.0
 
 
-def test_obstacles_stop_what_is_on_the_ground_and_not_what_flies() -> None:
+def test_obstacles_stop_ground_units_and_not_air_units() -> None:
     env = game()
     disc = torch.tensor([0.0, 60.0, 10.0, 0.0])
     env.task.discs[0, 0] = disc
@@ -144,22 +147,22 @@ def test_obstacles_stop_what_is_on_the_ground_and_not_what_flies() -> None:
     place(env, 2, -11.5, 60.0)
     step(env, EAST, NORTH, EAST, STAND, times=8)
     x, y = env.task.attackers[0, 0, :2].tolist()
-    assert (x, y) == pytest.approx((-11.0, 60.0), abs=1e-4), "its rim is 1 m about the middle"
+    assert (x, y) == pytest.approx((-11.0, 60.0), abs=1e-4), "the unit's radius is 1 m"
     assert env.task.attackers[0, 2, 0] == pytest.approx(-11.5 + 16.0)
     x, y = env.task.attackers[0, 1, :2].tolist()
-    assert np.hypot(x, y - 60.0) >= 11.0 - 1e-4 and x < -7.5 and y > 50.0, "slides along it"
+    assert np.hypot(x, y - 60.0) >= 11.0 - 1e-4 and x < -7.5 and y > 50.0, "slides along the obstacle"
 
 
-def test_flying_costs_endurance_and_standing_in_the_air_half_of_it() -> None:
+def test_flying_uses_endurance_and_hovering_half_as_much() -> None:
     env = game(endurance_s=10.0)
     step(env, STAND, STAND, EAST, STAND, times=39)
     assert env.task.attackers[0, :, 3].tolist() == [200.0, 200.0, 5.0, 102.5]
     _, _, _, _, info = step(env, STAND, STAND, EAST, STAND)
-    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "it is used up: out, and begins again full"
+    assert env.task.attackers[0, 2].tolist() == [3.0, -90.0, 300.0, 200.0], "no endurance left: at its base, refilled"
     assert info["reward/losses"].item() == pytest.approx(-0.03)
 
 
-def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground() -> None:
+def test_obstacles_hide_ground_units_and_defenders_from_each_other() -> None:
     env = game(leash_m=60.0)
     guard(env, 0.0, 30.0, still=False)
     place(env, 0, 0.0, 55.0)
@@ -173,7 +176,7 @@ def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground(
     assert env.task.minds[0, 0, 2:].tolist() == [0.0, 32.5] and env.task.obs[0, 14:20].tolist() == [0.0] * 6
     place(env, 3, 10.0, 55.0)
     obs = step(env, *[STAND] * 4)[0]
-    assert env.task.minds[0, 0, 2:].tolist() == [10.0, 55.0] and obs[0, 14] == 1, "over it, both ways"
+    assert env.task.minds[0, 0, 2:].tolist() == [10.0, 55.0] and obs[0, 14] == 1, "they see each other over it"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_obstacles_hide_the_ground_from_defenders_and_defenders_from_the_ground(
     ids=str,
 )
 def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str, Any]) -> None:
-    """Five worlds, 400 commands that keep their direction for a while; nothing is put back between."""
+    """Five envs, 400 steps, commands straight to the zone or random. Errors add up: no state is copied in between."""
     n = 5
     env = kit.make_vec("Mission", n, seed=4, env_options=options)
     obs, worlds = env.reset(seed=4), [PlainMission(**options) for _ in range(n)]
@@ -204,15 +207,15 @@ def test_the_kernels_agree_with_a_plain_version_step_for_step(options: dict[str,
         for w, world in enumerate(worlds):
             seen, paid, won, _, _ = world.step(action[w])
             off = np.abs(seen - info["final_obs"][w].numpy())
-            assert off.max() < 0.02, (k, w)  # of 30 m, so 60 cm; rounding shows in defenders who turn to a point nearby
+            assert off.max() < 0.02, (k, w)  # units of 30 m: 60 cm; rounding shows if a defender turns to a near point
             assert paid == pytest.approx(reward[w].item(), abs=1e-3) and won == terminated[w].item()
             tags, holds = tags + world.lost, holds + (world.held > 0)
             if won:
                 world.build(int(env.task._seeds[w]) % (options.get("maps") or 2**31))
-    assert tags > 10 and holds > 10, "what is compared has happened"
+    assert tags > 10 and holds > 10, "the comparison must include tags and held zones"
 
 
-def test_a_capture_that_pays_nothing_is_won_all_the_same() -> None:
+def test_a_capture_without_reward_is_still_a_win() -> None:
     env = game(capture=0.0, hold_s=1.0)
     place(env, 0, 0.0, 0.0)
     place(env, 1, 5.0, 0.0)
@@ -222,17 +225,17 @@ def test_a_capture_that_pays_nothing_is_won_all_the_same() -> None:
     assert terminated.item() and not truncated.item() and info["success"].item()
 
 
-def test_without_obstacles_none_is_seen() -> None:
-    """The last six numbers before the zone are the ground units' nearest obstacle, x, y and radius each."""
+def test_obstacle_observations_are_zero_without_obstacles() -> None:
+    """The columns are vectors to the nearest obstacle and its radius, for ground units and for defenders."""
     assert kit.make_vec("Mission", 8, env_options={"obstacles": 0}).reset(seed=0)[:, 32:38].abs().max() == 0
     guards = kit.make_vec("Mission", 8, env_options={"obstacles": 0, "side": "defenders"})
     assert guards.reset(seed=0)[:, 27:36].abs().max() == 0
 
 
-def test_episodes_end_at_different_times_also_after_a_load_into_other_envs() -> None:
-    """Nothing is captured: episodes end when their time is over, 1,200 steps, or earlier by chance the first time."""
+def test_first_episodes_are_staggered_also_after_loading_into_more_envs() -> None:
+    """Attackers stand, so episodes end at the limit of 1,200 steps; first episodes have random, shorter limits."""
     trained, other = (trainer_of(n) for n in (8, 16))
-    assert not other.load_state(trained.state()), "twice as many"
+    assert not other.load_state(trained.state()), "twice as many envs"
     env, ends = other.tensor_env, set()
     for at in range(1200):
         *_, terminated, truncated, _ = env.step(torch.zeros(16, 4, dtype=torch.int64))
@@ -254,12 +257,12 @@ def trainer_of(n: int) -> Any:
         ({"level": "brutal"}, "level='brutal' is unknown; valid are easy, standard, hard"),
     ],
 )
-def test_options_out_of_range_are_one_sentence(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         Mission(**options)
 
 
-def test_as_many_maps_as_wanted() -> None:
+def test_number_of_maps_and_size_of_obstacles() -> None:
     env = kit.make_vec("Mission", 64, seed=0, env_options={"maps": 2})
     assert len(env.task.field[:, 0].unique(dim=0)) == 2
     assert len(kit.make_vec("Mission", 64, seed=0).task.field[:, 0].unique(dim=0)) == 64
@@ -269,8 +272,8 @@ def test_as_many_maps_as_wanted() -> None:
     assert gaps.min() >= 6.0 - 1e-3 and discs[:, :, 2].min() >= 6 and discs[:, :, 2].max() <= 14
 
 
-def test_the_picture_shows_the_zone_a_defender_a_trail_and_what_is_held() -> None:
-    """200 m are 291 pixels of a picture 320 high, whose map is 293 high and centred; the zone is at (0, 0)."""
+def test_the_image_shows_zone_defender_trail_and_held_time() -> None:
+    """The map of 200 m has 291 pixels and its centre at row 146.5, column 160. The zone is at (0, 0)."""
     env = game()
     guard(env, 50.0, 0.0)
     place(env, 2, -60.0, 40.0)
@@ -282,18 +285,18 @@ def test_the_picture_shows_the_zone_a_defender_a_trail_and_what_is_held() -> Non
         return picture[0, 0, int(146.5 - y * scale), int(160 + x * scale)].tolist()
 
     red, green, blue = colour(first, 50.0, 0.0)
-    assert red > 180 and green < 80, "a defender"
-    assert colour(first, 50.0, 20.0)[1] < colour(first, 50.0, -20.0)[1], "it looks to the north: there it is reddish"
+    assert red > 180 and green < 80, "a red defender"
+    assert colour(first, 50.0, 20.0)[1] < colour(first, 50.0, -20.0)[1], "its field of view, to the north, is reddish"
     red, green, blue = colour(first, 0.0, 0.0)
-    assert red > 200 and blue < green < red, "a golden zone"
-    assert colour(first, -60.0, 36.0)[0] > 200 > 60 > colour(first, -60.0, 40.0)[0], "a teal diamond on paper"
+    assert red > 200 and blue < green < red, "the zone is golden"
+    assert colour(first, -60.0, 36.0)[0] > 200 > 60 > colour(first, -60.0, 40.0)[0], "a teal diamond on light paper"
     for _ in range(4):
         step(env, STAND, STAND, NORTH, STAND)
         picture = env.render(height=320, width=320)
-    assert colour(picture, -60.0, 41.0)[0] < 150, "its trail"
+    assert colour(picture, -60.0, 41.0)[0] < 150, "the unit's trail"
     place(env, 0, 0.0, 0.0)
     place(env, 2, 0.0, 5.0)
     step(env, *[STAND] * 4, times=60)
     red, green, blue = colour(env.render(height=320, width=320), 15.0, 0.0)
-    assert green > red and green > blue, "a quarter of the ring and more: 15 s of 20 are held"
+    assert green > red and green > blue, "held for 15 of 20 s: the ring is green at a quarter"
     assert env.render(("map", "map"), height=64, width=48).shape == (1, 2, 64, 48, 3)

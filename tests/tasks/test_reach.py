@@ -1,4 +1,4 @@
-"""Reach: the arm obeys, the goals can be had, and success means what the docstring says."""
+"""Tests of Reach: joint control, goals, start states, success, rewards, time limit, cameras, scripted policy."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STILL = torch.zeros(1, 7)
 
 
 def place_goal(env, offset_m: tuple[float, float, float]) -> None:
-    """Put the goal at `offset_m` from the hand of the only world."""
+    """Put the goal at `offset_m` from the hand of the only env."""
     env.task.sim.mocap_pos[0, 0] = hand(env) + torch.tensor(offset_m, dtype=torch.float64)
     env.task.measure()
 
 
 def hand(env) -> torch.Tensor:
-    """Where the hand of the only world is."""
+    """Return the position of the only env's hand, m."""
     return env.task.sim.site_xpos[0, env.task.model.site(HAND).id].clone()
 
 
 def distance(env) -> float:
-    """From the hand of the only world to its goal."""
+    """Return the distance from the only env's hand to its goal, m."""
     return (env.task.sim.mocap_pos[0, 0] - hand(env)).norm().item()
 
 
@@ -47,7 +47,7 @@ def test_each_joint_moves_at_the_commanded_velocity_and_the_others_stay():
         assert (moved - moved.diagonal().diag()).abs().max() < 0.05
 
 
-def test_the_arm_rests_where_it_is_put():
+def test_the_arm_stays_in_place_with_zero_actions():
     env = make_vec("Reach", 4, seed=0, threads=1)
     start = env.task.sim.qpos[:, :7].clone()
     for _ in range(20):
@@ -61,7 +61,7 @@ def test_a_control_step_is_50_ms():
     assert task.substeps == 25 and task.control_dt_s == pytest.approx(0.05)
 
 
-def test_goals_are_places_the_hand_can_take():
+def test_goals_are_in_reach_and_deterministic():
     bank, model = goal_bank(), build_model()
     assert bank.shape == (1024, 3) and len(np.unique(bank, axis=0)) == 1024
     data = mujoco.MjData(model)
@@ -69,14 +69,14 @@ def test_goals_are_places_the_hand_can_take():
     mujoco.mj_forward(model, data)
     hand, shoulder = data.site(HAND).xpos, data.body("robot0:shoulder_pan_link").xpos
     assert data.ncon == 0
-    assert np.linalg.norm(bank - hand, axis=1).min() > SUCCESS_M + 0.1, "no goal is reached by starting"
-    assert np.linalg.norm(bank - shoulder, axis=1).max() < 1.14, "no further than the arm is long"
+    assert np.linalg.norm(bank - hand, axis=1).min() > SUCCESS_M + 0.1, "no goal is reached at the start"
+    assert np.linalg.norm(bank - shoulder, axis=1).max() < 1.14, "within the length of the arm"
     assert bank[:, 2].min() > TABLE_TOP_M and bank[:, 0].min() >= 1.0
     goal_bank.cache_clear()
-    assert np.array_equal(goal_bank(), bank), "the same every time"
+    assert np.array_equal(goal_bank(), bank), "the same goals every time"
 
 
-def test_goals_differ_between_worlds_and_episodes():
+def test_goals_differ_between_envs_and_episodes():
     env = make_vec("Reach", 64, seed=0, threads=1)
     first = env.task.sim.mocap_pos[:, 0].clone()
     assert len(first.unique(dim=0)) > 55
@@ -114,12 +114,12 @@ def test_success_closes_the_gripper_then_ends_the_episode():
     assert reward.item() == pytest.approx(SUCCESS_BONUS + PROGRESS_PER_M * progress - 0.002 * 2, abs=1e-5)
     terms = {"progress": PROGRESS_PER_M * progress, "success": SUCCESS_BONUS, "precision": 0, "effort": -0.002 * 2}
     assert {name: info[f"reward/{name}"].item() for name in terms} == pytest.approx(terms, abs=1e-5)
-    assert obs[0, -1] == pytest.approx(1, abs=0.02), "the gripper is open still"
+    assert obs[0, -1] == pytest.approx(1, abs=0.02), "the gripper is still open"
 
     obs, reward, terminated, _, info = env.step(STILL)
     assert info["success"] and not terminated and obs[0, -1] < 0.95 and reward.item() < SUCCESS_BONUS / 2
 
-    place_goal(env, (0, 0, 0.4))  # once in, it stays a success, however far the goal
+    place_goal(env, (0, 0, 0.4))  # once reached, it stays a success, however far the goal
     assert env.step(STILL)[4]["success"]
     place_goal(env, (0.03, 0, 0))
     for steps in range(3, 30):  # noqa: B007
@@ -129,10 +129,10 @@ def test_success_closes_the_gripper_then_ends_the_episode():
     assert terminated and not truncated and 6 <= steps <= 14, "about half a second"
     assert info["success"] and info["within_5cm"] and info["episode_length"] == steps + 2
     assert reward.item() == pytest.approx(PRECISION_BONUS * (1 - info["distance"].item() / SUCCESS_M), abs=0.01)
-    assert env.task.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M), "the next episode begins with an open gripper"
+    assert env.task.sim.qpos[0, 7] == pytest.approx(FINGER_OPEN_M), "the next episode starts with an open gripper"
 
 
-def test_reward_is_for_coming_nearer():
+def test_reward_for_moving_closer():
     env = make_vec("Reach", 1, seed=0, threads=1)
     place_goal(env, (0.5, 0, 0))
     before = distance(env)
@@ -141,14 +141,14 @@ def test_reward_is_for_coming_nearer():
     assert reward.item() == pytest.approx(PROGRESS_PER_M * (before - distance(env)) - 0.002 * 2, abs=1e-5)
 
 
-def test_time_runs_out_without_success():
+def test_time_limit_without_success():
     env = make_vec("Reach", 2, seed=0, threads=1)
     for _ in range(100):
         _, _, terminated, truncated, info = env.step(torch.zeros(2, 7))
     assert truncated.all() and not terminated.any() and not info["success"].any()
 
 
-def test_chance_does_not_reach_goals():
+def test_random_actions_rarely_succeed():
     env = make_vec("Reach", 64, seed=0)
     generator = torch.Generator().manual_seed(0)
     episodes = successes = 0
@@ -172,7 +172,7 @@ def test_the_goal_is_seen_but_not_touched():
     assert contacts(model, sim.snapshot()["state"][0]) == 0
 
 
-def test_every_goal_is_in_every_picture():
+def test_every_goal_is_in_every_image():
     model = build_model()
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -184,7 +184,7 @@ def test_every_goal_is_in_every_picture():
 
 
 @pytest.mark.parametrize("camera", CAMERAS)
-def test_every_camera_shows_the_goal_where_it_is(camera):
+def test_every_camera_shows_different_goals_in_different_places(camera):
     env = make_vec("Reach", 2, seed=0, threads=1)
     env.task.sim.mocap_pos[:, 0] = torch.tensor([[1.3, 0.35, 1.0], [1.6, 1.2, 0.7]])
     env.task.sim.step()
@@ -192,7 +192,7 @@ def test_every_camera_shows_the_goal_where_it_is(camera):
     assert pictures.shape == (2, 1, 64, 64, 3) and pictures.dtype == torch.uint8
     red = (pictures[:, 0, :, :, 0].int() - pictures[:, 0, :, :, 1].int()) > 60
     first, second = (torch.nonzero(r).double().mean(0) for r in red)
-    assert (first - second).norm() > 8, "pixels apart"
+    assert (first - second).norm() > 8, "the goals are more than 8 pixels apart"
 
 
 def test_the_scripted_arm_reaches_every_goal_in_a_straight_line() -> None:

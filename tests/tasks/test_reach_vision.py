@@ -1,4 +1,4 @@
-"""ReachVision: where the ball is in the pictures, what else a policy sees, and what it can be asked for."""
+"""Tests of ReachVision: position of the ball in images, observations of policy and critic, bad options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_it_passes_gymnasiums_check() -> None:
     check_env(env.unwrapped, skip_render_check=True)
 
 
-def test_the_ball_is_where_the_pinhole_says() -> None:
+def test_the_ball_is_where_the_pinhole_model_projects_it() -> None:
     env: Any = make_vec("ReachVision", 12)
     obs = env.reset(3)
     assert {name: tuple(value.shape) for name, value in obs.items()} == {
@@ -40,21 +40,21 @@ def test_the_ball_is_where_the_pinhole_says() -> None:
             red, green, blue = obs[name][world, -1].int()
             ball = torch.nonzero((red > 90) & (green < 60) & (blue < 60))
             near = ball[(ball - torch.stack([row[world], column[world]])).abs().amax(1) < 4]
-            if len(near) >= 8:  # else the arm is before it
+            if len(near) >= 8:  # else the arm hides it
                 found += 1
                 middle = near.double().mean(0)
                 assert torch.allclose(middle, torch.stack([row[world], column[world]]), atol=1.0)
-    assert found >= 30, "of 36"
+    assert found >= 30, "of 36 images"
 
 
-def test_nothing_privileged_and_a_critic_that_sees_more() -> None:
+def test_the_policy_observes_no_goal_and_the_critic_the_state() -> None:
     plain: Any = make_vec("ReachVision", 2, env_options={"cameras": ["top"], "size": 32, "frames": 1})
     obs = plain.reset(0)
     assert set(obs) == {"top", "joints"} and obs["top"].shape == (2, 1, 3, 32, 32)
     moved = plain.task.sim.mocap_pos.clone()
     plain.task.sim.mocap_pos.copy_(moved + 0.1)
     plain.task.measure()
-    assert torch.equal(plain.task.observe()["joints"].float(), obs["joints"]), "the goal is in no number"
+    assert torch.equal(plain.task.observe()["joints"].float(), obs["joints"]), "joints do not depend on the goal"
     assert set(make_vec("ReachVision", 1, env_options={"joints": False}).reset(0)) == set(EYES)
 
     options = {"cameras": ["top"], "size": 32, "frames": 2, "critic_state": True}
@@ -68,7 +68,7 @@ def test_nothing_privileged_and_a_critic_that_sees_more() -> None:
         trainer = make_trainer(config, env).learn(16)
         obs = env.reset(0)
         blind = {**obs, "critic_state": torch.full_like(state, torch.nan)}
-        assert torch.equal(trainer.act(obs), trainer.act(blind)), "the actor never looks"
+        assert torch.equal(trainer.act(obs), trainer.act(blind)), "the actor ignores critic_state"
         for critic in [trainer.policy.vf_features_extractor] if algo == "PPO" else [trainer.critic.features_extractor]:
             assert critic({"critic_state": state}).shape == (2, trainer.policy.features_extractor.features_dim
                                                              if algo == "PPO" else 128 + 15)  # fmt: skip
@@ -80,6 +80,6 @@ def test_nothing_privileged_and_a_critic_that_sees_more() -> None:
      ({"size": 4}, "from 8 to 512"), ({"size": 64.5}, "whole number"), ({"frames": 0}, "at least 1"),
      ({"camera": ["top"]}, r"camera=\['top'\] is not one of ReachVision's; did you mean cameras")],
 )  # fmt: skip
-def test_what_it_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         make_vec("ReachVision", 1, env_options=options)

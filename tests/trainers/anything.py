@@ -1,4 +1,4 @@
-"""An env with any spaces, whose pictures and numbers are random."""
+"""Gymnasium env with selectable observation and action spaces and random observations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ACTIONS: dict[str, spaces.Space] = {
 
 
 class Anything(gymnasium.Env):
-    """Ends after seven steps; pays for nothing but being alive."""
+    """Env with random observations, a reward of 1 per step, and episodes of seven steps."""
 
     def __init__(self, observation: str = "numbers", action: str = "box") -> None:
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]

@@ -1,4 +1,4 @@
-"""What the trainers' tests share."""
+"""Fixtures of the trainer tests."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Small networks: a second thread only adds waiting, and results do not depend on the machine."""
+    """Run torch on one thread: faster for small networks, and results do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""A tensor env in thirty lines, and trainers on it."""
+"""A small tensor env, and helpers that build trainers on it and compare them with SB3's."""
 
 from typing import Any
 
@@ -12,8 +12,10 @@ from kit.trainers import Trainer, make_trainer
 
 
 class FakeEnv(BatchEnv):
-    """A point is pushed towards the origin. Reaching it ends the episode; so does the 20th step. Reset draws a new
-    start."""
+    """Env in which actions push a point; the reward is minus its distance to the origin.
+
+    An episode terminates within 0.3 of the origin and is truncated after `limit` steps. A reset draws a random start.
+    """
 
     control_dt_s = 0.05
 
@@ -40,7 +42,7 @@ class FakeEnv(BatchEnv):
         return torch.cat([self.place, self.steps[:, None] / self.limit], 1)
 
     def step(self, action: torch.Tensor) -> Any:
-        if not isinstance(self.action_space, spaces.Box):  # which way to push, as one number
+        if not isinstance(self.action_space, spaces.Box):  # discrete: the first number minus 1 pushes along all axes
             action = torch.stack([action.reshape(self.num_envs, -1)[:, 0] - 1.0] * self.place.shape[1], 1)
         self.place = self.place + 0.3 * action.clamp(-1, 1)
         self.steps, reward = self.steps + 1, -self.place.norm(dim=1)
@@ -68,7 +70,7 @@ class FakeEnv(BatchEnv):
 
 
 def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trainer:
-    """A small trainer on a small env."""
+    """Return a trainer of `algo` with small hyperparameters, on `env` or a `FakeEnv`."""
     small: dict[str, dict[str, Any]] = {
         "PPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2},
         "RecurrentPPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"lstm_hidden_size": 8}},
@@ -84,7 +86,7 @@ def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trai
 
 
 class Rows(KVWriter):
-    """Keeps every dumped row but its wall-clock columns."""
+    """Logger output that keeps every row, without the wall-clock columns (time/)."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -94,17 +96,17 @@ class Rows(KVWriter):
 
 
 def rows_of(model: Any) -> list[dict[str, Any]]:
-    """The rows that `model` will log from now on."""
+    """Return a list to which `model` adds every row that it logs from now on."""
     rows = Rows()
     model.set_logger(Logger(folder=None, output_formats=[rows]))
     return rows.rows
 
 
 def share_rollout(ours: Any, stock: Any) -> None:
-    """Give SB3's model the rollout that ours has collected, and both the same weights."""
+    """Copy the rollout of `ours` to SB3's model `stock`, change the weights of `ours` and copy them too."""
     ours._compute_returns()
     ours._log_now = True
-    with torch.no_grad():  # weights that have moved since the rollout, so that ratios differ from 1
+    with torch.no_grad():  # change the weights after the rollout, so that ratios differ from 1
         for p in ours.policy.parameters():
             p.add_(0.02 * torch.randn_like(p))
     stock.policy.load_state_dict(ours.policy.state_dict())

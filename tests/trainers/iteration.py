@@ -1,4 +1,4 @@
-"""One iteration of a trainer, rollout and update, without `learn` around it, which reads figures at its end."""
+"""Run one iteration of a trainer, rollout and update, without `learn`, which synchronises when it reads metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kit.trainers.sac import SAC
 
 
 def one_iteration(model: Any, callback: Any, gradient_steps: int = 2) -> None:
-    """Collect and train once; SAC takes so many `gradient_steps`."""
+    """Collect one rollout and update once; SAC takes `gradient_steps` gradient steps."""
     if isinstance(model, SAC):
         model._collect(callback, model.train_freq)
         model.train(gradient_steps, model.batch_size)

@@ -1,4 +1,4 @@
-"""One record per algorithm: anybody's is one file, and every algorithm takes whatever spaces its record names."""
+"""Tests of `Algorithm` records: a user-defined algorithm, complete records, training on every supported space."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SMALL = {
 }  # fmt: skip
 SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "BC": SMALL["Distill"]}
 SOURCE = {"Distill": {"teacher": "runs/any"}, "BC": {"dataset": "any"}}
-"""Planning looks for neither."""
+"""Placeholders: planning does not check that the teacher or the dataset exists."""
 
 
-def test_an_algorithm_of_ones_own_trains_is_saved_and_goes_on(tmp_path: Path) -> None:
+def test_a_user_defined_algorithm_trains_saves_and_resumes(tmp_path: Path) -> None:
     fields = {"algo": TOY, "env": "CartPole-v1", "seed": 3, "threads": 1, "eval_every": 4000, "checkpoint_every": 2000}
     overrides = {"learning_rate": 0.01, "policy_kwargs": {"net_arch": [32]}}
     run = kit.train(**fields, total_steps=8000, overrides=overrides, runs_dir=str(tmp_path))
-    assert run.config.n_envs == 4 and run.config.overrides["n_steps"] == 20, "its own row"
+    assert run.config.n_envs == 4 and run.config.overrides["n_steps"] == 20, "hyperparameters of the record"
     assert run.status()["state"] == "finished"
     assert run.metrics()["rollout/ep_rew_mean"].dropna().iloc[-1] > 40, "it learns"
     assert kit.evaluate(run, episodes=3)["mean_return"] > 40
@@ -42,7 +42,7 @@ def test_an_algorithm_of_ones_own_trains_is_saved_and_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_every_record_is_whole(algo: str) -> None:
+def test_every_record_is_complete(algo: str) -> None:
     found = find(algo)
     assert found.name == algo and issubclass(found.trainer, found.stock)
     for preset in ("auto", "sb3", "fast"):
@@ -55,7 +55,7 @@ PAIRS = [(observation, "box") for observation in OBSERVATIONS] + [("numbers", ac
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize(("observation", "action"), [*PAIRS, ("dict", "multi discrete")])
-def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: str) -> None:
+def test_every_supported_space_can_be_trained(algo: str, observation: str, action: str) -> None:
     options = {"observation": observation, "action": action}
     asked = RunConfig(
         env=ANYTHING, env_options=options, algo=algo, n_envs=2, total_steps=48, device="cpu", threads=1,
@@ -87,7 +87,7 @@ def test_whatever_sb3_accepts_is_trained(algo: str, observation: str, action: st
     assert torch.equal(other.act(obs), actions)
 
 
-def test_pictures_stay_bytes_in_rollout_and_replay() -> None:
+def test_images_stay_uint8_in_rollout_and_replay() -> None:
     for algo in ("PPO", "SAC", "TD3"):
         config = resolve(RunConfig(
             env=ANYTHING, env_options={"observation": "dict"}, algo=algo, n_envs=2, device="cpu", threads=1,

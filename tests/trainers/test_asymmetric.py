@@ -1,4 +1,4 @@
-"""Actor and critic that see different observation groups: who reads what, training, exact resume, export."""
+"""Tests of asymmetric actor-critic: observation groups of actor and critic, training, exact resume, export."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trainer(algo: str, groups: list[str] | None = None, seed: int = 0, **more: A
 
 
 def values(model: Any, obs: Any) -> torch.Tensor:
-    """What the critic makes of `obs`, of action 0 in SAC."""
+    """Return the critic's values of `obs`; for SAC and TD3 the Q-values of action 0."""
     seen = model.as_actor().preprocess(obs)
     with torch.no_grad():
         if hasattr(model, "critic"):
@@ -55,7 +55,7 @@ def values(model: Any, obs: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algo", HYPER)
-def test_a_critic_reads_its_group_and_an_actor_the_policys(algo: str, kind: str) -> None:
+def test_the_critic_reads_its_group_and_the_actor_reads_the_policy_group(algo: str, kind: str) -> None:
     model = trainer(algo, **KINDS[kind]).learn(48)
     groups, obs = model.tensor_env.obs_groups, model.tensor_env.reset(1)
 
@@ -64,7 +64,7 @@ def test_a_critic_reads_its_group_and_an_actor_the_policys(algo: str, kind: str)
 
     action = model.act(obs)
     assert action.isfinite().all() and torch.equal(model.act(without("hidden")), action)
-    assert torch.equal(model.act({name: obs[name] for name in groups["policy"]}), action), "nor does it ask for more"
+    assert torch.equal(model.act({name: obs[name] for name in groups["policy"]}), action), "the policy group suffices"
     value = values(model, obs)
     assert value.isfinite().all() and values(model, without("hidden")).isnan().all()
     if kind == "images":
@@ -75,12 +75,12 @@ def test_a_critic_reads_its_group_and_an_actor_the_policys(algo: str, kind: str)
         extractor = critic.features_extractor if algo in ("SAC", "TD3") else critic.vf_features_extractor
         assert extractor.features_dim == 5
         actor = model.actor if algo in ("SAC", "TD3") else model.policy
-        assert actor.features_extractor.features_dim == 2, "no bottleneck"
+        assert actor.features_extractor.features_dim == 2, "the actor's features must be its two inputs"
 
 
 @pytest.mark.parametrize("kind", ["numbers", "images"])
 @pytest.mark.parametrize("algo", HYPER)
-def test_cut_and_resumed_it_is_the_same_run(algo: str, kind: str) -> None:
+def test_an_interrupted_run_resumes_exactly(algo: str, kind: str) -> None:
     options: dict[str, Any] = {**KINDS[kind], "normalize": kind == "numbers"}
     whole = trainer(algo, **options).learn(64)
     first = trainer(algo, **options)
@@ -106,7 +106,7 @@ def test_cut_and_resumed_it_is_the_same_run(algo: str, kind: str) -> None:
 
 
 def test_every_parameter_of_a_critic_learns() -> None:
-    """A critic's layers of another width than the actor's are the optimizer's too."""
+    """The optimizer also has the critic's layers if their width differs from the actor's."""
     for algo in HYPER:
         model = trainer(algo)
         before = {name: p.clone() for name, p in model.policy.named_parameters()}
@@ -116,13 +116,13 @@ def test_every_parameter_of_a_critic_learns() -> None:
 
 
 @pytest.mark.parametrize("policy_kwargs", [{"enable_critic_lstm": False}, {"n_lstm_layers": 2, "lstm_hidden_size": 8}])
-def test_recurrent_critics_of_other_kinds(policy_kwargs: dict[str, Any]) -> None:
+def test_recurrent_critic_without_lstm_or_with_two_layers(policy_kwargs: dict[str, Any]) -> None:
     model = trainer("RecurrentPPO", policy_kwargs=policy_kwargs).learn(32)
     assert values(model, model.tensor_env.reset(0)).isfinite().all()
 
 
-def test_a_teachers_entries_are_nobody_elses() -> None:
-    """With a teacher's group beside it the policy is the one of the env without, weights and all."""
+def test_teacher_observations_do_not_change_the_policy() -> None:
+    """Training with the teacher's observation group added gives the same policy class and weights as without it."""
     for algo in HYPER:
         for kind in ("numbers", "images"):
             alone, beside = (trainer(algo, groups, **KINDS[kind]).learn(48) for groups in ([], ["teacher"]))
@@ -130,14 +130,14 @@ def test_a_teachers_entries_are_nobody_elses() -> None:
             assert equal(dict(alone.policy.state_dict()), dict(beside.policy.state_dict())), (algo, kind)
 
 
-def test_a_policy_of_another_algorithm_is_two_lines() -> None:
+def test_a_two_line_class_adds_observation_groups_to_sb3s_td3() -> None:
     from stable_baselines3 import TD3
     from stable_baselines3.td3.policies import MultiInputPolicy
 
     from kit.envs.sb3 import TensorVecEnv
 
     class AsymmetricTD3(OffPolicyGroups, MultiInputPolicy):
-        """For TD3."""
+        """Policy with observation groups for TD3."""
 
     kwargs = choose("auto", describe(SECRET).observation_space, {}, describe(SECRET).obs_groups).policy_kwargs
     model = TD3(AsymmetricTD3, TensorVecEnv(make_vec(SECRET, 2)), policy_kwargs=kwargs, learning_starts=4, device="cpu")
@@ -151,7 +151,7 @@ def test_a_policy_of_another_algorithm_is_two_lines() -> None:
     [(SECRET, {}, ["obs.seen"]), (SECRET, {"eye": True}, ["obs.eye", "obs.seen"]),
      (SECRET, {"obs_groups": ["teacher"]}, ["obs.seen"]), (SECRET, {"obs_groups": []}, ["obs"])],
 )  # fmt: skip
-def test_an_export_is_of_the_policys_group(
+def test_an_export_takes_the_policy_group_only(
     to: str, env: str, options: dict[str, Any], inputs: list[str], tmp_path: Path
 ) -> None:
     if to == "onnx":
@@ -164,7 +164,7 @@ def test_an_export_is_of_the_policys_group(
     described = {entry["name"]: entry for entry in about["inputs"]}[inputs[-1]]
     assert [part["what"] for part in described["parts"]] == ["steps of the episode", "the latest action"]
     if to == "torchscript":
-        assert len(list(torch.jit.load(path).graph.inputs())) == 1 + len(inputs), "itself, and these"
+        assert len(list(torch.jit.load(path).graph.inputs())) == 1 + len(inputs), "the module itself and the inputs"
     if to == "onnx":
         import onnxruntime
 
@@ -175,7 +175,7 @@ def test_an_export_is_of_the_policys_group(
         assert "policy_net" in names and "value" not in names and "vf" not in names
 
 
-def test_what_does_not_go_together_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_combinations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="shared_lstm=true gives the critic the actor"):
         trainer("RecurrentPPO", policy_kwargs={"shared_lstm": True, "enable_critic_lstm": False})
     space, groups = describe(SECRET, {"eye": True})[0], {"policy": ("eye", "seen"), "critic": ("seen", "hidden")}

@@ -1,4 +1,4 @@
-"""Every frame kept once, stacks put together when they are looked at: bit for bit what the env has shown."""
+"""Tests of lazy frame stacks: rollout and replay store each image once and return the env's exact stacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.envs.flipbook import SIDE, Flipbook
 WORLDS, STEPS = 3, 7
 
 
-def test_a_rollout_gives_back_what_was_seen_across_episodes_and_rollouts() -> None:
+def test_a_rollout_returns_the_envs_stacks_across_episodes_and_rollouts() -> None:
     env = TensorEnv(Flipbook(), WORLDS)  # episodes of 2, 3 and 4 steps
     obs = env.reset(0)
     frames = image_stacks(env.observation_space, env.frames)
@@ -38,11 +38,11 @@ def test_a_rollout_gives_back_what_was_seen_across_episodes_and_rollouts() -> No
             assert isinstance(batch.obs["eye"], Clips)
             assert torch.equal(batch.materialized().obs["eye"], torch.cat(shown)[rows])
     kept = rollout._images["eye"]
-    assert kept.shape == (STEPS + 2, WORLDS, SIDE, SIDE, 3), "and two that the first step sees"
+    assert kept.shape == (STEPS + 2, WORLDS, SIDE, SIDE, 3), "STEPS images and two earlier ones in the stack of step 0"
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "RecurrentPPO"])
-def test_a_gradient_from_frames_equals_that_from_whole_stacks(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_lazy_stacks_equals_training_with_full_stacks(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> dict[str, torch.Tensor]:
         sizes = {"n_steps": 5} | ({} if algo == "A2C" else {"batch_size": 5, "n_epochs": 2})
         config = RunConfig(env="tests.envs.flipbook:Flipbook", algo=algo, encoder="simple2dcnn", total_steps=30,
@@ -56,7 +56,7 @@ def test_a_gradient_from_frames_equals_that_from_whole_stacks(algo: str, monkeyp
 
 
 class Ledger:
-    """What a replay was given, whole."""
+    """Record of the full image stacks that were added to a replay."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -72,7 +72,7 @@ class Ledger:
         return obs
 
     def agrees(self, replay: Replay, rows: set[int]) -> None:
-        """A sample is of `rows`, and equal to what was given then."""
+        """Check that samples come from all `rows` and no others, and equal the recorded stacks."""
         batch = replay.sample(300)
         assert set(batch.rewards.int().tolist()) == rows
         for i in range(len(batch.rewards)):
@@ -84,19 +84,19 @@ def made(capacity: int, env: TensorEnv) -> Replay:
     return Replay(capacity, WORLDS, torch.device("cpu"), image_stacks(env.observation_space, env.frames))
 
 
-def test_a_replay_gives_back_what_was_seen_round_the_ring() -> None:
+def test_a_replay_returns_the_added_stacks_when_the_ring_wraps() -> None:
     env, ledger = TensorEnv(Flipbook(), WORLDS), Ledger()
     obs, replay = env.reset(0), made(10, env)
     for rows in range(1, 36):
         obs = ledger.play(env, replay, obs, 1)
-        oldest = 0 if rows <= 10 else rows - 10 + 2  # two frames back the oldest stacks cannot look any more
+        oldest = 0 if rows <= 10 else rows - 10 + 2  # full ring: earlier frames of the two oldest rows are lost
         ledger.agrees(replay, set(range(oldest, rows)))
     pictures = replay._images["eye"]
     assert pictures.ring.shape == (10, WORLDS, SIDE, SIDE, 3) and len(pictures._pool) < 40
 
 
 @pytest.mark.parametrize("same_envs", [True, False])
-def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
+def test_a_replay_is_restored_from_segments(same_envs: bool) -> None:
     env, ledger = TensorEnv(Flipbook(), WORLDS), Ledger()
     replay = made(12, env)
     obs = ledger.play(env, replay, env.reset(0), 17)
@@ -112,7 +112,7 @@ def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
         ledger.agrees(again, rows)
     else:
         again.note_reset()
-        obs, rows = env.reset(7), rows - {16}  # what followed row 16 is not known
+        obs, rows = env.reset(7), rows - {16}  # next_obs of row 16 is unknown
     torch.manual_seed(1)
     obs = ledger.play(env, again, obs, 1)
     rows = {row for row in rows if row >= 8} | {17}
@@ -124,8 +124,8 @@ def test_a_replay_goes_on_from_segments(same_envs: bool) -> None:
     ledger.agrees(third, rows)
 
 
-def test_sac_on_pictures_goes_on_without_a_replay_that_is_lost() -> None:
-    """It fills again: rows before the loss are out of sight, so stacks are whole from the third row on."""
+def test_sac_on_images_continues_after_its_replay_is_lost() -> None:
+    """The replay fills again from row 20; its first two rows lack earlier frames and are not sampled."""
     options = {"buffer_size": 64, "learning_starts": 8, "batch_size": 8, "train_freq": 1}
     config = RunConfig(env="tests.envs.flipbook:Flipbook", algo="SAC", encoder="multi_camera", overrides=options,
                        n_envs=2, device="cpu", threads=1, total_steps=1000)  # fmt: skip
@@ -139,7 +139,7 @@ def test_sac_on_pictures_goes_on_without_a_replay_that_is_lost() -> None:
     assert rows["rewards"].shape[0] == 20
 
 
-def test_a_shift_moves_all_frames_of_a_clip_alike() -> None:
+def test_a_random_shift_moves_all_frames_of_a_stack_equally() -> None:
     clips = torch.randint(0, 255, (200, 2, 3, 9, 10), dtype=torch.uint8)
     moved = random_shift({"eye": clips, "joints": torch.ones(200, 3)}, 2)
     assert moved["joints"].sum() == 600 and moved["eye"].dtype == torch.uint8
@@ -153,7 +153,7 @@ def test_a_shift_moves_all_frames_of_a_clip_alike() -> None:
     assert len(seen) == 25
 
 
-def test_sac_on_pictures_goes_on_as_if_it_had_not_stopped() -> None:
+def test_sac_on_images_resumes_exactly() -> None:
     options = {"buffer_size": 60, "learning_starts": 12, "batch_size": 8, "random_shift": 2}
     config = RunConfig(env="tests.envs.flipbook:Flipbook", algo="SAC", encoder="multi_camera", overrides=options,
                        n_envs=WORLDS, device="cpu", threads=1)  # fmt: skip

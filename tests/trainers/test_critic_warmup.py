@@ -1,4 +1,4 @@
-"""PPO on a pretrained policy: only the critic learns at first, also a new one that sees other entries."""
+"""Tests of training a pretrained policy further: critic warm-up of PPO and SAC, normalisation, `policy_of`."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PPO = {"n_steps": 16, "batch_size": 32, "n_epochs": 2}
 
 
 class Watched(Chase):
-    """Chase whose critic may see the numbers."""
+    """Chase with an observation group for the critic: the state vector."""
 
     obs_groups = Chase.obs_groups | {"critic": ("state",)}
 
@@ -48,8 +48,8 @@ def actor_weights(trainer):
 
 
 @pytest.mark.parametrize(("env", "groups"), [(CHASE, ()), (WATCHED, ("critic",))])
-def test_the_actor_waits_for_the_critic(student, env, groups):
-    """Two iterations of 64 steps with the actor as it was, then it learns. An asymmetric critic begins anew."""
+def test_the_actor_does_not_change_during_critic_warmup(student, env, groups):
+    """The actor stays unchanged for two iterations of 64 steps, then learns; an asymmetric critic starts untrained."""
     trainer = made(env, "PPO", groups, critic_warmup=128, **PPO)
     trainer.warm_start(student.state())
     obs = student.tensor_env.reset(seed=3)
@@ -72,8 +72,8 @@ def test_without_warm_up_the_policy_has_to_fit(student):
         trainer.warm_start(student.state())
 
 
-def test_statistics_of_observations_stay():
-    """With update_obs false, mean and variance stay the pretrained policy's; those of returns begin anew."""
+def test_without_update_obs_the_pretrained_statistics_stay():
+    """With update_obs=False the mean of observations stays that of the pretrained policy."""
     first = made(STATE, "PPO", normalize=True, **PPO)
     second = made(STATE, "PPO", normalize={"update_obs": False}, critic_warmup=64, **PPO)
     first.learn(128)
@@ -85,14 +85,14 @@ def test_statistics_of_observations_stay():
     assert not torch.equal(first.normalizer.obs_moments["obs"].mean, before)
 
 
-def test_returns_alone_may_be_normalised_in_one_run_only(student):
+def test_only_one_of_the_two_runs_may_normalise_returns(student):
     trainer = made(CHASE, "PPO", critic_warmup=64, normalize={"norm_obs": False}, **PPO)
     trainer.warm_start(student.state())
     assert trainer.normalizer.return_moments.count < 1
 
 
-def test_sac_goes_on_with_a_policy_that_imitation_has_trained_for_it():
-    """It acts as before until its critics are warm, with little noise instead of random actions."""
+def test_sac_trains_an_imitated_policy_further():
+    """During critic warm-up the deterministic actions stay the student's, and exploration adds small noise only."""
     student = made(STATE, "Distill", policy_of="SAC", n_steps=4, batch_size=32, gradient_steps=4)
     student.set_teacher(ScriptedTeacher(student.tensor_env))
     student.learn(320)
@@ -102,7 +102,7 @@ def test_sac_goes_on_with_a_policy_that_imitation_has_trained_for_it():
     action = student.act(obs)
     assert torch.equal(trainer.act(obs), action)
     with torch.no_grad():
-        assert (trainer.explore(obs) - trainer.as_actor().scale(action)).abs().max() < 4 * 0.37  # e to the power of -1
+        assert (trainer.explore(obs) - trainer.as_actor().scale(action)).abs().max() < 4 * 0.37  # 4 σ, σ = exp(-1)
     critic = trainer.critic.qf0[0].weight.detach().clone()
     trainer.learn(100)
     assert torch.equal(trainer.act(obs), action)
@@ -111,8 +111,8 @@ def test_sac_goes_on_with_a_policy_that_imitation_has_trained_for_it():
     assert not torch.equal(trainer.act(obs), action)
 
 
-def test_a_policy_of_sac_learns_the_labels():
-    """Labels of ±2 are ±1 for SAC's policy; smooth L1 is |x| - 0.05 beyond 0.1."""
+def test_imitation_loss_for_policy_of_sac():
+    """Labels of ±2 are scaled to ±1 for SAC's policy; smooth L1 is |x| - 0.05 above 0.1."""
     trainer = made(STATE, "Distill", policy_of="SAC", n_steps=4, batch_size=32)
     obs = torch.zeros(8, 2)
     labels = trainer.act(obs).detach() + 0.6

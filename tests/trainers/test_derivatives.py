@@ -1,4 +1,4 @@
-"""The written-out derivatives of PPO's and A2C's losses are autograd's, and a loss without them trains as well."""
+"""Tests of the closed-form derivatives of PPO's and A2C's losses: equal to autograd; overridden losses use autograd."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ CASES: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def minibatch(seed: int) -> tuple[Evaluated, Batch]:
-    """Ratios on both sides of the clip range, advantages of both signs, values inside and outside theirs."""
+    """Random minibatch: ratios and values inside and outside their clip ranges, advantages of both signs."""
     generator = torch.Generator().manual_seed(seed)
 
     def rows(spread: float) -> torch.Tensor:
@@ -34,11 +34,11 @@ def minibatch(seed: int) -> tuple[Evaluated, Batch]:
 
 
 @pytest.mark.parametrize(("algo", "numbers"), CASES.values(), ids=CASES)
-def test_written_out_derivatives_are_autograds(algo: str, numbers: tuple[float, ...]) -> None:
+def test_closed_form_derivatives_equal_autograd(algo: str, numbers: tuple[float, ...]) -> None:
     model: Any = trainer(algo, ent_coef=0.01, vf_coef=0.7)
     new, batch = minibatch(0)
     written = differentiate(model.loss, new, batch, *numbers)
-    assert model.loss.derivatives, "this loss has none written out"
+    assert model.loss.derivatives, "this loss has no closed-form derivatives"
     by_autograd = differentiate(lambda *arguments: model.loss(*arguments), new, batch, *numbers)
     for ours, theirs in zip(written, by_autograd, strict=True):
         torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float64), theirs, rtol=1e-12, atol=1e-15)
@@ -46,7 +46,7 @@ def test_written_out_derivatives_are_autograds(algo: str, numbers: tuple[float, 
 
 
 class Doubled:
-    """A loss of one's own: twice PPO's or A2C's, and a bonus for the square of the entropy."""
+    """Overrides the loss: twice PPO's or A2C's loss, minus 0.1 times the squared entropy."""
 
     def loss(self, new: Evaluated, *rest: Any) -> torch.Tensor:
         return 2 * super().loss(new, *rest) - 0.1 * new.entropy.square()  # type: ignore[misc]
@@ -60,9 +60,8 @@ class DoubledA2C(Doubled, A2C): ...
 
 @pytest.mark.parametrize("space", [None, spaces.Discrete(3), spaces.MultiDiscrete([3, 4])], ids=repr)
 @pytest.mark.parametrize("made", [DoubledPPO, DoubledA2C])
-def test_a_loss_of_ones_own_trains_stacked_networks(made: type, space: spaces.Space | None) -> None:
-    """An overridden loss leaves the written-out derivatives behind: the gradient of stacked networks is that of SB3's
-    modules by autograd."""
+def test_an_overridden_loss_works_with_stacked_networks(made: type, space: spaces.Space | None) -> None:
+    """An overridden loss has no closed-form derivatives; stacked networks then get the gradient of SB3's modules."""
     base = trainer(made.__mro__[2].__name__, FakeEnv(4, action_space=space), n_steps=16, seed=3)
     model = made("MlpPolicy", base.env, n_steps=16, seed=3, device="cpu", ent_coef=0.01)
     _, callback = model._setup_learn(64)

@@ -1,4 +1,4 @@
-"""Distillation: the loss by hand, who acts when, what is stored, and that a student learns from images."""
+"""Tests of `Distill`: the loss by hand, the teacher's share of envs, stored labels, learning from images."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def made(env=CHASE, n_envs=8, **overrides):
 
 
 def test_loss_is_smooth_l1_in_half_ranges_of_the_action():
-    """The action's range is -2 to 2, so half of it is 2: errors of 1 and 4 are 0.5 and 2 of it."""
+    """Actions range from -2 to 2, so errors of 1 and 4 are 0.5 and 2 half ranges."""
     trainer = made()
     obs = trainer.as_actor().preprocess(trainer._last_obs)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_teacher_acts_first_and_the_student_last():
 
 
 def test_labels_are_the_teachers_and_images_are_stored_once():
-    """The stored action is the script's for the stored place, whoever acted."""
+    """Stored actions are the scripted teacher's for the stored state, also in envs where the student acted."""
     trainer = made(teacher_until=0.5)
     trainer.learn(320)
     batch = trainer.replay_buffer.sample(200, with_next=False)
@@ -93,7 +93,7 @@ def test_state_prediction_is_a_second_loss_with_a_head_outside_the_policy():
         ({"overrides": {"teacher_until": 2.0}}, "teacher_until=2.0 is out of range"),
     ],
 )
-def test_what_cannot_be_is_refused(fields, sentence, tmp_path):
+def test_invalid_settings_are_refused(fields, sentence, tmp_path):
     config = {"env": CHASE, "algo": "Distill", "teacher": "scripted", "runs_dir": str(tmp_path)} | fields
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
         kit.train(RunConfig(**config), total_steps=64)

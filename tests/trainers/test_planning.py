@@ -1,4 +1,4 @@
-"""From "auto" to numbers: the same ones every time, and the ratios that people of SB3 expect."""
+"""Tests of `plan`: values chosen for "auto", batch sizes, SAC's update ratio, errors for invalid configs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ def _two_cores(monkeypatch):
     ("steps", "worlds"),
     [(1_000, 8), (81_919, 8), (81_920, 16), (100_000, 16), (163_840, 32), (10_000_000, 32)],
 )
-def test_worlds_double_while_cores_and_rollouts_last(steps, worlds):
-    """Reach's row: 8 worlds, 256 steps. Twenty rollouts of 16 × 256 are 81,920 steps; two cores have 32."""
+def test_auto_n_envs_doubles_up_to_the_limits_of_cores_and_rollouts(steps, worlds):
+    """Reach's row has 8 envs of 256 steps.
+
+    Twenty rollouts of 16 × 256 are 81,920 steps; two cores allow 32 envs.
+    """
     resolved = resolve(RunConfig(env="Reach", total_steps=steps))
     assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 256
     assert resolved.threads == 2 and resolved.device == "cpu"
 
 
 @pytest.mark.parametrize(("steps", "worlds"), [(100_000, 256), (1_000_000, 2048), (40_000_000, 2048)])
-def test_a_game_without_physics_has_thousands_of_worlds(steps, worlds):
-    """Mission's row: 16 worlds, 16 steps. Two cores have 2,048, of which twenty rollouts are 655,360 steps."""
+def test_auto_n_envs_of_a_task_without_physics_reaches_thousands(steps, worlds):
+    """Mission's row has 16 envs of 16 steps.
+
+    Two cores allow 2,048 envs; twenty rollouts of these are 655,360 steps.
+    """
     resolved = resolve(RunConfig(env="Mission", total_steps=steps))
     assert resolved.n_envs == worlds and resolved.overrides["batch_size"] == 1024
     assert resolve(RunConfig(env="Mission", preset="fast")).n_envs == 16
 
 
-def test_what_was_chosen_is_said():
+def test_resolved_values_are_summarised_in_a_sentence():
     asked = RunConfig(env="Reach", total_steps=100_000)
     assert plan(asked).sentence == "auto: 16 envs on 2 threads, 256 steps, batch 256"
     assert plan(asked.replace(preset="sb3")).sentence == ""
@@ -50,30 +56,30 @@ def test_joystick_rows_differ_with_the_device(env, monkeypatch):
     assert (cpu.n_envs, cpu.overrides["n_steps"], cpu.overrides["batch_size"]) == (32, 128, 1024)
     monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
     card = resolve(asked.replace(n_envs=4096))
-    assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # of 98,304
+    assert (card.overrides["n_steps"], card.overrides["batch_size"]) == (24, 12_288)  # rollout: 4096 × 24 = 98,304
     assert card.overrides["policy_kwargs"] == {
         "net_arch": [512, 256, 128], "activation_fn": "elu", "log_std_init": -1.0,
     }  # fmt: skip
     shrunk = with_n_envs(card.replace(n_envs=1000, overrides={**card.overrides, "batch_size": 12_000}), 500)
     assert (shrunk.n_envs, shrunk.overrides["batch_size"]) == (500, 12_000)
-    assert with_n_envs(shrunk, 250).overrides["batch_size"] == 6000  # all there is
+    assert with_n_envs(shrunk, 250).overrides["batch_size"] == 6000  # the whole rollout, 250 × 24
 
 
 @pytest.mark.parametrize("preset", ["auto", "fast", "heavy", "beast"])
 def test_sac_makes_as_many_gradient_steps_for_each_env_step_as_sb3(preset):
     hyper = resolve(RunConfig(env="Ant", algo="SAC", preset=preset)).overrides
-    assert hyper["gradient_steps"] == -1 and hyper.get("train_freq", 1) == 1, "-1: as many as env steps were made"
+    assert hyper["gradient_steps"] == -1 and hyper.get("train_freq", 1) == 1, "-1: as many gradient steps as env steps"
     stock = resolve(RunConfig(env="Ant", algo="SAC", preset="sb3"))
     assert stock.n_envs == 1 and stock.overrides.get("gradient_steps", 1) == 1
 
 
-def test_a_rows_own_ratio_holds_for_any_number_of_worlds():
+def test_a_rows_update_ratio_holds_for_any_number_of_envs():
     hyper = {n: resolve(RunConfig(algo="SAC", n_envs=n)).overrides["gradient_steps"] for n in (4, 8, 16)}
     assert hyper == {4: 1, 8: 2, 16: 4}
     assert resolve(RunConfig(algo="SAC", n_envs=16, overrides={"gradient_steps": 3})).overrides["gradient_steps"] == 3
 
 
-def test_what_is_asked_of_the_policy_adds_to_the_row():
+def test_requested_policy_kwargs_are_merged_with_the_row():
     asked = RunConfig(env="Go1Joystick", overrides={"policy_kwargs": {"activation_fn": "elu"}})
     kwargs = resolve(asked).overrides["policy_kwargs"]
     assert kwargs == {"net_arch": [128, 128], "log_std_init": -1.0, "activation_fn": "elu"}
@@ -97,7 +103,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does():
         ({"overrides": {"n_steps": 0}}, "n_steps=0 must be a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_sentence(fields, says):
+def test_invalid_configs_are_refused_in_one_sentence(fields, says):
     with pytest.raises(UserError, match=says) as error:
         resolve(RunConfig(**fields))
     assert "\n" not in str(error.value)

@@ -1,5 +1,4 @@
-"""RecurrentPPO against sb3-contrib's: the same rollouts, the same updates, the same actions; and what is particular to
-policies that remember."""
+"""Tests of `RecurrentPPO` against sb3-contrib's: rollouts, updates, actions; a memory task; invalid settings."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ UPDATES: dict[str, dict[str, Any]] = {
     "kl": {"target_kl": 0.02, "learning_rate": 3e-3},
 }
 ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([3, 2])]
-"""MultiBinary ones, which ours takes, sb3-contrib's buffer hands to the loss as bytes."""
+"""Without MultiBinary, which kit supports: sb3-contrib's buffer passes such actions to the loss as bytes."""
 
 
 class Uneven(FakeEnv):
-    """Its worlds do not begin together."""
+    """FakeEnv whose envs start at different steps of their episodes."""
 
     def __init__(self, action_space: spaces.Space | None = None) -> None:
         super().__init__(WORLDS, limit=8, action_space=action_space)
@@ -57,7 +56,7 @@ class Uneven(FakeEnv):
 
 
 def pair(action_space: spaces.Space | None = None, **kwargs: Any) -> tuple[Any, Any]:
-    """Ours and sb3-contrib's, of equal weights."""
+    """Return our trainer and sb3-contrib's, with equal weights."""
     common: dict[str, Any] = {
         "n_steps": STEPS, "batch_size": 32, "n_epochs": 3, "seed": 3, "device": "cpu", "policy_kwargs": SMALL, **kwargs,
     }  # fmt: skip
@@ -78,8 +77,11 @@ def assert_close(mine: torch.Tensor, theirs: Any, name: str) -> None:
 
 @pytest.mark.parametrize("kwargs", NETWORKS.values(), ids=NETWORKS)
 def test_rollouts(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two in a row, with the same noise: memory crosses from one to the next, ends with its episode, and values what
-    would have followed where time ran out."""
+    """Two consecutive rollouts equal sb3-contrib's, given the same noise.
+
+    The hidden state carries over to the second rollout, is zero at the start of an episode, and is used for the values
+    that bootstrap truncated steps.
+    """
     ours, stock = pair(policy_kwargs={**SMALL, **kwargs})
     buffers: list[list[Any]] = [[], []]
     for model, kept in zip((ours, stock), buffers, strict=True):
@@ -103,7 +105,8 @@ def test_rollouts(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert_close(mine.obs, theirs.observations, "obs")
     for name in ("actions", "rewards", "values", "log_probs", "advantages", "returns"):
         assert_close(getattr(mine, name), getattr(theirs, name), name)
-    going_on = torch.cat([torch.ones(1, WORLDS, dtype=torch.bool), ~mine.done[:-1]])  # theirs is blanked when used
+    # compare states within episodes only: at an episode start sb3-contrib zeroes the state later, when it is used
+    going_on = torch.cat([torch.ones(1, WORLDS, dtype=torch.bool), ~mine.done[:-1]])
     for i, name in enumerate(("hidden_states_pi", "cell_states_pi")):
         remembered = torch.from_numpy(getattr(theirs, name)).movedim(1, 2)
         assert_close(mine.hidden_state["actor"][:, :, i][1:][going_on[1:]], remembered[1:][going_on[1:]], name)
@@ -121,8 +124,7 @@ def test_updates_of_other_actions(space: spaces.Space, monkeypatch: pytest.Monke
 
 
 def assert_same_update(ours: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given the same rollout, and in each epoch the same step to begin with, sb3-contrib's update gives the same
-    weights and the same figures."""
+    """Check that both updates give equal weights and metrics, from the same rollout and first row of each epoch."""
     _, callback = ours._setup_learn(10**6)
     for _ in range(2):
         ours.collect_rollouts(ours.env, callback, ours.rollout_buffer, STEPS)
@@ -178,7 +180,7 @@ def test_plain_sb3_contrib_loads_it_and_acts_as_the_actor_does(tmp_path: Path) -
         actions, hidden_state = actor(torch.from_numpy(obs), hidden_state)
         said.append(actions.clamp(-1, 1).numpy())
     again = actor(torch.from_numpy(OBS[-1]))[0].clamp(-1, 1).numpy()
-    assert np.abs(again - said[-1]).max() > 1e-4, "what came before counts"
+    assert np.abs(again - said[-1]).max() > 1e-4, "actions must depend on earlier observations"
     model.save(tmp_path / "model")
     np.save(tmp_path / "obs.npy", np.stack([model.normalizer.observe(torch.from_numpy(obs)).numpy() for obs in OBS]))
     np.save(tmp_path / "episode_starts.npy", STARTS)
@@ -187,7 +189,7 @@ def test_plain_sb3_contrib_loads_it_and_acts_as_the_actor_does(tmp_path: Path) -
 
 
 class Recall(FakeEnv):
-    """Shows -1 or 1 in an episode's first step and nothing after it. At the fifth it pays for a push of that sign."""
+    """Memory task: the first observation shows a sign; an action of that sign in the fifth step earns 1."""
 
     def __init__(self, num_envs: int = 16) -> None:
         super().__init__(num_envs, limit=5, act=1)
@@ -207,7 +209,7 @@ class Recall(FakeEnv):
         return self._obs(), reward, terminated, torch.zeros_like(terminated), info
 
 
-def test_what_was_seen_once_is_remembered() -> None:
+def test_recurrent_ppo_solves_a_memory_task_and_ppo_does_not() -> None:
     settings = {"n_steps": 20, "batch_size": 320, "n_epochs": 10, "learning_rate": 0.01, "gamma": 0.9}
     rates = {}
     for algo in ("PPO", "RecurrentPPO"):
@@ -215,10 +217,10 @@ def test_what_was_seen_once_is_remembered() -> None:
         model.learn(6400)
         rates[algo] = float(np.mean(model.ep_success_buffer))
     assert rates["RecurrentPPO"] > 0.9
-    assert rates["PPO"] < 0.65, "nobody can know"
+    assert rates["PPO"] < 0.65, "without memory, only chance: 0.5"
 
 
-# -- what the user is told ---------------------------------------------------------------------------------------------
+# -- invalid settings ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,6 +233,6 @@ def test_what_was_seen_once_is_remembered() -> None:
     ],
     ids=repr,
 )
-def test_networks_that_cannot_be_are_refused(policy: dict[str, Any], words: str) -> None:
+def test_invalid_network_settings_are_refused(policy: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         resolve(RunConfig(env="Reach", algo="RecurrentPPO", device="cpu", overrides={"policy_kwargs": policy}))

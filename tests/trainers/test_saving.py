@@ -1,4 +1,4 @@
-"""A trainer is saved part by part: whatever can save itself can be attached, and what never changes is a part apart."""
+"""Tests of the components of a trainer's state: attached ones, frozen weights, invalid random generator states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.trainers import build
 
 
 class Pool:
-    """Opponents met so far."""
+    """Component that holds a list and a tensor, such as a pool of opponents."""
 
     def __init__(self) -> None:
         self.met: list[int] = []
@@ -31,7 +31,7 @@ class Pool:
         self.met, self.best = list(state["met"]), state["best"].clone()
 
 
-def test_anything_that_saves_itself_can_be_attached() -> None:
+def test_any_component_can_be_attached() -> None:
     model, pool = trainer("PPO"), Pool()
     model.attach("opponents", pool)
     pool.met, pool.best = [3, 1], torch.tensor([1.0, 2.0])
@@ -43,11 +43,11 @@ def test_anything_that_saves_itself_can_be_attached() -> None:
     assert empty.met == [3, 1] and torch.equal(empty.best, pool.best)
     plain = trainer("PPO").state()
     other.load_state(plain)
-    assert empty.met == [3, 1], "a run that was begun without it goes on"
+    assert empty.met == [3, 1], "a state without the component must leave it unchanged"
 
 
 class Pretrained(BaseFeaturesExtractor):
-    """A frozen trunk with running statistics, and a head that learns."""
+    """Features extractor with a frozen trunk, which has running statistics, and a trainable head."""
 
     def __init__(self, observation_space: spaces.Box) -> None:
         super().__init__(observation_space, 4)
@@ -59,7 +59,7 @@ class Pretrained(BaseFeaturesExtractor):
         return self.head(self.trunk.eval()(obs))
 
 
-def test_frozen_weights_are_a_part_of_their_own(monkeypatch: Any) -> None:
+def test_frozen_weights_are_a_separate_component(monkeypatch: Any) -> None:
     answer = Encoder("MlpPolicy", {"features_extractor_class": Pretrained})
     monkeypatch.setattr(build.encoders, "choose", lambda *_: answer)
 
@@ -83,7 +83,7 @@ def test_frozen_weights_are_a_part_of_their_own(monkeypatch: Any) -> None:
     other.load_state(state)
     assert torch.equal(other.act(obs), expected)
     other.learn(256)
-    assert torch.equal(other.act(obs), model.act(obs)), "and goes on as it would have"
+    assert torch.equal(other.act(obs), model.act(obs)), "training must continue as in the first trainer"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_frozen_weights_are_a_part_of_their_own(monkeypatch: Any) -> None:
         ("python", torch.zeros(4, dtype=torch.int64)),
     ],
 )
-def test_random_generators_of_a_stranger_are_checked_before_they_are_set(name: str, value: Any) -> None:
+def test_invalid_states_of_random_generators_are_refused(name: str, value: Any) -> None:
     model = trainer("PPO")
     state = model.state()
     state["rng"][name] = value

@@ -1,4 +1,4 @@
-"""Rollouts of policies that remember: whichever piece an update takes, each step's memory comes out again."""
+"""Tests of recurrent rollouts: padded sequences, minibatches from stored hidden states, row order, truncations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kit.trainers.rollout import RecurrentBatch, Rollout
 STEPS, WORLDS = 8, 3
 
 
-def test_sequences_lie_side_by_side() -> None:
-    """Rows 0 to 2, 3, and 4 to 5, worked by hand. The batch begins one whether or not an episode did."""
+def test_layout_of_padded_sequences() -> None:
+    """Rows 0 to 2, row 3, and rows 4 to 5, by hand; the first row always starts a sequence."""
     found = sequences(torch.tensor([False, False, False, True, True, False]))
     assert found.first.tolist() == [0, 3, 4]
     assert found.row.tolist() == [[0, 3, 4], [1, 4, 5], [2, 5, 5]]
@@ -22,10 +22,10 @@ def test_sequences_lie_side_by_side() -> None:
 
 
 def lived(lstm: torch.nn.LSTM) -> tuple[Rollout, torch.Tensor]:
-    """Random observations of worlds whose episodes end at random, and what `lstm` made of them, a step at a time."""
+    """Return a rollout of random observations and episode ends, and the outputs of `lstm`, computed step by step."""
     generator = torch.Generator().manual_seed(0)
     rollout, outputs = Rollout(STEPS, WORLDS, torch.device("cpu")), []
-    hidden = cell = torch.randn(2, WORLDS, 5, generator=generator)  # in the middle of an episode
+    hidden = cell = torch.randn(2, WORLDS, 5, generator=generator)  # the rollout starts in the middle of an episode
     rollout.begin()
     for step in range(STEPS):
         obs = rollout.store_obs(step, torch.randn(WORLDS, 4, generator=generator))
@@ -41,19 +41,19 @@ def lived(lstm: torch.nn.LSTM) -> tuple[Rollout, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [1, 5, 24])
 @torch.no_grad()
-def test_what_was_lived_step_by_step_is_told_in_one_go(size: int) -> None:
+def test_unrolled_minibatches_equal_stepwise_outputs(size: int) -> None:
     torch.manual_seed(0)
     lstm = torch.nn.LSTM(4, 5, num_layers=2)
     rollout, outputs = lived(lstm)
     batch = rollout.batch()
     assert isinstance(batch, RecurrentBatch)
-    order = torch.arange(STEPS * WORLDS).view(STEPS, WORLDS).T.flatten().roll(-7)  # world after world, from anywhere
+    order = torch.arange(STEPS * WORLDS).view(STEPS, WORLDS).T.flatten().roll(-7)  # env by env, rotated by 7 rows
     for rows, piece in zip(order.split(size), batch.take(order).split(size), strict=True):
         told = unroll(lstm, piece.obs, piece.hidden_state["actor"], sequences(piece.episode_starts))
         torch.testing.assert_close(told, outputs.flatten(0, 1)[rows], rtol=0, atol=1e-6)
 
 
-def test_an_epoch_visits_world_after_world_in_the_order_of_time() -> None:
+def test_an_epoch_visits_rows_env_by_env_in_time_order() -> None:
     model = trainer("RecurrentPPO")
     starts = set()
     for _ in range(20):
@@ -66,7 +66,7 @@ def test_an_epoch_visits_world_after_world_in_the_order_of_time() -> None:
     assert len(starts) > 10
 
 
-def test_final_observations_are_kept_only_where_an_episode_was_cut() -> None:
+def test_final_observations_are_stored_for_truncated_envs_only() -> None:
     rollout = Rollout(2, 3, torch.device("cpu"))
     rollout.begin()
     rollout.rewards[:] = 1.0

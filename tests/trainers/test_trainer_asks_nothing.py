@@ -1,7 +1,8 @@
-"""Inside a rollout and an update nothing crosses between a GPU and the CPU, and nobody waits for the GPU.
+"""Tests of rollouts and updates for GPUs: no synchronisation, no copies between GPU and CPU.
 
-Shown without one, on torch's "meta" device: tensors with shapes and no numbers, so that whatever asks for a number is
-found out, in the library and in Stable-Baselines3. All but the physics and the recording is what runs on CUDA.
+They need no GPU but use torch's "meta" device, whose tensors have shapes and no values. So every read of a value is
+detected, in this library and in Stable-Baselines3. Physics, random generators and the fused Adam kernel are replaced,
+and no CUDA graphs are recorded; the other code is the code that runs on CUDA.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WORLDS, STEPS = 4, 8
 
 
 class Border(TorchDispatchMode):
-    """While `watched`, whatever crosses raises; before, numbers asked for are 1."""
+    """While `watched`, raises on synchronisations and copies between meta and CPU; else, reads of a value return 1."""
 
     watched = False
 
@@ -53,7 +54,7 @@ class Border(TorchDispatchMode):
 
 
 class NoPhysics(WarpSim):
-    """Its tensors are elsewhere and nobody steps them."""
+    """WarpSim without physics: its tensors are on the meta device, and steps do nothing."""
 
     def __init__(self, model: Any, n: int, *_: Any) -> None:
         super().__init__(model, n, "cpu")
@@ -74,11 +75,11 @@ class NoPhysics(WarpSim):
         pass
 
     def _look_at_overflow(self) -> None:
-        """It does cross, without waiting."""
+        """The overflow check copies to the CPU, but does not synchronise."""
 
 
 class Generator(torch.Generator):
-    """There are none on the meta device."""
+    """CPU generator instead of one on the meta device, which torch does not have."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls)
@@ -87,7 +88,7 @@ class Generator(torch.Generator):
 @pytest.fixture
 def border(monkeypatch: pytest.MonkeyPatch) -> Iterator[Border]:
     monkeypatch.setattr("kit.envs.task.make_sim", NoPhysics)
-    monkeypatch.setattr(BaseModel, "device", META)  # networks begin there, they cannot move there
+    monkeypatch.setattr(BaseModel, "device", META)  # networks are made on meta; moving there fails
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch, "_fused_adam_", lambda *args, **options: None)
     validates = torch.distributions.Distribution._validate_args
@@ -119,7 +120,7 @@ CASES: dict[str, tuple[str, type[Any], dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore:You are trying to run")
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_crosses(border: Border, case: str) -> None:
+def test_an_iteration_neither_synchronises_nor_copies(border: Border, case: str) -> None:
     env, algorithm, options = CASES[case]
     try:
         vec = TensorEnv(make_task(env), WORLDS, META)
@@ -132,6 +133,6 @@ def test_nothing_crosses(border: Border, case: str) -> None:
     _, callback = model._setup_learn(10**9)
     model._log_now = False
     for turn in range(2):
-        border.watched = turn > 0  # the first one makes what is kept
+        border.watched = turn > 0  # the first iteration allocates buffers
         one_iteration(model, callback)
     model.act(model._last_obs)

@@ -1,4 +1,4 @@
-"""Advantages against numbers worked by hand, with γ = ½ and λ = ½."""
+"""Tests of `gae` and `Rollout`: advantages by hand with γ = ½ and λ = ½, bootstrapped time limits."""
 
 import torch
 
@@ -18,21 +18,21 @@ def test_gae_without_an_end() -> None:
     assert advantages.flatten().tolist() == [0.9375, -0.25, -1.0]
 
 
-def test_nothing_crosses_an_end() -> None:
+def test_gae_stops_at_an_episode_end() -> None:
     """The second step ends the episode: δ = (1, 1 - 4, -1), A = (1 - ¾, -3, -1)."""
     done = torch.tensor([[False], [True], [False]])
     advantages = gae(column(1, 1, 1), column(2, 4, 6), done, torch.tensor([8.0]), GAMMA, LAMBDA)
     assert advantages.flatten().tolist() == [0.25, -3.0, -1.0]
 
 
-def test_an_end_at_the_last_step_hides_what_follows() -> None:
+def test_gae_ignores_last_values_after_an_episode_end() -> None:
     done = torch.tensor([[False], [False], [True]])
     advantages = gae(column(1, 1, 1), column(2, 4, 6), done, torch.tensor([1e9]), GAMMA, LAMBDA)
     assert advantages.flatten().tolist() == [1 + 0.25 * (0 + 0.25 * -5), -1.25, -5.0]
 
 
 def rollout_of_two_worlds() -> Rollout:
-    """Both worlds end at step 1: world 0 terminates, world 1 runs out of time in an observation worth 10."""
+    """In both envs an episode ends at step 1: env 0 terminates, env 1 is truncated with final value 10."""
     rollout = Rollout(3, 2, torch.device("cpu"))
     rollout.begin()
     rollout.rewards[:] = 1.0
@@ -42,8 +42,8 @@ def rollout_of_two_worlds() -> Rollout:
     return rollout
 
 
-def test_time_limits_are_bootstrapped_and_ends_are_not() -> None:
-    """World 1's reward at step 1 becomes 1 + ½·10 = 6, so δ_1 = 6 - 4 = 2 where world 0 has 1 - 4 = -3."""
+def test_truncations_are_bootstrapped_and_terminations_are_not() -> None:
+    """Env 1's reward at step 1 becomes 1 + ½·10 = 6, so δ_1 = 6 - 4 = 2; env 0 has 1 - 4 = -3."""
     rollout = rollout_of_two_worlds()
     rollout.bootstrap(lambda obs: obs[:, 0], GAMMA)
     rollout.finish(torch.tensor([8.0, 8.0]), GAMMA, LAMBDA)
@@ -52,14 +52,14 @@ def test_time_limits_are_bootstrapped_and_ends_are_not() -> None:
     assert rollout.returns.tolist() == [[2.25, 3.5], [1.0, 6.0], [5.0, 5.0]]
 
 
-def test_the_next_rollout_forgets_the_cuts_of_this_one() -> None:
+def test_begin_clears_the_truncations_of_the_previous_rollout() -> None:
     rollout = rollout_of_two_worlds()
     rollout.begin()
     rollout.bootstrap(lambda obs: obs[:, 0], GAMMA)
     assert rollout.rewards.eq(1).all()
 
 
-def test_a_time_limit_in_several_steps_and_worlds() -> None:
+def test_truncations_in_several_steps_and_envs() -> None:
     rollout = Rollout(4, 3, torch.device("cpu"))
     rollout.begin()
     rollout.store_truncated(0, torch.tensor([True, False, False]), torch.tensor([[1.0], [2.0], [3.0]]))

@@ -1,4 +1,4 @@
-"""The normaliser against SB3's VecNormalize, step for step."""
+"""Tests of `Normalizer` against SB3's VecNormalize, step by step."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from kit.trainers.normalize import Normalizer
 
 
 def test_equals_vec_normalize() -> None:
-    """50 steps of 4 worlds, ends of episodes included: statistics to 1e-6, scaled numbers to 1e-5."""
+    """50 steps of 4 envs with episode ends: statistics agree to 1e-6, scaled values to 1e-5."""
     venv = VecNormalize(TensorVecEnv(FakeEnv()), gamma=0.9, clip_obs=2.0, clip_reward=1.5)
     env = FakeEnv()
     env.reset(seed=0)
@@ -56,7 +56,7 @@ def test_reward_only() -> None:
 
 
 class Mapped(FakeEnv):
-    """Where the point is, and the clock, apart; and which way it lies, as a whole number, which nobody scales."""
+    """FakeEnv with a Dict observation: position, clock, and a discrete entry, which is not scaled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_each_entry_of_a_mapping_has_its_own_statistics() -> None:
     np.testing.assert_allclose(wrapped.normalize_obs({k: v.numpy() for k, v in obs.items()})["clock"], seen["clock"])
 
 
-def test_what_has_no_number_to_scale_is_refused() -> None:
+def test_discrete_and_image_observations_are_refused() -> None:
     for space in (spaces.Discrete(3), spaces.Box(0, 255, (3, 64, 64), np.uint8)):
         with pytest.raises(UserError, match=f'cannot scale {type(space).__name__} .*"norm_obs": false'):
             Normalizer(space, 1, torch.device("cpu"), 0.99)

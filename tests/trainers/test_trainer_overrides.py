@@ -1,4 +1,4 @@
-"""What people may write as overrides, and what they are told otherwise."""
+"""Tests of `arguments`: valid overrides are converted, invalid ones are refused in one sentence."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kit.trainers.algorithm import find
 from kit.trainers.arguments import arguments
 
 
-def test_known_names_pass_and_are_translated() -> None:
+def test_valid_overrides_are_converted() -> None:
     given = {
         "learning_rate": "lin_3e-4",
         "gamma": 1,
@@ -59,7 +59,7 @@ def test_known_names_pass_and_are_translated() -> None:
     ],
     ids=repr,
 )
-def test_anything_else_is_refused_in_one_sentence(algo: str, overrides: dict[str, Any], words: list[str]) -> None:
+def test_invalid_overrides_are_refused_in_one_sentence(algo: str, overrides: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as refusal:
         arguments(find(algo), overrides)
     for word in words:

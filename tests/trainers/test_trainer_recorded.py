@@ -1,5 +1,8 @@
-"""Updates that are recorded and replayed, as on a GPU. Where there is none the recording is torch.fx's: like a CUDA
-graph it is a list of kernels with the tensors they read and write, and Python is not asked again."""
+"""Tests of recorded and replayed updates, as on a GPU: PPO, A2C and SAC train as without recording.
+
+torch.fx records the graphs, so no GPU is needed. Like a CUDA graph, such a graph is a list of kernels with the tensors
+that they read and write; a replay does not run the recorded Python function again.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +19,7 @@ from kit.trainers.sac import SAC
 
 
 def fx_graph(function: Function, inputs: Tensors, device: torch.device) -> tuple[Tensors, Callable[[], object]]:
-    function(*inputs)  # a warm-up, with its traces
+    function(*inputs)  # a warm-up, whose in-place changes `Recorded` undoes
     graph = make_fx(lambda *given: function(*given))(*inputs)
     outputs = tuple(torch.full_like(x, torch.nan if x.is_floating_point() else -1) for x in graph(*inputs))
 
@@ -33,7 +36,7 @@ def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tape(model: Any) -> Any:
-    """`model`, as it would be set up on a GPU."""
+    """Set up `model` as on a GPU, with recorded updates."""
     if isinstance(model, SAC):
         model._stacked._on_cpu, model._stacked._recorded = False, model._stacked.record()
         return model
@@ -58,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kwargs", SHAPES.values(), ids=SHAPES)
-def test_ppo_learns_the_same(kwargs: dict[str, Any]) -> None:
+def test_recorded_ppo_trains_like_plain_ppo(kwargs: dict[str, Any]) -> None:
     kwargs = {"batch_size": 16, "n_epochs": 3, "seed": 3, **kwargs}
     plain = trainer("PPO", **kwargs)
     expected = rows_of(plain)
@@ -66,13 +69,13 @@ def test_ppo_learns_the_same(kwargs: dict[str, Any]) -> None:
     replayed = tape(trainer("PPO", **kwargs))
     rows = rows_of(replayed)
     replayed.learn(5 * 64)
-    assert len(replayed.networks._recordings) == 2, "acting, and the gradient"
+    assert len(replayed.networks._recordings) == 2, "one for acting, one for the gradient"
     assert_same(replayed, plain)
     assert rows == expected
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"use_rms_prop": False}], ids=["rmsprop", "adam"])
-def test_a2c_learns_the_same(kwargs: dict[str, Any]) -> None:
+def test_recorded_a2c_trains_like_plain_a2c(kwargs: dict[str, Any]) -> None:
     kwargs = {"seed": 3, "learning_rate": "lin_0.01", **kwargs}
     plain = trainer("A2C", **kwargs)
     plain.learn(400)
@@ -82,8 +85,8 @@ def test_a2c_learns_the_same(kwargs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"ent_coef": 0.1, "target_update_interval": 2}], ids=["learnt", "fixed"])
-def test_sac_learns_the_same(kwargs: dict[str, Any]) -> None:
-    """To rounding: on a GPU the gradient by the actions asks nobody which critic's value is the smaller."""
+def test_recorded_sac_trains_like_plain_sac(kwargs: dict[str, Any]) -> None:
+    """Equal up to rounding: on a GPU the gradient w.r.t. actions is computed without selecting each critic's rows."""
     kwargs = {"seed": 3, "gradient_steps": 2, **kwargs}
     plain = trainer("SAC", **kwargs)
     expected = rows_of(plain)
@@ -98,14 +101,14 @@ def test_sac_learns_the_same(kwargs: dict[str, Any]) -> None:
 
 
 class Keeping(FakeEnv):
-    """Keeps the actions it is given as they are, like a callback that looks at them after the rollout."""
+    """FakeEnv that keeps references to the actions, like a callback that reads them after the rollout."""
 
     def step(self, action: torch.Tensor) -> Any:
         self.kept = [*getattr(self, "kept", []), action]
         return super().step(action)
 
 
-def test_each_step_has_actions_of_its_own() -> None:
+def test_actions_of_earlier_steps_are_not_overwritten() -> None:
     env = Keeping(action_space=spaces.MultiDiscrete([3, 3]))
     replayed = tape(trainer("PPO", env, seed=3))
     replayed.learn(64)
@@ -113,14 +116,14 @@ def test_each_step_has_actions_of_its_own() -> None:
     assert len(kept.unique(dim=0)) > 1 and torch.equal(kept, replayed.rollout_buffer.actions)
 
 
-def test_a_state_loaded_later_is_the_one_replayed() -> None:
-    """Recordings hold addresses; loading weights must not move them."""
+def test_replays_use_a_state_loaded_after_recording() -> None:
+    """Recordings hold addresses of tensors, so loading weights must not move the tensors."""
     first = tape(trainer("PPO", seed=3))
     first.learn(128)
     state = first.state()
     first.learn(128, reset_num_timesteps=False)
     second = tape(trainer("PPO", seed=4))
-    second.learn(64)  # has its recordings already
+    second.learn(64)  # makes the recordings before the load
     second.load_state(state)
     second.learn(256)
     assert_same(second, first)

@@ -1,4 +1,4 @@
-"""The replay ring, row by row."""
+"""Tests of `Replay`: sampling, lost rows, row numbers, restoring from segments."""
 
 import pytest
 import torch
@@ -10,7 +10,10 @@ N = 2
 
 
 def filled(rows: int, capacity: int = 5, replay: Replay | None = None) -> Replay:
-    """Row r holds observation r (then r + ½), action 10 r and reward 100 r in both worlds."""
+    """Fill a replay up to `rows` rows and return it.
+
+    Row r has obs r, next_obs r + ½, action 10 r and reward 100 r in both envs.
+    """
     replay = Replay(capacity, N, torch.device("cpu")) if replay is None else replay
     for r in range(replay.written, rows):
         ones = torch.ones(N, 1)
@@ -32,8 +35,8 @@ def test_sampling_draws_whole_transitions_of_the_latest_rows() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 3, 5, 7])
-def test_what_was_lost_is_never_sampled(lost: int) -> None:
-    """Rows go on being numbered; those before the loss are not there, wherever in the ring the others lie."""
+def test_forgotten_rows_are_never_sampled(lost: int) -> None:
+    """Row numbers continue after `forget`; earlier rows are not sampled, wherever the ring wraps."""
     replay = filled(lost)
     replay.forget()
     assert len(replay) == 0
@@ -59,8 +62,8 @@ def test_rows_are_numbered_from_the_first_ever() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[(0, 7)], [(2, 7)], [(0, 4), (4, 7)], [(4, 7), (0, 4)], [(2, 3), (3, 6), (6, 9)]])
-def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
-    """Whatever the segments' borders, and though they hold rows that are too old or, from lost work, too new."""
+def test_a_replay_is_restored_from_segments(pieces: list[tuple[int, int]]) -> None:
+    """Segments may have any bounds, and rows that are too old or, from work that was lost, too new."""
     everything, original = filled(9, capacity=99), filled(7)
     restored = Replay(5, N, torch.device("cpu"))
     restored.written = 7
@@ -74,8 +77,8 @@ def test_segments_put_it_back(pieces: list[tuple[int, int]]) -> None:
     assert torch.equal(original.drawn.obs, restored.drawn.obs)
 
 
-def test_sac_stores_what_truly_followed() -> None:
-    """At the end of an episode the next observation is the last of that episode, and only an end counts as one."""
+def test_sac_stores_final_observations_and_terminations() -> None:
+    """At an episode end next_obs is the final observation; `terminated` is False at time limits."""
     model = trainer("SAC", FakeEnv(4, limit=5), learning_starts=10**6)
     model.learn(80)
     rows = model.replay_rows(0, model.replay_written)

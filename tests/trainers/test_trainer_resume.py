@@ -1,4 +1,4 @@
-"""A run cut at any boundary and continued elsewhere is the run that was never cut, bit for bit."""
+"""Tests of exact resume: a run interrupted after an iteration continues bit for bit in a new trainer."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def scramble() -> None:
-    """Another process: the generators are somewhere else entirely."""
+    """Reseed the global random generators, as in another process."""
     import random
 
     import numpy as np
@@ -35,8 +35,10 @@ def scramble() -> None:
 
 
 def run(algo: str, cuts: set[int], **overrides: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train to the end; at each boundary in `cuts` throw the trainer away and go on in a new one. Returns the final
-    state and all rows."""
+    """Train to the end and return the final state and all logged rows.
+
+    `cuts`: numbers of the boundaries (ends of iterations) at which a new trainer continues from the saved state.
+    """
     rows: list[dict[str, Any]] = []
     state, replay, boundary = None, None, 0
     while True:
@@ -91,16 +93,16 @@ def test_cut_runs_equal_uncut_runs(algo: str, normalize: bool, learning_rate: An
     ids=["uneven", "sde", "clips", "ragged"],
 )
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-def test_other_shapes_of_ppo(overrides: dict[str, Any]) -> None:
+def test_cut_runs_with_other_ppo_settings(overrides: dict[str, Any]) -> None:
     assert equal(run("PPO", {2, 4}, **overrides), run("PPO", set(), **overrides))
 
 
-def test_memory_belongs_to_the_state() -> None:
-    """A resume without it ends elsewhere; new worlds remember nothing."""
+def test_the_hidden_state_is_part_of_the_state() -> None:
+    """A resume without the hidden state ends differently; after a reset, or with more envs, it is zero."""
     whole = trainer("RecurrentPPO")
     whole.learn(64)
     state = whole.state()
-    assert all(memory.abs().min() > 0 for memory in state["memory"].values()), "in the middle of all episodes"
+    assert all(memory.abs().min() > 0 for memory in state["memory"].values()), "no env may be at an episode start"
     whole.learn(64, reset_num_timesteps=False)
     ends = []
     for kept in (state, {name: values for name, values in state.items() if name != "memory"}):
@@ -111,7 +113,7 @@ def test_memory_belongs_to_the_state() -> None:
     assert ends == [True, False]
     whole.should_stop = lambda: True
     with pytest.raises(Interrupted):
-        whole.learn(64)  # from the beginning
+        whole.learn(64)  # starts over with reset envs
     assert not any(memory.any() for memory in whole.state()["memory"].values())
     more = trainer("RecurrentPPO", FakeEnv(6))
     assert not more.load_state(state)
@@ -120,7 +122,7 @@ def test_memory_belongs_to_the_state() -> None:
 
 @pytest.mark.parametrize("overrides", [{"ent_coef": 0.1}, {"use_sde": True}, {"train_freq": 4, "gradient_steps": -1},
                                        {"buffer_size": 60}], ids=["fixed", "sde", "bursts", "full"])  # fmt: skip
-def test_other_shapes_of_sac(overrides: dict[str, Any]) -> None:
+def test_cut_runs_with_other_sac_settings(overrides: dict[str, Any]) -> None:
     assert equal(run("SAC", {3, 17}, **overrides), run("SAC", set(), **overrides))
 
 
@@ -138,7 +140,7 @@ def test_state_before_the_first_step(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", TOTAL)
 def test_states_are_copies(algo: str) -> None:
-    """What a boundary gave stays what it was, while training goes on and stops in the middle of an iteration."""
+    """A saved state does not change while training continues and stops in the middle of an iteration."""
     model = trainer(algo)
     model.learn(128)
     state = model.state()
@@ -153,7 +155,7 @@ def test_states_are_copies(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", ["PPO", "RecurrentPPO"])
 def test_interrupted_inside_a_rollout_and_inside_an_update(algo: str) -> None:
-    """should_stop is asked before each env step and each minibatch: 16 steps, then 2 epochs of 2 minibatches."""
+    """should_stop is called before each env step and each minibatch: 16 steps, then 2 epochs of 2 minibatches."""
     whole = trainer(algo)
     asked = itertools.count(1)
     whole.should_stop = lambda: next(asked) < 0
@@ -173,7 +175,7 @@ def test_interrupted_inside_a_rollout_and_inside_an_update(algo: str) -> None:
         assert equal(model.state(), whole.state())
 
 
-def test_learn_goes_on_as_in_sb3_without_a_restart() -> None:
+def test_reset_num_timesteps_works_as_in_sb3() -> None:
     model = trainer("PPO")
     model.learn(64)
     model.learn(64, reset_num_timesteps=False)

@@ -1,4 +1,4 @@
-"""Whole rollouts against SB3's, step for step: same seed, same worlds, same actions."""
+"""Tests of rollouts against SB3's: stored data, callbacks, episode statistics, metric names."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from kit.envs.sb3 import TensorVecEnv
 
 
 class Peek(BaseCallback):
-    """Keeps what SB3 callbacks are shown."""
+    """Callback that keeps step counts and the infos of ended episodes, and stops at step 320."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,11 @@ class Peek(BaseCallback):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_rollouts_equal_sb3s(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SB3 draws its noise step by step; the same noise is given to both. 60 steps of 4 worlds hold ends and time
-    limits; observations, rewards (with time limits bootstrapped), values and advantages must agree."""
+    """Observations, rewards, values and advantages equal SB3's, given the same noise.
+
+    SB3 draws noise step by step and kit at once, so both are given the same draws. 60 steps of 4 envs include
+    terminations and time limits; the latter are bootstrapped.
+    """
     steps, worlds = 60, 4
     kwargs: dict[str, Any] = {"n_steps": steps, "seed": 1, "device": "cpu", "batch_size": 60}
     ours = type(trainer("PPO"))("MlpPolicy", TensorVecEnv(FakeEnv(worlds)), normalize=normalize, **kwargs)
@@ -46,7 +49,7 @@ def test_rollouts_equal_sb3s(normalize: bool, monkeypatch: pytest.MonkeyPatch) -
     for model in (ours, stock):
         venv.tensor_env.reset(seed=1)
         _, callback = model._setup_learn(steps * worlds)
-        if model is stock:  # SB3 has reset once more: begin from the same places as ours
+        if model is stock:  # SB3 has reset the env again: restore the start positions of ours
             venv.tensor_env.generator.manual_seed(1)
             if normalize:
                 model.env.obs_rms.__init__(shape=(3,))
@@ -65,7 +68,7 @@ def test_rollouts_equal_sb3s(normalize: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("algo", ["PPO", "SAC"])
-def test_callbacks_see_what_sb3_shows_them_and_can_stop(algo: str) -> None:
+def test_callbacks_get_the_infos_of_sb3_and_can_stop(algo: str) -> None:
     model, peek = trainer(algo), Peek()
     model.learn(10_000, callback=peek)
     assert model.num_timesteps == 320

@@ -1,4 +1,4 @@
-"""Given the same rollout, weights and permutation, an update gives the weights that SB3's gives, to 1e-5."""
+"""Tests of updates against SB3's: equal weights to 1e-5, from the same rollout, weights and permutation."""
 
 import copy
 from typing import Any
@@ -42,7 +42,7 @@ A2C_SHAPES = {
 
 
 def pair(algo: str, action_space: spaces.Space | None = None, **kwargs: Any) -> tuple[Any, Any]:
-    """Ours and SB3's, of equal weights, after ours has collected one rollout, which both hold."""
+    """Return our trainer and SB3's with equal weights and the same rollout, which ours has collected."""
     ours_class = type(trainer(algo))
     stock_class = getattr(sb3, algo)
     common: dict[str, Any] = {"n_steps": STEPS, "seed": 3, "device": "cpu", **kwargs}
@@ -58,7 +58,7 @@ def pair(algo: str, action_space: spaces.Space | None = None, **kwargs: Any) -> 
 
 
 def same_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SB3 numbers a rollout's rows world by world, we step by step."""
+    """Give both the same permutations; SB3 numbers a rollout's rows env by env, kit step by step."""
     draws = [np.random.default_rng(i).permutation(STEPS * WORLDS) for i in range(10)]
     theirs, mine = iter(draws), iter([torch.from_numpy(draw % STEPS * WORLDS + draw // STEPS) for draw in draws])
     monkeypatch.setattr(np.random, "permutation", lambda n: next(theirs))
@@ -111,7 +111,7 @@ CHOICES = [spaces.Discrete(3), spaces.MultiDiscrete([3, 3, 3]), spaces.MultiDisc
 @pytest.mark.parametrize("algo", ["PPO", "A2C"])
 @pytest.mark.parametrize("space", CHOICES, ids=repr)
 def test_other_actions(space: spaces.Space, algo: str, ent_coef: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices, one or several, also of different numbers of possibilities, are stacked too."""
+    """Stacked networks also support Discrete and MultiDiscrete actions, but not MultiBinary ones."""
     sizes = {"batch_size": 16, "n_epochs": 2} if algo == "PPO" else {}
     ours, stock = pair(algo, space, ent_coef=ent_coef, **sizes)
     before = ours.policy.action_net.weight.clone()
@@ -128,9 +128,8 @@ def test_other_actions(space: spaces.Space, algo: str, ent_coef: float, monkeypa
 
 
 @pytest.mark.parametrize("space", CHOICES[:3], ids=repr)
-def test_choices_are_drawn_with_their_probabilities(space: spaces.Space) -> None:
-    """60,000 draws for the same logits: each possibility as often as its probability says, to four standard errors, and
-    with SB3's log-probabilities."""
+def test_discrete_actions_are_sampled_with_their_probabilities(space: spaces.Space) -> None:
+    """Frequencies in 60,000 draws match the probabilities to four standard errors; log-probabilities equal SB3's."""
     draws = 60_000
     model: Any = trainer("PPO", FakeEnv(draws, action_space=space), n_steps=1, batch_size=draws)
     policy, rollout = model.policy, model.rollout_buffer
@@ -144,16 +143,16 @@ def test_choices_are_drawn_with_their_probabilities(space: spaces.Space) -> None
         found = policy.get_distribution(obs[:1]).distribution
     for i, choice in enumerate(found if isinstance(found, list) else [found]):
         seen = torch.bincount(actions.view(draws, -1)[:, i], minlength=choice.probs.shape[1]) / draws
-        assert len(seen) == choice.probs.shape[1], "a possibility that is not there"
+        assert len(seen) == choice.probs.shape[1], "an action outside the action space"
         error = (choice.probs[0] * (1 - choice.probs[0]) / draws).sqrt()
         assert ((seen - choice.probs[0]).abs() < 4 * error).all()
 
 
 def test_a_rollouts_values_and_log_probabilities_are_the_policys() -> None:
-    """The stacked path works them out afterwards, from the noise."""
+    """Stacked networks compute both after the rollout, the log-probabilities from the noise."""
     ours, _ = pair("PPO")
     clean = type(ours)("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), n_steps=STEPS, seed=3, device="cpu")
-    rollout, policy = ours.rollout_buffer, clean.policy  # `ours` has moved since; `clean` has its first weights
+    rollout, policy = ours.rollout_buffer, clean.policy  # `pair` changes `ours`; `clean` has the initial weights
     batch = rollout.batch()
     with torch.no_grad():
         values, log_prob, _ = policy.evaluate_actions(batch.obs, batch.actions)
@@ -191,7 +190,7 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
         assert (ours._stacked is not None) == (kwargs is not SAC_SHAPES["silu"])
     ours.learn(200)  # fills the replay, and moves the weights and Adam's moments
     if algo == "SAC":
-        with torch.no_grad():  # the first action's log std lies about its upper limit, 2: above it in some rows
+        with torch.no_grad():  # some rows exceed 2, the upper limit of the log std of the first action
             ours.actor.log_std.bias[0] = 2.0
     stock.set_parameters(copy.deepcopy(ours.get_parameters()))
     if getattr(stock, "log_ent_coef", None) is not None:
@@ -207,7 +206,7 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
 
     monkeypatch.setattr(stock.replay_buffer, "sample", sample)
     before, stock._n_updates = copy.deepcopy(ours.actor.state_dict()), ours._n_updates
-    ours._log_update()  # forget the figures of learn()
+    ours._log_update()  # discards the metrics of learn()
     torch.manual_seed(0)
     ours.train(6, 64)
     ours._log_update()
@@ -223,7 +222,7 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("algo", "steps"), [("PPO", 6000), ("A2C", 12000), ("SAC", 2400)])
 def test_learning(algo: str, steps: int) -> None:
-    """The point learns to go to the origin: nearly always, where chance reaches it seldom."""
+    """At least 45 of the last 50 episodes reach the origin; random actions rarely do."""
     settings = {"PPO": {"learning_rate": 3e-3, "n_epochs": 5}, "A2C": {"learning_rate": 3e-3},
                 "SAC": {"learning_rate": 3e-3, "learning_starts": 200, "gamma": 0.9}}  # fmt: skip
     torch.manual_seed(0)

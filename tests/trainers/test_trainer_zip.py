@@ -1,4 +1,4 @@
-"""Models saved here are plain SB3 models, and the other way round."""
+"""Tests of SB3 zips: plain SB3 loads zips saved by kit, and kit loads zips saved by SB3."""
 
 import io
 import subprocess
@@ -42,8 +42,8 @@ def test_plain_sb3_loads_it_where_this_library_is_not_installed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC", "TD3"])
-def test_saved_here_goes_on_in_sb3_and_here(algo: str) -> None:
-    """Optimizer state too: one more update from equal data gives equal weights in all three."""
+def test_a_saved_zip_trains_further_in_sb3_and_in_kit(algo: str) -> None:
+    """Includes the optimizer state: one step with equal gradients gives equal weights in all three models."""
     model = trainer(algo)
     model.learn(200)
     file = io.BytesIO()
@@ -71,7 +71,7 @@ def test_saved_here_goes_on_in_sb3_and_here(algo: str) -> None:
         one.learn(40)
 
 
-def test_a_stock_zip_loads_here() -> None:
+def test_an_sb3_zip_loads_in_kit() -> None:
     stock = sb3.PPO("MlpPolicy", TensorVecEnv(FakeEnv()), n_steps=16, batch_size=32, device="cpu", seed=0)
     stock.learn(128)
     file = io.BytesIO()
@@ -82,7 +82,7 @@ def test_a_stock_zip_loads_here() -> None:
     ours.learn(64)
 
 
-def test_sb3s_normalised_predictions_are_ours() -> None:
+def test_normalised_predictions_equal_sb3s() -> None:
     """`predict` and `act` take raw observations; plain SB3 gets them through the exported VecNormalize."""
     model = trainer("PPO", normalize=True)
     model.learn(640)
@@ -100,7 +100,7 @@ def test_sb3s_normalised_predictions_are_ours() -> None:
     assert np.abs(theirs - stock.predict(OBS, deterministic=True)[0]).max() > 1e-3
 
 
-def test_sb3s_evaluation_takes_our_model() -> None:
+def test_sb3s_evaluate_policy_accepts_our_model() -> None:
     model = trainer("PPO", normalize=True)
     model.learn(64)
     mean, _ = evaluate_policy(model, TensorVecEnv(FakeEnv()), n_eval_episodes=4)
@@ -108,20 +108,20 @@ def test_sb3s_evaluation_takes_our_model() -> None:
 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC", "TD3"])
-def test_act_is_predict(algo: str) -> None:
+def test_act_equals_predict(algo: str) -> None:
     model = trainer(algo)
     expected = model.predict(OBS, deterministic=True)[0]
     np.testing.assert_allclose(model.act(torch.from_numpy(OBS)).clamp(-1, 1).numpy(), expected, atol=1e-6)
 
 
-def test_acting_leaves_the_random_numbers_alone() -> None:
+def test_acting_draws_no_random_numbers() -> None:
     model = trainer("PPO")
     before = torch.get_rng_state()
     model.act(torch.from_numpy(OBS))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_policy_alone_goes_to_any_number_of_worlds() -> None:
+def test_a_policy_loads_with_any_number_of_envs() -> None:
     model = trainer("PPO", normalize=True)
     model.learn(128)
     state = {name: values for name, values in model.state().items() if name in ("policy", "normalizer")}
@@ -130,7 +130,7 @@ def test_a_policy_alone_goes_to_any_number_of_worlds() -> None:
     assert torch.equal(other.act(torch.from_numpy(OBS)), model.act(torch.from_numpy(OBS)))
 
 
-def test_envs_that_would_be_misunderstood_are_refused() -> None:
+def test_unsupported_envs_are_refused() -> None:
     family = type(trainer("PPO"))
     for env, words in (
         (VecNormalize(TensorVecEnv(FakeEnv())), "normalize=True"),

@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline in one file: what somebody writes who wants an algorithm of their own."""
+"""REINFORCE with a baseline, as an example of a user-defined algorithm in one file."""
 
 from __future__ import annotations
 

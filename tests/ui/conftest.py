@@ -1,4 +1,4 @@
-"""Fixtures for the tests that press buttons."""
+"""Fixtures for tests in a browser: Chromium, JupyterLab, a page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab on a folder with copies of the notebooks."""
+    """A JupyterLab server on a folder with copies of the notebooks."""
     home = tmp_path_factory.mktemp("lab")
     folder = home / "notebooks"
     shutil.copytree(Path(__file__).parents[2] / "notebooks", folder, ignore=shutil.ignore_patterns(".*", "runs"))

@@ -1,4 +1,4 @@
-"""Run directories without a training: what a run looks like from outside at some moment."""
+"""Fake run directories: config, metrics and status of a run in any state, without training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kit.ui.dashboard import Dashboard
 def make_run(
     folder: Path, name: str = "arm", rows: int = 6, config: dict[str, Any] | None = None, **status: Any
 ) -> Run:
-    """A run of 1,000 steps with `rows` updates and an evaluation every second one."""
+    """Create a run of 1,000 steps with metrics of `rows` updates, and of an evaluation after every second one."""
     fields = {"total_steps": 1000, "n_envs": 2, "device": "cpu", "threads": 1, "eval_every": 200, **(config or {})}
     path = directory.create(RunConfig(run_name=name, runs_dir=str(folder), **fields))
     lines = []
@@ -43,7 +43,7 @@ def set_status(path: Path, **values: Any) -> None:
 
 @contextlib.contextmanager
 def at_work(run: Run, state: str = "running") -> Iterator[None]:
-    """While the block runs, a process holds the run, as far as anybody can see."""
+    """Context manager: lock the run and set its status, as if a process trained it."""
     with directory.lock(run.path):
         set_status(run.path, state=state, phase="training", steps_per_s=120.0, eta_s=42.0)
         yield
@@ -51,7 +51,7 @@ def at_work(run: Run, state: str = "running") -> Iterator[None]:
 
 
 def text_of(board: Dashboard, css_class: str) -> str:
-    """The HTML in that part of a dashboard: "kit-head", "kit-message" or "kit-curves"."""
+    """Return the HTML of the dashboard widget with `css_class`: "kit-head", "kit-message" or "kit-curves"."""
     widgets = [board.view]
     for widget in widgets:
         if css_class in widget.get_state("_dom_classes")["_dom_classes"]:
@@ -61,7 +61,7 @@ def text_of(board: Dashboard, css_class: str) -> str:
 
 
 def watch_to_the_end(board: Dashboard) -> None:
-    """Wait for the thread that watches the board's run."""
+    """Wait until the thread that watches the board's run has ended, at most 20 s."""
     for thread in threading.enumerate():
         if board.run is not None and thread.name == f"watch-{board.run.name}":
             wait_for(lambda thread=thread: thread.ident)  # it may be listed a moment before it has started
@@ -69,8 +69,8 @@ def watch_to_the_end(board: Dashboard) -> None:
 
 
 def wait_for(condition: Any, timeout_s: float = 20) -> None:
-    """Until `condition()` holds: what background threads show arrives a moment later."""
+    """Wait until `condition()` is true, for example until a background thread has updated a widget."""
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end, "it did not come true"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.02)

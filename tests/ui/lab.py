@@ -1,4 +1,4 @@
-"""A real JupyterLab and a real Chromium: what a test needs to press buttons."""
+"""Helpers for tests of notebooks in JupyterLab and Chromium: `Lab` is the server, `Notebook` an open notebook."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET = [
 
 
 class Lab:
-    """A JupyterLab server on a folder of its own."""
+    """A JupyterLab server with `folder` as its root."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.token, self.port = folder, secrets.token_hex(8), _free_port()
@@ -71,7 +71,7 @@ class Notebook:
         return self
 
     def idle(self, timeout_s: float = 90) -> None:
-        """Until the kernel waits for work."""
+        """Wait until the kernel is idle."""
         self.page.locator("#jp-main-statusbar").get_by_text("Idle").wait_for(timeout=1000 * timeout_s)
 
     def command(self, name: str) -> None:
@@ -82,7 +82,7 @@ class Notebook:
         self.command("runmenu:run-all")
 
     def see(self, selector: str, text: str | None = None, timeout_s: float = 120, state: Any = "visible") -> Any:
-        """Wait until something that matches is in the page."""
+        """Wait until an element that matches is in the page, by default visible; return it."""
         found = self.page.locator(selector)
         found = found.filter(has_text=text) if text else found
         found.first.wait_for(timeout=1000 * timeout_s, state=state)

@@ -1,4 +1,4 @@
-"""A run's account: the figure and the table say what its evaluations and the task's own plan came to."""
+"""Tests of `kit.ui.accounts`: metrics of a policy and of the scripted policies, as a figure and a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ui.fabricate import make_run
 SHIFT = {"env_options": {"shift_s": 5.0}, "n_envs": 2, "total_steps": 64, "seed": 3}
 
 
-def test_policies_stand_beside_the_scripted_ones(tmp_path: Path) -> None:
+def test_figure_and_table_have_the_policy_and_the_scripted_policies(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     small = {"overrides": {"batch_size": 16}, "runs_dir": str(tmp_path), "run_name": "a"}
     run = kit.train(env="Dishwashing", algo="SAC", eval_every=32, **small, **SHIFT)
@@ -35,6 +35,6 @@ def test_policies_stand_beside_the_scripted_ones(tmp_path: Path) -> None:
     assert list(table.index)[2].startswith("policy, step ")
 
 
-def test_other_tasks_keep_no_account(tmp_path: Path) -> None:
+def test_a_task_without_shift_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no shift metrics in its evaluations; train Dishwashing"):
         accounts.economy(make_run(tmp_path))

@@ -1,4 +1,4 @@
-"""Live charts: valid SVG, round ticks, the newest point always there."""
+"""Tests of live charts: SVG, ticks, legends, tooltips, thinning, smoothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_chart_is_valid_svg_that_draws_inside() -> None:
     assert circles == [(LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, TOP)], "2.0 is shown at the upper edge of the range"
 
 
-def test_a_young_curve_takes_the_whole_width() -> None:
+def test_a_curve_with_few_steps_takes_the_whole_width() -> None:
     drawn = chart(Curve("Mean return", NONE, np.array([[0, 1.0], [1000, 2.0]])), 100_000)
     assert f'cx="{WIDTH - RIGHT}.0"' in drawn and ">100k<" not in drawn
 
@@ -45,7 +45,7 @@ def test_an_empty_chart_says_so_and_two_lines_have_a_legend() -> None:
     assert ">train</text>" in both and ">eval</text>" in both
 
 
-def test_a_chart_says_its_values_where_one_points_and_to_screen_readers() -> None:
+def test_a_chart_has_tooltips_and_a_label_for_screen_readers() -> None:
     curve = Curve("Success rate", np.array([[500, 0.25]]), np.array([[0, 0.0], [1000, 0.5]]), percent=True)
     drawn = ET.fromstring(chart(curve, 2000))
     titles = [title.text for title in drawn.iter("title")]
@@ -60,7 +60,7 @@ def test_a_constant_can_be_drawn(value: float) -> None:
     ET.fromstring(chart(Curve("c", np.array([[1, value], [2, value]]), NONE), 2))
 
 
-def test_long_series_are_thinned_from_the_end() -> None:
+def test_long_series_are_thinned_and_keep_the_last_point() -> None:
     kept = thinned(np.stack([np.arange(10_007.0)] * 2, axis=1))
     assert len(kept) <= 2 * MAX_POINTS
     assert list(kept[-1]) == [10_006, 10_006]
@@ -80,11 +80,11 @@ def test_learning_is_read_from_metrics_and_only_training_is_smoothed() -> None:
     assert success.training[0, 1] == 0.0
     assert success.evaluation.tolist() == [[3, 0.5]]
     assert returned.evaluation.tolist() == [[3, 7.0]]
-    assert len(returned.training) == 0, "what is not finite is left out"
+    assert len(returned.training) == 0, "NaN must be left out"
 
 
 def test_the_teachers_score_is_a_dashed_line_within_the_range() -> None:
-    """Rows of a student's run: it stands at 1 while its teacher has 9, so the line is above, near the top."""
+    """The student's return is 1, its teacher's 9: the dashed line is near the top of the chart."""
     rows = [{"step": 0, "eval/mean_return": 0.0, "teacher/mean_return": 9.0}, {"step": 10, "eval/mean_return": 1.0}]
     (curve,) = Curve.of(rows)
     assert curve.teacher == 9.0
@@ -95,7 +95,7 @@ def test_the_teachers_score_is_a_dashed_line_within_the_range() -> None:
 
 
 def test_lines_are_drawn_within_the_chosen_steps_and_named_below_the_title() -> None:
-    """The value at step 500 is the only one between 400 and 600, so the range of the y axis is about it."""
+    """Of each line, only the point at step 500 is between 400 and 600."""
     points = np.array([[0, 0.0], [500, 5.0], [1000, 100.0]])
     lines = [Line("first", "#111", points)]
     lines += [Line("second", "#222", points + np.array([0, 1]), dashed=True), Line("x", "#333", NONE)]

@@ -1,4 +1,4 @@
-"""Runs beside each other, with numbers worked by hand."""
+"""Tests of `kit.ui.comparing`: groups of seeds, scores, standings, verdicts, with numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 
 
 def evaluated(folder: Path, name: str, scores: list[float], **config: Any) -> Run:
-    """A run evaluated at step 0 and then every 200 steps, 2 s each, cut by a new session after 400."""
+    """A run evaluated every 200 steps from step 0 on, 2 s apart; a new session starts after step 400."""
     run = make_run(folder, name, rows=0, config=config)
     rows: list[dict[str, Any]] = []
     for i, score in enumerate(scores):
@@ -29,7 +29,7 @@ def evaluated(folder: Path, name: str, scores: list[float], **config: Any) -> Ru
     return run
 
 
-def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
+def test_seeds_share_a_group_and_tasks_do_not(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path, f"ppo{seed}", [0.0, 0.5], seed=seed) for seed in range(2)]
     runs += [evaluated(tmp_path, f"slow{seed}", [0.0, 0.5], seed=seed, overrides={"gamma": 0.9}) for seed in range(2)]
     runs += [evaluated(tmp_path, "a2c", [0.0, 0.5], algo="A2C"), evaluated(tmp_path, "ant", [0.0, 0.5], env="Ant")]
@@ -39,7 +39,7 @@ def test_seeds_come_together_and_tasks_stay_apart(tmp_path: Path) -> None:
     assert found == {"Reach": reach, "Ant": {"PPO": 1}, "Reach size=2": {"PPO": 1}}
 
 
-def test_a_score_is_that_of_the_test_not_of_the_evaluations_that_chose(tmp_path: Path) -> None:
+def test_the_score_is_that_of_the_final_test_if_all_runs_have_one(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path, f"ppo{seed}", [0.0, 1.0], seed=seed) for seed in range(2)]
     for run, rate in zip(runs, (0.6, 0.8), strict=True):
         assert comparing.standings([run]).score.item() == 1.0, "there is no test yet"
@@ -48,9 +48,9 @@ def test_a_score_is_that_of_the_test_not_of_the_evaluations_that_chose(tmp_path:
             file.write(json.dumps(row) + "\n")
     assert comparing.standings(runs).score.item() == pytest.approx(0.7)
     old = evaluated(tmp_path, "old", [0.0, 0.9], seed=2)
-    assert comparing.standings([*runs, old]).score.item() == pytest.approx(2.9 / 3), "all by their evaluations"
+    assert comparing.standings([*runs, old]).score.item() == pytest.approx(2.9 / 3), "scored by evaluations"
     scores = comparing.RunScores.of(runs[0])
-    assert (scores.episodes, scores.without_test().episodes) == (500, 20), "each score with its own episodes"
+    assert (scores.episodes, scores.without_test().episodes) == (500, 20), "each score must have its number of episodes"
 
 
 def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> Run:
@@ -59,8 +59,8 @@ def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> 
     return run
 
 
-def test_seeds_of_a_second_lesson_come_together(tmp_path: Path) -> None:
-    """Their parents differ in the seed, and in the step of their best policy; a parent may be compared along or not."""
+def test_seeds_of_a_second_curriculum_stage_share_a_group(tmp_path: Path) -> None:
+    """Parents differ in seed and step; groups are the same whether or not the parents are compared too."""
     first = [evaluated(tmp_path, f"first{seed}", [0.0, 0.5], seed=seed) for seed in range(3)]
     evaluated(tmp_path, "other", [0.0, 0.5], overrides={"gamma": 0.9})
     hard = {"env_options": {"level": "hard"}}
@@ -80,7 +80,7 @@ def test_seeds_of_a_second_lesson_come_together(tmp_path: Path) -> None:
     assert sizes([*runs, *apart]) == {"Reach level=hard": dict(zip(labels, (3, 1, 1), strict=True))}
 
 
-def test_branches_from_several_steps_of_one_run_stay_apart(tmp_path: Path) -> None:
+def test_branches_from_different_steps_of_one_run_do_not_share_a_group(tmp_path: Path) -> None:
     for seed in range(2):
         evaluated(tmp_path, f"first{seed}", [0.0, 0.5], seed=seed)
     pairs = [(seed, step) for seed in range(2) for step in (200, 400)]
@@ -90,7 +90,7 @@ def test_branches_from_several_steps_of_one_run_stay_apart(tmp_path: Path) -> No
     assert found == {'PPO (from ["first0", 200])': 2, 'PPO (from ["first0", 400])': 2}
 
 
-def test_numbers_are_short_where_that_tells_them_apart(tmp_path: Path) -> None:
+def test_numbers_in_labels_have_three_digits_unless_they_would_be_equal(tmp_path: Path) -> None:
     rates = [0.000646642271741, 0.001, 0.00100001]
     runs = [evaluated(tmp_path, f"r{i}", [0.0], overrides={"learning_rate": rate}) for i, rate in enumerate(rates)]
     (groups,) = comparing.by_task(runs).values()
@@ -98,7 +98,7 @@ def test_numbers_are_short_where_that_tells_them_apart(tmp_path: Path) -> None:
     assert [group.label for group in groups] == [f"PPO (learning_rate {rate})" for rate in said]
 
 
-def test_standings_by_hand(tmp_path: Path) -> None:
+def test_standings_match_numbers_worked_by_hand(tmp_path: Path) -> None:
     quick = [[0.0, 0.6, 0.9, 1.0], [0.0, 0.2, 0.9, 1.0], [0.1, 0.9, 1.0, 1.0]]
     slow = [[0.0, 0.0, 0.1, 0.2], [0.0, 0.1, 0.2, 0.4], [0.0, 0.1, 0.1, 0.9]]
     runs = [evaluated(tmp_path, f"q{i}", scores, seed=i) for i, scores in enumerate(quick)]
@@ -106,13 +106,13 @@ def test_standings_by_hand(tmp_path: Path) -> None:
     table = comparing.standings(runs, usd_per_hour=200.0)
     assert list(table.index) == [("Reach", "PPO"), ("Reach", "A2C")]
     best, other = (row for _, row in table.iterrows())
-    assert best.score == 1.0 and (best.low, best.high) == success_interval(1.0, 60), "of 20 episodes each"
+    assert best.score == 1.0 and (best.low, best.high) == success_interval(1.0, 60), "three runs of 20 episodes"
     assert (other.low, other.high) == (0.0, 1.0), "0.5 ± 4.303 · 0.361 / √3"
     assert best.p == 1.0 and other.p == pytest.approx(0.137, abs=5e-3), "t = 0.5 / √(0.208² + 0.015²) = 2.4, df = 2"
     assert (other.score, other.worst) == (pytest.approx(0.5), 0.2)
-    assert best.threshold == pytest.approx(0.9), "they began with 0, in the median"
+    assert best.threshold == pytest.approx(0.9), "90 % of the way from 0, the median first score, to 1"
     assert (best.reached, best.steps, best.after_s) == (3, 400, 4.0), "steps 400, 400 and 200"
-    assert (other.reached, other.steps, other.after_s) == (1, np.inf, np.inf), "most never did"
+    assert (other.reached, other.steps, other.after_s) == (1, np.inf, np.inf), "two of three seeds never reach it"
     assert (best.seconds, best.steps_per_s, best.usd) == (pytest.approx(18.0), pytest.approx(100.0), pytest.approx(1.0))
     assert comparing.standings(runs, threshold=0.5).iloc[0].steps == 200, "steps 200, 400 and 200"
 
@@ -126,7 +126,7 @@ def test_the_seconds_of_all_sessions_add_up(tmp_path: Path) -> None:
     assert table.seconds.tolist() == [5 + 18 + 4] and table.after_s.tolist() == [5 + 18]
 
 
-def test_the_verdict_is_said(tmp_path: Path) -> None:
+def test_compare_shows_the_verdict(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path, f"q{i}", [0.0, 0.9, 1.0], seed=i) for i in range(3)]
     runs += [evaluated(tmp_path, f"s{i}", [0.0, 0.1, 0.2 + i / 10], seed=i, algo="A2C") for i in range(3)]
     page = comparing.compare(runs)
@@ -137,7 +137,7 @@ def test_the_verdict_is_said(tmp_path: Path) -> None:
     alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
     assert "PPO and SAC are not measurably different (best: 100 %)." in alike.text
     assert "One or two seeds do not show what other seeds would reach; train three or more." in alike.text
-    assert "% to " not in alike.text.split("train three or more.")[1], "nor has one an interval"
+    assert "% to " not in alike.text.split("train three or more.")[1], "one seed must have no interval"
     assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
 
 

@@ -1,4 +1,4 @@
-"""The dashboard on fabricated runs: what it says in each state, and its buttons."""
+"""Tests of the dashboard on fake runs: texts in each state, buttons, store, GPU, videos, metric charts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ipywidgets = pytest.importorskip("ipywidgets")
 STORE = {"url": "hf://me/runs", "step": 500, "time": time.time(), "state": "ok", "error": None}
 
 
-def test_a_run_at_work(tmp_path: Path) -> None:
+def test_a_running_run(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint={"step": 500, "time": time.time() - 30})
     with at_work(run):
         board = Dashboard(run).show()
@@ -42,19 +42,19 @@ def test_a_run_at_work(tmp_path: Path) -> None:
     assert [button.disabled for button in board.buttons.children] == [True, True, True]
 
 
-def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
+def test_buttons_send_commands_without_waiting(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with at_work(run):
         board = Dashboard(run).show()
         wait_for(lambda: not board.stop_button.disabled)
         begun = time.perf_counter()
         board.pause_button.click()
-        assert time.perf_counter() - begun < 10, "the answer, which nobody gives here, would be waited for 30 s"
+        assert time.perf_counter() - begun < 10, "a click must not wait 30 s for the answer, which never comes"
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["pause"]
         set_status(run.path, state="paused")
         wait_for(lambda: board.pause_button.description == "Resume" and not board.pause_button.disabled)
-        assert board.save_button.disabled, "a paused training is within an iteration"
+        assert board.save_button.disabled, "a paused run is inside an iteration and cannot save"
         board.pause_button.click()
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["unpause"]
@@ -68,9 +68,7 @@ def test_buttons_ask_the_process_and_answer_at_once(tmp_path: Path) -> None:
     watch_to_the_end(board)
 
 
-def test_a_stopped_run_offers_resume_and_what_goes_wrong_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_offers_resume_and_errors_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, state="interrupted", message="stopped on request; resume goes on from step 600")
     board = Dashboard(run).show()
     watch_to_the_end(board)
@@ -132,7 +130,7 @@ def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
     assert charts([], 1000).count("no data yet") == 2
 
 
-def test_the_missing_video_is_of_a_policy_without_one(tmp_path: Path) -> None:
+def test_missing_video_names_a_policy_without_a_video(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert videos.missing_video(run) is None, "there is no policy yet"
     (run.path / "checkpoints" / "step_000000600").mkdir()
@@ -151,27 +149,25 @@ def test_a_recording_that_fails_says_why(tmp_path: Path) -> None:
     assert videos.record_last(run).startswith("No video: ")
 
 
-def test_videos_are_recorded_by_a_process_that_finds_the_users_own_env(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recording_process_can_import_the_users_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_worlds.py").write_text("import gymnasium\n\nclass Mine(gymnasium.Env):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(options))
     run = make_run(tmp_path, config={"env": "my_worlds:Mine"})
-    permit(run.config, trust=True)  # as who trained it here has
+    permit(run.config, trust=True)  # as training on this machine does
     videos.PolicyVideo((View(run, 600),)).start(0, subprocess.DEVNULL)
     assert str(tmp_path) in started[0]["env"]["PYTHONPATH"].split(os.pathsep)
     assert started[0]["env"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
 
 
-def test_any_metric_can_be_charted_beside_another_run_and_zoomed(tmp_path: Path) -> None:
-    """Rows 100 to 600: half of the steps is up to 300, where the newest of three values of the speed is shown."""
+def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -> None:
+    """The run has steps 100 to 600; the first half of the range ends at step 300."""
     make_run(tmp_path, "other", rows=3)
     run = make_run(tmp_path, "arm")
     charts = MetricCharts(ipywidgets)
     charts.attach(run)
-    assert not charts.chart.value, "nothing is read or drawn while it is folded"
+    assert not charts.chart.value, "a folded chart must not be drawn"
     charts.fold.is_open = True
     assert charts.metric.options[0] == "rollout/ep_rew_mean" and "step" not in charts.metric.options
     charts.metric.value = "time/fps"
@@ -183,6 +179,6 @@ def test_any_metric_can_be_charted_beside_another_run_and_zoomed(tmp_path: Path)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
     charts.draw()
-    assert charts.metric.value == "time/fps", "the choice stays when a metric is new"
+    assert charts.metric.value == "time/fps", "a new metric must not change the choice"
     charts.metric.value, charts.range.value = "Reward terms", (0, 100)
     assert "near, step 700: 1" in charts.chart.value and "energy, step 700: -2" in charts.chart.value

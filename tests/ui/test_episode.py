@@ -1,4 +1,4 @@
-"""One recorded episode: what a user finds in it, and what its slider shows."""
+"""Tests of `kit.ui.episode`: data and frame of each step, pages of the slider, the figure without a user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
     assert repr(played).startswith("arm, before training, episode 1: 100 steps, return ")
     angles, velocities = played.observations[:, :7], played.observations[:, 7:14]
     moved = np.diff(angles, axis=0)
-    assert np.corrcoef(moved.ravel(), velocities[1:].ravel())[0, 1] > 0.9, "each step has its own observation"
+    assert np.corrcoef(moved.ravel(), velocities[1:].ravel())[0, 1] > 0.9, "velocities must fit the changes of angles"
 
 
 def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
@@ -45,7 +45,7 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert set(played.rewards) == {"reward", "progress", "success", "precision", "effort"}
 
 
-def test_without_a_user_it_is_a_picture(played: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_user_it_is_a_figure(played: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     shown: list[object] = []
     monkeypatch.setattr("IPython.display.display", lambda x, **_: shown.append(x))

@@ -1,4 +1,4 @@
-"""With nobody there: who decides, what is shown, what is raised."""
+"""Tests of headless mode: detection of a user, progress lines, errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.ui.fabricate import make_run, set_status
 
 
 @pytest.mark.parametrize(("asks", "nobody"), [(True, False), (False, True)])
-def test_a_front_end_with_a_person_lets_a_cell_ask(asks: bool, nobody: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_a_user_if_it_allows_input(asks: bool, nobody: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KIT_HEADLESS", raising=False)
     shell = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=asks))
     monkeypatch.setattr(headless, "shell_of_notebook", lambda: shell)
     assert headless.nobody_there() is nobody
 
 
-def test_a_script_has_nobody_and_the_environment_overrules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_has_no_user_and_kit_headless_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KIT_HEADLESS", raising=False)
     assert headless.nobody_there()
     monkeypatch.setenv("KIT_HEADLESS", "0")
@@ -31,7 +31,7 @@ def test_a_script_has_nobody_and_the_environment_overrules(monkeypatch: pytest.M
     assert headless.nobody_there()
 
 
-def test_follow_tells_each_tenth_once(
+def test_follow_prints_each_tenth_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, steps_per_s=50.0)
@@ -49,7 +49,7 @@ def test_follow_tells_each_tenth_once(
     assert told[-1] == " 60 %           600 steps   success  97 %        50 steps/s"
 
 
-def test_follow_raises_what_failed(tmp_path: Path) -> None:
+def test_follow_raises_if_the_run_fails(tmp_path: Path) -> None:
     run = make_run(tmp_path, state="failed", message="OSError: the disk is full")
     run.log_path.write_text("Traceback\nOSError: the disk is full\n")
     with pytest.raises(headless.RunFailed, match="the disk is full") as raised:
@@ -57,7 +57,7 @@ def test_follow_raises_what_failed(tmp_path: Path) -> None:
     assert "Traceback" in str(raised.value)
 
 
-def test_follow_says_how_an_interrupted_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_prints_how_to_resume_an_interrupted_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path, state="interrupted", message="stopped; resume goes on from step 600")
     headless.follow(run)
     assert "resume goes on from step 600" in capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_line_never_passes_100_percent(tmp_path: Path) -> None:
     assert "return     4.25" in line
 
 
-def test_a_wrong_request_in_a_notebook_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_in_a_notebook_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
     shell.run_cell("import kit\nkit.train(env='Raech')")
     said = capsys.readouterr().out.strip()

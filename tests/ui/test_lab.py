@@ -1,4 +1,4 @@
-"""A person at work: 01_train and 02_resume in a real JupyterLab, in a real browser, with real trainings."""
+"""Tests of the notebooks 01_train and 02_resume in JupyterLab and Chromium, with real training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.ui.lab import Lab, Notebook
 
 pytestmark = pytest.mark.timeout(400)
 STEPS = 400_000
-"""Far more than can be done while the test looks, which stops its run."""
+"""Far more steps than can be trained during the test, which stops its run."""
 
 
 @pytest.fixture
 def train(page: Any, lab: Lab, request: pytest.FixtureRequest) -> Any:
-    """A copy of 01_train of the test's own, open and run."""
+    """A copy of 01_train for this test, opened and executed."""
     name = f"{request.node.name}.ipynb"
     shutil.copy(lab.folder / "01_train.ipynb", lab.folder / name)
     notebook = Notebook(page, lab, name).open()
@@ -40,8 +40,8 @@ def type_in(notebook: Notebook, field: str, text: str) -> None:
     notebook.page.locator(f".kit-field-{field} input").first.fill(text)
 
 
-def test_a_run_is_steered_by_buttons_through_a_reload_a_restart_and_another_notebook(train: Notebook) -> None:
-    """One run from the first button to the last, since each start of a training and of a kernel takes seconds."""
+def test_buttons_control_a_run_across_a_reload_a_kernel_restart_and_another_notebook(train: Notebook) -> None:
+    """All steps share one run, because each start of a training process and of a kernel takes seconds."""
     run = choose_and_begin(train, "pressed")
     pause_and_save(train, run)
     reload_and_restart(train, run)
@@ -88,7 +88,7 @@ def pause_and_save(train: Notebook, run: Run) -> None:
 
 
 def reload_and_restart(train: Notebook, run: Run) -> None:
-    """The page finds its run again, and so does a new kernel. Paused, the run leaves them the machine."""
+    """The reloaded page and a new kernel find the run. It is paused, to leave them the CPU."""
     press(train, "pause")
     train.see(".kit-head", "paused")
     train.command("docmanager:save")
@@ -103,7 +103,7 @@ def reload_and_restart(train: Notebook, run: Run) -> None:
     train.command("kernelmenu:restart")
     train.see(".jp-Dialog-button.jp-mod-warn").click()
     train.idle()
-    assert run.is_working(), "training is a process of its own"
+    assert run.is_working(), "training runs in another process than the kernel"
     train.page.locator(".kit-silent").wait_for(state="hidden")
     train.page.add_style_tag(content=".kit-silent{animation-delay:0.1s!important}")
     train.see(".kit-silent", "no connection to its kernel")
@@ -119,7 +119,7 @@ def stop_and_resume(train: Notebook, run: Run) -> None:
     train.see(".kit-head", "resume goes on from step")
     assert run.status()["state"] == "interrupted"
     stopped_at = run.status()["checkpoint"]["step"]
-    press(train, "pause")  # it reads Resume now
+    press(train, "pause")  # its label is Resume now
     wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at, 120)
     press(train, "stop")
     train.see(".kit-head", "interrupted")
@@ -134,7 +134,7 @@ def resume_from_the_other_notebook(train: Notebook, run: Run) -> None:
     wait_for(run.is_working)
 
 
-def test_the_result_appears_by_itself_and_stays_in_the_notebook(train: Notebook) -> None:
+def test_the_result_appears_without_a_click_and_is_saved_in_the_notebook(train: Notebook) -> None:
     algorithms = train.page.locator(".kit-field-algo select")
     algorithms.focus()
     train.page.keyboard.press("ArrowDown")  # JupyterLab's shortcut would go to the next cell

@@ -1,4 +1,4 @@
-"""What a poor run's own metrics say about it, and the buttons for what comes next."""
+"""Tests of advice after a run: causes of a poor result, known results of the task, message of the buttons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ui.fabricate import make_run
 
 
 def run_with(tmp_path: Path, rows: list[dict[str, Any]], config: dict[str, Any] | None = None, **status: Any) -> Run:
-    """A finished run of Reach with these rows of metrics, 100 steps apart."""
+    """A finished run of Reach with these rows of metrics, 20,000 steps apart."""
     run = make_run(tmp_path, rows=0, config={"env": "Reach", "total_steps": 200_000, **(config or {})}, **status)
     lines = [json.dumps({"step": 20_000 * i, **row}) for i, row in enumerate(rows)]
     (run.path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
@@ -44,7 +44,7 @@ def test_a_cause_is_named_with_its_value(tmp_path: Path, rows: list[dict[str, An
     assert diagnosis.causes(run_with(tmp_path / "good", [GOOD] * 6, step=200_000)) == []
 
 
-def test_a_short_run_is_told_what_its_task_needs(tmp_path: Path) -> None:
+def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Path) -> None:
     run = run_with(tmp_path, [GOOD] * 6, step=20_000, success_rate=0.3)
     first, second = next_steps.advice(run, improved=True)
     assert first == "Reach with PPO and preset auto reached 100 % success after 100,000 steps (five seeds)."
@@ -58,7 +58,7 @@ def test_a_good_run_is_not_diagnosed(tmp_path: Path) -> None:
     assert next_steps.advice(run_with(tmp_path / "c", rows, success_rate=0.5), improved=True)
 
 
-def test_another_run_does_not_show_what_was_said_about_the_last_one(tmp_path: Path) -> None:
+def test_choosing_another_run_clears_the_message(tmp_path: Path) -> None:
     pytest.importorskip("ipywidgets")
     steps = next_steps.NextSteps(Dashboard())
     steps.choose(make_run(tmp_path, "one"))

@@ -1,4 +1,4 @@
-"""The training panel without a browser: the widgets' own values and clicks."""
+"""Tests of the training panel without a browser, by the values and clicks of its widgets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def panel(tmp_path: Path) -> Iterator[TrainPanel]:
-    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000, n_envs=8)).show()  # nothing to probe
+    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000, n_envs=8)).show()  # no probing
     yield shown
     shown.estimator.cancel()
 
@@ -58,7 +58,7 @@ def panel(tmp_path: Path) -> Iterator[TrainPanel]:
         RunConfig(env="my_tasks:Corridor", env_options={"length_m": 4.5}, algo="my_algos:OWN", device="cuda:1"),
     ],
 )
-def test_form_gives_back_what_it_was_given(config: RunConfig) -> None:
+def test_form_returns_the_config_it_was_made_from(config: RunConfig) -> None:
     assert Form(config, lambda: None).read() == config
 
 
@@ -71,7 +71,7 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
     env, steps = form.entries["env"], form.entries["total_steps"]
     env.value = "Mission"
     assert steps.value == "16000000"
-    env.value = "Ant-v5"  # says nothing
+    env.value = "Ant-v5"  # declares no number of steps
     env.value = "Ant"
     assert steps.value == "16000000"
     env.value, steps.value = "Reach", "5000"
@@ -89,7 +89,7 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
         ("run_name", "../up", "cannot name a folder"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(panel: TrainPanel, field: str, typed: str, sentence: str) -> None:
+def test_invalid_values_are_reported_at_once(panel: TrainPanel, field: str, typed: str, sentence: str) -> None:
     before = panel.form.entries[field].value
     panel.form.entries[field].value = typed
     assert sentence in panel.label.value
@@ -98,14 +98,14 @@ def test_what_cannot_be_is_said_at_once(panel: TrainPanel, field: str, typed: st
     assert not panel.train_button.disabled
 
 
-def test_the_label_estimates_and_names_what_only_the_task_knows(panel: TrainPanel) -> None:
+def test_the_label_shows_the_estimate_and_errors_of_the_resolved_config(panel: TrainPanel) -> None:
     wait_for(lambda: "About 2 min on this machine (1,000 steps/s)" in panel.label.value)
     panel.form.entries["overrides"].value = '{"n_steps": 100, "batch_size": 77}'
     wait_for(lambda: "batch_size=77 does not divide" in panel.label.value)
     assert panel.train_button.disabled
 
 
-def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_path: Path) -> None:
+def test_a_taken_name_is_reported_before_train_is_pressed(panel: TrainPanel, tmp_path: Path) -> None:
     make_run(tmp_path, "arm")
     panel.form.entries["run_name"].value = "arm"
     assert "run_name=&#x27;arm&#x27; exists" in panel.label.value and panel.train_button.disabled
@@ -113,7 +113,7 @@ def test_a_taken_name_is_said_before_train_is_pressed(panel: TrainPanel, tmp_pat
     assert "exists" not in panel.label.value and not panel.train_button.disabled
 
 
-def test_the_card_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
+def test_the_page_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
     page = panel.task.page
     assert page.value == ""
     panel.task.is_open = True
@@ -131,7 +131,7 @@ CONFIG = RunConfig(
 )
 
 
-def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_format_of_a_config_as_code_is_equivalent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[RunConfig] = []
 
     def train(config: RunConfig | None, start_from: Any, trust: bool, on_progress: Any, **fields: Any) -> Any:
@@ -150,7 +150,7 @@ def test_what_is_copied_elsewhere_means_the_same(tmp_path: Path, monkeypatch: py
     given = shlex.split(next(written))[3:]
     parameters = {name: value for text in given[1::2] for name, value in yaml.safe_load(text).items()}
     assert given[::2] == ["-y"] * len(parameters) and RunConfig(**parameters) == CONFIG
-    assert yaml.safe_load(next(written))["overrides"]["n_steps"] > 0, "auto has been replaced"
+    assert yaml.safe_load(next(written))["overrides"]["n_steps"] > 0, "auto must be replaced"
 
 
 def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
@@ -161,14 +161,14 @@ def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
     wait_for(lambda: "--seed 7" in page.value, 60)
 
 
-def test_hyperparameters_have_fields_that_say_what_holds(panel: TrainPanel) -> None:
+def test_hyperparameter_fields_show_defaults_changes_and_errors(panel: TrainPanel) -> None:
     def gamma() -> Any:
         return panel.form.hyper.entries.get("gamma")
 
     wait_for(lambda: gamma() is not None and gamma().placeholder == "0.99", 60)
     entries, written = panel.form.hyper.entries, panel.form.entries["overrides"]
     assert entries["n_steps"].placeholder == "256" and entries["batch_size"].placeholder == "256"
-    assert "Discount factor" in gamma().description, "explained"
+    assert "Discount factor" in gamma().description
     gamma().value = "0.9"
     assert written.value == '{"gamma": 0.9}'
     entries["net_arch"].value = "[32, 32]"
@@ -176,7 +176,7 @@ def test_hyperparameters_have_fields_that_say_what_holds(panel: TrainPanel) -> N
     assert panel.config.overrides == {"gamma": 0.9, "policy_kwargs": {"net_arch": [32, 32]}}
     assert "kit-changed" in gamma()._dom_classes and "kit-changed" not in entries["n_steps"]._dom_classes
     entries["n_steps"].value = "100"
-    wait_for(lambda: entries["batch_size"].placeholder == "200")  # of 800; 8 worlds; what depends on it follows
+    wait_for(lambda: entries["batch_size"].placeholder == "200")  # follows n_steps: a divisor of 100 × 8 envs
     gamma().value = entries["net_arch"].value = entries["n_steps"].value = ""
     wait_for(lambda: "kit-changed" not in gamma()._dom_classes)
     assert panel.config.overrides == {}
@@ -188,7 +188,7 @@ def test_hyperparameters_have_fields_that_say_what_holds(panel: TrainPanel) -> N
     wait_for(lambda: "tau" in panel.form.hyper.entries and "n_epochs" not in panel.form.hyper.entries)
 
 
-def test_what_is_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> None:
+def test_text_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> None:
     hyper = panel.form.hyper
     wait_for(lambda: "gamma" in hyper.entries and hyper.entries["gamma"].placeholder == "0.99", 60)
     typist = threading.Thread(target=lambda: setattr(hyper.entries["gamma"], "value", "0.9"))
@@ -198,7 +198,7 @@ def test_what_is_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> Non
         typist.start()
         typist.join()
 
-    hyper.entries["batch_size"].observe(type_once, names="placeholder")  # as the loop over fields sets it
+    hyper.entries["batch_size"].observe(type_once, names="placeholder")  # types while the loop fills the fields
     hyper.entries["n_steps"].value = "100"
     wait_for(lambda: hyper.entries["gamma"].value == "0.9" and "kit-changed" in hyper.entries["gamma"]._dom_classes)
     assert panel.config.overrides == {"n_steps": 100, "gamma": 0.9}
@@ -206,7 +206,7 @@ def test_what_is_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> Non
 
 def test_a_price_can_be_set(panel: TrainPanel) -> None:
     panel.form.price.value = "36"
-    wait_for(lambda: "about $1.05" in panel.label.value)  # 100 s of training and 5 to begin
+    wait_for(lambda: "about $1.05" in panel.label.value)  # 100 s of training and 5 s of startup, at $0.01 per second
     panel.form.price.value = "much"
     assert "dollars_per_hour=&#x27;much&#x27; is not a price" in panel.label.value
     assert "kit-wrong" in panel.form.price._dom_classes
@@ -237,7 +237,7 @@ def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, mo
     assert panel.run is not None and panel.run.name == "made"
 
 
-def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_launch_shows_its_error_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: RunConfig) -> Any:
         raise UserError("run_name='arm' exists in runs; resume it or choose another name.")
 
@@ -246,7 +246,7 @@ def test_a_refused_launch_is_said_in_the_panel(panel: TrainPanel, monkeypatch: p
     wait_for(lambda: "exists in runs" in text_of(panel, "kit-message"))
     wait_for(lambda: not panel.train_button.disabled)
     panel.form.entries["run_name"].value = "leg"
-    assert text_of(panel, "kit-message") == "", "what was wrong is no longer asked for"
+    assert text_of(panel, "kit-message") == "", "an edit must clear the old error"
 
 
 def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
@@ -261,13 +261,13 @@ def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
     panel.estimator.cancel()
 
 
-def test_a_panel_picks_up_the_run_that_is_at_work(tmp_path: Path) -> None:
+def test_a_panel_attaches_to_a_running_run_of_its_task(tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
     make_run(tmp_path, "done")
     with at_work(run):
         panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
         assert panel.run is not None and panel.run.name == "busy"
-        assert panel.form.read() == run.config, "the form shows what is at work"
+        assert panel.form.read() == run.config, "the form must show the config of the run"
         assert "busy is already training" in panel.label.value
         wait_for(lambda: "training" in text_of(panel, "kit-head"))
         assert panel.train_button.disabled
@@ -294,7 +294,7 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
     panel.estimator.cancel()
 
 
-def test_a_panel_shows_the_run_of_its_notebook_with_auto_as_it_was_asked(
+def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = RunConfig(runs_dir=str(tmp_path), total_steps=5000, overrides={"gamma": 0.9})
@@ -330,7 +330,7 @@ def test_the_run_of_a_panel_is_never_one_of_another_task(tmp_path: Path) -> None
         find_run(ResumePanel(runs_dir=str(tmp_path)))
 
 
-def test_with_nobody_there_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_user_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "1")
     monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "ok"))
     panel = TrainPanel(runs_dir=str(tmp_path)).show()
@@ -378,7 +378,7 @@ def test_a_person_can_keep_the_session_open(
     panel.estimator.cancel()
 
 
-def test_a_machine_that_is_taken_away_asks_for_a_store(
+def test_a_rented_machine_without_a_store_shows_a_warning(
     panel: TrainPanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RUNPOD_POD_ID", "4711")
@@ -400,7 +400,7 @@ def test_layers_may_be_typed_without_brackets(typed: str, layers: list[int]) -> 
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_grey_defaults_are_those_of_stable_baselines3(algo: str) -> None:
+def test_stock_values_are_those_of_stable_baselines3(algo: str) -> None:
     record, space = algorithm.find(algo), Box(-1.0, 1.0, (3,))
     policy = record.policy(space, space, lambda _: 1e-3)
     layers = policy.net_arch["pi"] if isinstance(policy.net_arch, dict) else policy.net_arch

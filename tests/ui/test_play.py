@@ -1,4 +1,4 @@
-"""Whatever plays a policy carries its hidden state through an episode, and no further."""
+"""Tests of the hidden state in evaluation, video, export and viewer: kept in an episode, reset at its end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_policy_counts_the_steps_of_its_episode(
     assert Clock.ends >= 5 and Clock.wrong == 0
 
 
-def test_where_a_recurrent_policy_looks_is_not_shown(run: Run) -> None:
+def test_saliency_maps_of_a_recurrent_policy_are_refused(run: Run) -> None:
     pytest.importorskip("mediapy")
     with pytest.raises(UserError, match="is recurrent: its actions depend on more than the current image"):
         what_it_sees(run, 0)

@@ -1,4 +1,4 @@
-"""Lists, reports, figures and players: what stays in a notebook."""
+"""Tests of results in notebooks: figures, reports, verdicts, videos, lists of runs, the run picker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def somebody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "0")
 
 
-def test_figures_show_themselves(tmp_path: Path) -> None:
+def test_figures_are_displayed_as_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = plots.learning_curve(make_run(tmp_path))
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["Success rate", "Mean return"]
@@ -36,7 +36,7 @@ def test_figures_show_themselves(tmp_path: Path) -> None:
     assert plots.learning_curve(empty)._repr_png_().startswith(PNG) and plots.inside(empty)._repr_png_().startswith(PNG)
 
 
-def test_what_changes_inside_a_run_has_a_chart_each(tmp_path: Path) -> None:
+def test_each_training_metric_that_changes_has_a_chart(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path)
     names = ("step", "train/loss", "train/clip_range", "eval/reward/time", "train/steady")
@@ -60,7 +60,7 @@ def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
     assert "a mean return of 4.25" in result.sentence(make_run(tmp_path, "ant", success_rate=None))
 
 
-def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> None:
+def test_a_report_says_that_the_test_used_new_episodes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path)
     row = {"step": 600, "test/step": 400, "test/episodes": 20, "test/success_rate": 0.97, "test/mean_return": 4.25}
@@ -79,8 +79,8 @@ def test_a_report_says_which_episodes_chose_and_which_judge(tmp_path: Path) -> N
      (2.0, "No measurable improvement: a mean return of 2.50", "neutral"),
      (-3.0, "It got worse: a mean return of -2.50", "bad")],
 )  # fmt: skip
-def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float, words: str, verdict: str) -> None:
-    """Chance: 3 / √9 and 4 / √16, together √2; twice that is 2.83."""
+def test_the_verdict_compares_with_the_initial_policy(tmp_path: Path, gain: float, words: str, verdict: str) -> None:
+    """Standard errors are 3 / √9 and 4 / √16, together √2; the verdict needs twice that, 2.83."""
     run = make_run(tmp_path, rows=0)
     assert result.learnt(run) is None
     rows = [(0, 0.5, 3.0, 9), (400, 99.0, 1.0, 4), (800, 0.5 + gain, 4.0, 16)]
@@ -97,7 +97,7 @@ def test_a_run_is_judged_by_the_policy_it_began_with(tmp_path: Path, gain: float
     [(0.7, "It learnt: 70 % success, from 0 % at the start."), (0.2, "No measurable improvement: a mean return of 21")],
 )
 def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str) -> None:
-    """By Wilson, none of 20 leaves up to 16.1 % open, 4 of 20 down to 8.1 %: √(16.1² + 11.9²) is just above 20 %."""
+    """The Wilson bounds 16.1 % (0 of 20) and 8.1 % (4 of 20) give √(16.1² + 11.9²), just above 20 %."""
     run = make_run(tmp_path, rows=0)
     shared = {"eval/std_return": 3.0, "eval/episodes": 20}
     rows = [{"step": 0, "eval/mean_return": 20.5, "eval/success_rate": 0.0, **shared}]
@@ -112,7 +112,7 @@ def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str
     [((-5.0, 0.0), (5.0, 0.0), "It improved, but no episode succeeds yet: a mean return of 5.00"),
      ((-0.5, 0.0), (-0.501, 0.0), "No measurable improvement: a mean return of -0.50, from -0.50")],
 )  # fmt: skip
-def test_nothing_is_green_without_a_success_nor_red_without_a_change(
+def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     tmp_path: Path, before: tuple[float, float], after: tuple[float, float], words: str
 ) -> None:
     run = make_run(tmp_path, rows=0)
@@ -124,7 +124,7 @@ def test_nothing_is_green_without_a_success_nor_red_without_a_change(
     assert said.startswith(words) and verdict == "neutral"
 
 
-def test_players_carry_the_file_and_escape(tmp_path: Path) -> None:
+def test_players_have_a_caption_and_escape_html(tmp_path: Path) -> None:
     path = tmp_path / "step_000040000.mp4"
     path.write_bytes(b"film")
     assert videos.caption(path) == "the policy of step 40,000"
@@ -143,7 +143,7 @@ def test_find_run(tmp_path: Path) -> None:
         gallery.find_run("leg", str(tmp_path))
 
 
-def test_statistics_ask_for_the_best_and_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_evaluate_the_best_and_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def evaluate(run: Run, episodes: int, step: int | str) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def test_statistics_ask_for_the_best_and_the_latest(tmp_path: Path, monkeypatch:
     assert line in text
 
 
-def test_spread_by_hand() -> None:
+def test_spread_picks_evenly_spaced_steps() -> None:
     assert gallery.spread([0, 1, 2, 3, 4, 5, 6], 4) == [0, 2, 4, 6]
     assert gallery.spread([3], 4) == [3]
 
 
-def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_video_is_not_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filmed: list[tuple[Any, ...]] = []
 
     def render_video(views: tuple[View, ...], path: Path, episodes: int, size: int, on_frame: Any) -> Path:
@@ -182,7 +182,7 @@ def test_what_was_filmed_is_not_filmed_again(tmp_path: Path, monkeypatch: pytest
         page = gallery.checkpoints_side_by_side(run, cameras=["front"])._repr_html_()
     assert filmed == [([(0, "front"), (600, "front")], 400)]
     assert "before training · step 600, 60 % of training" in page
-    assert run.videos == [], "views are no films of the run's"
+    assert run.videos == [], "a video of several policies is not one of `run.videos`"
 
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_list_of_runs(tmp_path: Path) -> None:
     assert "97 % success" in line.value
 
 
-def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resume_button_resumes_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = make_run(tmp_path, "half", state="interrupted"), []
 
     def going_on(choice: Any, **options: Any) -> Run:
@@ -214,13 +214,13 @@ def test_resume_goes_on_with_the_pressed_run(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any store holds the runs far and half."""
+    """Fake `list_runs`: every store URL has the runs "far" and "half"."""
     stored = {"state": "interrupted", "step": 10, "total_steps": 40, "success_rate": None, "updated": 0}
     listed = StoredRuns([{"name": "far", **stored}, {"name": "half", **stored}])
     monkeypatch.setattr(resume, "list_runs", lambda where: listed if "://" in str(where) else local_runs(where))
 
 
-def test_runs_in_a_store_are_listed_beside(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_a_store_are_listed_too(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "half", state="interrupted")
     asked: list[Any] = []
     monkeypatch.setattr(resume, "resume", lambda choice, **options: asked.append((choice, options)) or 1 / 0)
@@ -241,7 +241,7 @@ def test_a_store_can_be_named_in_the_panel(tmp_path: Path, store: None) -> None:
     look.click()
     wait_for(lambda: len(panel.table.children) == 3)
     assert "far" in panel.table.children[1].children[1].value
-    assert panel.changes == {"store": "hf://me/runs"}, "what goes on is copied there"
+    assert panel.changes == {"store": "hf://me/runs"}, "a resumed run must be copied to this store"
 
 
 def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,22 +259,22 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     entry.value = "hf://me/runs"
     look.click()
     wait_for(lambda: len(picker.choices.options) == 4)
-    assert picker.run.name == "new", "looking does not choose"
+    assert picker.run.name == "new", "listing a store must not change the choice"
     asked: list[str] = []
     monkeypatch.setattr(picker_module, "locate", lambda choice, runs_dir: asked.append(choice) or (far, {}))
     picker.choices.value = "hf://me/runs/far"
     assert picker.run.path == far.path and picker.run.path == far.path
-    assert asked == ["hf://me/runs/far", str(far.path)], "fetched once"
+    assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
 
 
-def test_a_finished_run_goes_on_only_if_asked_for_more(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_resumed_only_for_more_steps(tmp_path: Path) -> None:
     make_run(tmp_path, "done")
     for more, label in ((None, "Done"), (600, "Done"), (601, "Resume")):
         panel = ResumePanel(runs_dir=str(tmp_path), total_steps=more).show()
         assert panel.table.children[1].children[0].description == label
 
 
-def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
+def test_a_running_run_can_be_watched(tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
     with at_work(run):
         panel = ResumePanel(runs_dir=str(tmp_path)).show()
@@ -287,7 +287,7 @@ def test_a_run_at_work_can_be_watched(tmp_path: Path) -> None:
     watch_to_the_end(panel)
 
 
-def test_with_nobody_there_the_latest_unfinished_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headless_resume_without_an_unfinished_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "1")
     with pytest.raises(UserError, match="no unfinished run"):
         ResumePanel(runs_dir=str(tmp_path)).show()

@@ -1,4 +1,4 @@
-"""The page of runs without a browser: the widgets' own values and clicks."""
+"""Tests of the runs page without a browser: filter, live rows, buttons, notes, jobs, trials, batches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_ticked_runs_are_deleted_after_a_second_click(page: RunsPage, tmp_path: 
     assert [run.name for run in tmp_path.iterdir()] == ["arm"] and list(page.ticks) == ["arm"]
 
 
-def test_a_run_that_trains_is_watched_and_not_deleted(page: RunsPage, tmp_path: Path) -> None:
+def test_a_running_run_can_be_watched_and_not_deleted(page: RunsPage, tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
     page.refresh()
     page.ticks["busy"].value = True
@@ -101,7 +101,7 @@ def test_ticked_runs_are_compared_below(page: RunsPage) -> None:
     assert "Reach" in page._below.children[0].value and not page._message.value
 
 
-def test_rows_follow_runs_at_work_until_none_works(page: RunsPage, tmp_path: Path) -> None:
+def test_rows_follow_running_runs_until_all_have_ended(page: RunsPage, tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy", rows=2)
     with at_work(run):
         page.refresh()
@@ -125,7 +125,7 @@ def test_rows_follow_runs_at_work_until_none_works(page: RunsPage, tmp_path: Pat
     assert not thread.is_alive()
 
 
-def test_a_killed_run_says_so(page: RunsPage, tmp_path: Path) -> None:
+def test_a_killed_run_is_shown_as_killed(page: RunsPage, tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
     with at_work(run):
         page.refresh()
@@ -146,7 +146,7 @@ def test_a_newer_page_takes_over(page: RunsPage, tmp_path: Path) -> None:
         assert not first.is_alive() and second._thread.is_alive()
 
 
-def test_buttons_act_on_all_ticked_runs_that_they_fit(
+def test_buttons_act_on_all_ticked_runs_in_a_suitable_state(
     page: RunsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
@@ -185,7 +185,7 @@ def jobs_file(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_jobs_of_a_file_are_rows_also_those_without_a_run(tmp_path: Path) -> None:
+def test_all_jobs_of_a_file_are_rows_even_without_a_run(tmp_path: Path) -> None:
     page = RunsPage(jobs_file(tmp_path, "jobs: [{run_name: one}, {run_name: two, algo: SAC}]")).show()
     assert ["waiting" in row for row in texts(page)] == [True, True] and "Reach, SAC" in text(page, "two")
     assert page.ticks["one"].disabled
@@ -233,9 +233,9 @@ class FakeBatch(Background[Results]):
         return Results([])
 
 
-def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_batch_shows_its_jobs_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = FakeBatch()
-    assert batch.start() is batch and FakeBatch().start() is batch, "a cell that is run twice starts nothing"
+    assert batch.start() is batch and FakeBatch().start() is batch, "executing a cell twice starts no second batch"
     page = RunsPage(batch).show()
     assert "the disk is full" in text(page, "failed") and "the other one works" in text(page, "waiting")
     assert page.stop_all_button.layout.display is None
@@ -243,14 +243,14 @@ def test_a_batch_at_work_shows_its_jobs_and_is_stopped(monkeypatch: pytest.Monke
     wait_for(lambda: page.stop_all_button.layout.display == "none")
     with pytest.raises(kit.UserError, match="was stopped"):
         batch.wait()
-    assert "starts when the same batch" in str(batch.rows()[1].values["message"]), "nothing will start it by itself"
+    assert "starts when the same batch" in str(batch.rows()[1].values["message"]), "a stopped batch starts no job"
     again = FakeBatch()
     again.finish.set()
     assert again.start() is again and again.wait() == []
 
 
-def test_a_notebook_awaits_a_batch_and_answers_meanwhile() -> None:
-    """As in a kernel, whose event loop handles clicks while a cell awaits."""
+def test_a_notebook_can_await_a_batch_while_its_event_loop_runs() -> None:
+    """In a kernel, this event loop handles clicks while a cell awaits."""
     batch = FakeBatch()
     batch.start()
 
@@ -258,11 +258,11 @@ def test_a_notebook_awaits_a_batch_and_answers_meanwhile() -> None:
         asyncio.get_running_loop().call_later(0.01, batch.finish.set)
         return await batch
 
-    with ThreadPoolExecutor() as pool:  # in this thread, Playwright may run an event loop
+    with ThreadPoolExecutor() as pool:  # in the test's thread, Playwright may run an event loop
         assert pool.submit(asyncio.run, cell()).result() == []
 
 
-def test_what_trains_is_not_deleted_and_neither_is_what_is_ticked_with_it(page: RunsPage, tmp_path: Path) -> None:
+def test_delete_is_refused_if_one_of_the_ticked_runs_trains(page: RunsPage, tmp_path: Path) -> None:
     with at_work(make_run(tmp_path, "busy"), "paused"):
         page.refresh()
         page.all_tick.value = True

@@ -1,4 +1,4 @@
-"""The description page of a task, made from the task's declarations."""
+"""Tests of the description page of a task: Reach, stages, options, all tasks, Gymnasium envs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lines(page) -> list[str]:
     return [html.unescape(re.sub("<[^>]+>", "", line)) for line in re.split("<br>|</?div[^>]*>", page._repr_html_())]
 
 
-def test_reach_says_what_it_sees_does_and_is_paid_for():
+def test_the_page_of_reach_has_observation_reward_and_end_of_episode():
     page = lines(task("Reach"))
     assert "7 joint angles of the arm rad" in page and "3 vector from the hand to the goal in units of 0.25 m" in page
     assert "7 joint velocities of the arm rad/s" in page
@@ -39,20 +39,20 @@ def test_options_change_the_page():
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_task_of_the_library_says_all(name):
+def test_every_task_of_the_library_has_a_complete_page(name):
     page = task(name)
     said = page._repr_html_()
     assert all(f"<b>{what}</b>" in said for what in ("Observation", "Action", "Reward", "Episode", "Training"))
     assert "data:image/png;base64" in said and len(page.text) > 30
 
 
-def test_of_others_what_can_be_known():
+def test_pages_of_a_gymnasium_env_and_of_a_users_task():
     said = lines(task("CartPole-v1"))
     assert "4 numbers" in said and "1 one of 2 choices" in said and "ends after 500 steps, 10 s" in said
     said = lines(task("tests.envs.corridor:Corridor"))
     assert " picture: images of 36 × 36 pixels" in said and "ends after 12 steps, 1 s" in said
 
 
-def test_an_unknown_task_is_a_sentence():
+def test_an_unknown_task_is_refused():
     with pytest.raises(UserError, match="Raech"):
         task("Raech")

@@ -1,4 +1,4 @@
-"""A policy live in a real browser."""
+"""Tests of the live viewer in Chromium: policies, recording by hand, several envs, refusals, joystick."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def shows(page: Any) -> tuple[int, int]:
-    """Episode and step in the caption."""
+    """Return episode and step from the caption."""
     caption = page.get_by_text(re.compile(r"^episode \d+, step \d+")).inner_text(timeout=60_000)
     episode, step = re.findall(r"\d+", caption)[:2]
     return int(episode), int(step)
@@ -47,13 +47,13 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
         torch.set_num_threads(threads)
 
 
-def test_an_episode_by_hand_becomes_a_dataset(tmp_path: Path, page: Any) -> None:
+def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, page: Any) -> None:
     pytest.importorskip("mjviser")
     pytest.importorskip("minari")
     threads = torch.get_num_threads()
     shown = kit.ui.view(env="Reach", port=8891, n_envs=2)
     try:
-        page.set_viewport_size({"width": 420, "height": 420})  # drawn without a GPU
+        page.set_viewport_size({"width": 420, "height": 420})  # small, because it is drawn without a GPU
         page.goto(shown.url)
         shown._folder.value, shown._recording.value, shown._speed.value = str(tmp_path / "mine"), True, 3.0
         task = shown._task
@@ -105,13 +105,13 @@ def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
         torch.set_num_threads(threads)
 
 
-def test_nobody_can_act_in_an_env_without_script_or_hand() -> None:
+def test_an_env_without_scripted_policy_or_hand_control_is_refused() -> None:
     pytest.importorskip("mjviser")
     with pytest.raises(UserError, match="no scripted policy and cannot be moved by hand; name a run"):
         kit.ui.view(env="Ant")
 
 
-def test_a_joystick_steers_until_the_episode_is_over() -> None:
+def test_steer_holds_its_command_until_the_env_is_reset() -> None:
     try:
         task = make_task("Go1Joystick")
     except UserError as error:
@@ -120,14 +120,14 @@ def test_a_joystick_steers_until_the_episode_is_over() -> None:
     env = TensorEnv(task, 2, seed=0)
     asked = torch.tensor([0.5, -0.2, 0.1], dtype=task.command.dtype)
     task.steer(asked)
-    for _ in range(700):  # 14 s, in which it stands and a command of its own would have changed
+    for _ in range(700):  # 14 s without a fall; without `steer`, the command would have changed
         env.step(torch.zeros(2, 12))
     assert torch.equal(task.command, asked.expand(2, -1))
     env.reset(seed=1)
     assert not torch.equal(task.command[0], asked)
 
 
-def test_what_cannot_be_viewed_is_one_sentence(tmp_path: Path) -> None:
+def test_a_task_without_a_mujoco_scene_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mjviser")
     with pytest.raises(UserError, match="has no MuJoCo scene to view; `kit video` records a video of it"):
         kit.ui.view(create(tmp_path, "walk", env="tests.envs.corridor:Corridor"), 0)

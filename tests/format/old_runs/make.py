@@ -1,9 +1,9 @@
-"""Makes the runs in this folder, with the released code that they are to stand for:
+"""Create the runs in this folder with the released code:
 
     git worktree add --detach OLD 57936ac
     PYTHONPATH=OLD python tests/format/old_runs/make.py
 
-Each is cut at step CUT. What it comes to in the end, and how its policy acts, is written to recorded.json.
+Each run is stopped at step CUT. recorded.json gets the fingerprints at step END and actions of the policies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kit.runs.fingerprint import fingerprint
 
 HERE = Path(__file__).parent
 CUT, END = 96, 192
-"""Steps: of the fixture, and of the run when it is done."""
+"""Step at which a run is stopped and stored here, and step at which it is finished."""
 WEIGHTS = "timesformer"
-"""Folder of the frozen encoder's weights, beside the runs."""
+"""Folder with the frozen encoder's weights, next to the runs."""
 
 STEPS = {"n_steps": 16, "batch_size": 16, "n_epochs": 2}
 NET = {"net_arch": [8]}
@@ -54,7 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def train(name: str, runs_dir: str, cut: int | None = None) -> kit.Run:
-    """Train to the end, or to the first boundary from step `cut` on."""
+    """Train to step END, or stop at the first `Training.boundary` at or after step `cut`."""
     boundary = training.Training.boundary
 
     def cutting(self: training.Training) -> None:
@@ -88,14 +88,14 @@ def make(name: str) -> dict[str, Any]:
 
 
 def acts(run: kit.Run) -> list[list[float]]:
-    """Of its latest policy, for fixed observations."""
+    """Return the actions of the run's latest policy for fixed observations."""
     policy = run.policy("latest")
     return policy.predict(fixed(policy.observation_space), deterministic=True)[0].tolist()
 
 
 def weights() -> None:
-    """Random ones of the smallest TimeSformer for two frames of 32×32, 31 kB."""
-    torchvision(WEIGHTS)  # which transformers imports
+    """Save random weights of a tiny TimeSformer for two frames of 32×32 pixels, 31 kB."""
+    torchvision(WEIGHTS)  # transformers imports it, and a plain import may fail
     from transformers import TimesformerConfig, TimesformerModel
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -108,7 +108,7 @@ def main() -> None:
     rollouts.EPISODES = 4
     weights()
     with tempfile.TemporaryDirectory() as work:
-        os.chdir(work)  # no path of this machine in a config
+        os.chdir(work)  # so that no config contains a path of this machine
         shutil.copytree(HERE / WEIGHTS, WEIGHTS)
         recorded = {"processor": processor(), "runs": {name: make(name) for name in RUNS}}
     (HERE / "recorded.json").write_text(json.dumps(recorded, indent=1) + "\n")

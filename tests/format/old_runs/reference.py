@@ -1,4 +1,4 @@
-"""Shared by make.py and the test: observations that are the same on every machine, and the name of a processor kind."""
+"""Helpers of make.py and tests/runs/test_old_runs.py: fixed observations, and a description of the processor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 
 
 def fixed(space: Space, n: int = 3) -> Any:
-    """A batch of `n` rows of `space`: numbers from -1 to 1, pixels from 0 to 255."""
+    """Return a fixed batch of `n` observations of `space`: numbers from -1 to 1, pixels from 0 to 255."""
     if isinstance(space, spaces.Dict):
         return {name: fixed(entry, n) for name, entry in space.items()}
     assert isinstance(space, spaces.Box)
@@ -21,7 +21,7 @@ def fixed(space: Space, n: int = 3) -> Any:
 
 
 def processor() -> dict[str, str]:
-    """What the rounding of sums depends on: the model of the processor, and torch's instruction set on it."""
+    """Return what determines rounding errors: the processor model, and torch's instruction set on it."""
     keys = ("vendor_id", "cpu family", "model", "model name", "stepping")
     info = Path("/proc/cpuinfo")
     lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []

@@ -1,4 +1,4 @@
-"""Imported by Python at its start: `time.time` is off by the seconds in the file that $CLOCK names."""
+"""Shifts `time.time` by the seconds in the file named by $CLOCK. Python imports this module at startup."""
 
 import mmap
 import os
