@@ -54,7 +54,7 @@ WRONG = {
     "no such run": (["resume", "nothing"], "nothing", "kit runs"),
     "nothing to resume": (["resume"], "runs_dir='runs'", "kit train"),
     "not a run": (["evaluate", "."], "is not a run directory", "kit runs"),
-    "unknown store": (["train", "--store", "ftpx://a/b"], "store=", ""),
+    "unknown store": (["train", "--store", "ftpx://a/b"], "store=", "use a path"),
     "zip without trust": (["train", "--start-from", "model.zip"], "start_from='model.zip'", "save"),
 }  # fmt: skip
 

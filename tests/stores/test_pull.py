@@ -246,9 +246,17 @@ def claim(size: int = 10, data: bytes = b"") -> dict[str, Any]:
     return {"size": size, "sha256": hashlib.sha256(data).hexdigest()}
 
 
-@pytest.mark.parametrize("kind", ["parent", "absolute", "shared", "frozen", "10 GB", "many", "pickle",
-                                  "pickle in disguise", "wrong shapes", "symlink", "folder symlink", "fifo",
-                                  "yaml"])  # fmt: skip
+HOSTILE = {
+    "parent": "is refused as a name", "absolute": "is refused as a name", "shared": "is refused as a name",
+    "frozen": "is refused as a name", "10 GB": "at most 4,294,967,296 bytes", "many": "at most 10000 files",
+    "pickle": "safetensors and JSON files only", "pickle in disguise": "is not a safetensors file",
+    "wrong shapes": "invalid shape", "symlink": "link.json is missing", "folder symlink": "not seen",
+    "fifo": "pipe.json is missing", "yaml": "could not determine a constructor",
+}  # fmt: skip
+"""Kind of attack -> part of the message, so that each is refused for its own reason."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_runs_are_refused(there: Store, store_url: str, tmp_path: Path, canary: Path, kind: str) -> None:
     root, bomb = Path(store_url), pickle.dumps(Bomb(canary))
     good = {"state.json": b"{}"}
@@ -294,6 +302,7 @@ def test_hostile_runs_are_refused(there: Store, store_url: str, tmp_path: Path, 
         if kind == "folder symlink":  # the store does not list it, so a run without checkpoints is fetched
             assert not list(back.glob("checkpoints/*"))
             raise UserError("not seen")
+    assert HOSTILE[kind] in str(caught.value)
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
     assert not list(tmp_path.rglob("evil*")) and b"secret" not in b"".join(
         p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file()
