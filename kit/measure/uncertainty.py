@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05
-"""Significance level: probability that an interval misses the true value, or that a test tells equal configs apart."""
+"""Significance level: probability that an interval misses the true value, or that a test reports a difference between
+equal configs."""
 Z = 1.959964
 """The normal distribution's quantile for `LEVEL`, two-sided."""
 LEAST_SEEDS, FEW_SEEDS = 3, 5

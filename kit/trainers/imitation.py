@@ -38,7 +38,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
     :param n_steps: steps of every env per iteration
     :param gradient_steps: gradient steps per iteration
     :param batch_size: labelled observations per gradient step
-    :param buffer_size: most labelled observations that are kept; older ones are overwritten
+    :param buffer_size: maximum number of labelled observations kept; the oldest are overwritten
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
     :param policy_of: PPO or SAC: the algorithm that can train the policy further (`start_from`)
     """

@@ -167,7 +167,7 @@ class Replay:
     def _first_rows(self) -> torch.Tensor:
         """Return, for each slot and env, the number of the first row of its episode, (capacity, n_envs).
 
-        If that row has been overwritten, the number may be smaller.
+        If that row has been overwritten, the returned number may be too small.
         """
         if self._episode_starts is not None:
             return self._episode_starts

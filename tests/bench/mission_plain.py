@@ -1,4 +1,4 @@
-"""Mission as a Gymnasium env in plain Python: reference for the kernels, and SB3's env in `tests/bench/mission.py`."""
+"""Mission in plain Python: reference for the Warp kernels; `tests/bench/mission.py` trains SB3 on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the success rate of Gymnasium envs, in training and evaluations, by when they report `is_success`."""
+"""Tests of the success rates of Gymnasium envs that report `is_success` at different steps."""
 
 from __future__ import annotations
 

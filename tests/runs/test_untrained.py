@@ -1,4 +1,4 @@
-"""Tests of step 0: random weights or another run's policy, in exports, videos, saliency maps and viewers."""
+"""Tests of the checkpoint at step 0, random or warm-started, in exports, videos, saliency maps and viewers."""
 
 from __future__ import annotations
 

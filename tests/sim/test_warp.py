@@ -112,7 +112,7 @@ def test_snapshot_continues_bit_for_bit(balls):
     futures = []
     for target in (sim, WarpSim(balls, 2, "cpu")):  # the same simulator, and a new one, as on another machine
         target.restore(saved)
-        assert torch.equal(target.xpos, saved["xpos"])  # still of the qpos before the last substep
+        assert torch.equal(target.xpos, saved["xpos"])  # xpos lags qpos by one substep
         for _ in range(50):
             target.step(2)
         futures.append(target.snapshot())

@@ -29,7 +29,7 @@ class Peek(BaseCallback):
 def test_rollouts_equal_sb3s(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Observations, rewards, values and advantages equal SB3's, given the same noise.
 
-    SB3 draws noise step by step and kit at once, so both are given the same draws. 60 steps of 4 envs include
+    SB3 draws noise per step, kit once per rollout; the test gives both the same noise. 60 steps of 4 envs include
     terminations and time limits; the latter are bootstrapped.
     """
     steps, worlds = 60, 4

@@ -28,7 +28,7 @@ def test_the_page_of_reach_has_observation_reward_and_end_of_episode():
 
 
 def test_a_task_with_a_curriculum_names_its_stages():
-    stages = "16,000,000 steps per stage: with defaults, then a new run from that policy with env_options"
+    stages = "16,000,000 steps per stage: with the defaults, then a branch of that run with env_options"
     assert any(line.startswith(stages) for line in lines(task("Mission")))
 
 

@@ -24,7 +24,7 @@ _COMMON = (
 )
 SEES = {
     "attackers": (
-        Field("per attacker (4): x and y in units of 30 m, fraction left of its wait after a tag", 12),
+        Field("per attacker (4): x and y in units of 30 m, remaining fraction of its wait after a tag", 12),
         Field("per air unit (2): fraction of its endurance left", 2),
         Field(
             "per defender (3): 1 if seen, x and y in units of 30 m, viewing direction, fraction of its pause left; "
@@ -78,7 +78,8 @@ class Mission(Task):
     def __init__(
         self, side: str = "attackers", attackers: str | Team = STOCK, defenders: str | Team = STOCK, **options: Any
     ) -> None:
-        """`side` learns. `attackers` or `defenders` sets the policy of the other side. `options`: fields of `Rules`.
+        """`side`: the side that learns. The option named after the other side sets its policy.
+        `options`: fields of `Rules`.
 
         In a config, the policy may be the name of a run, RUN or RUN@STEP; `kit.runs.opponents` loads the run's policy.
         """
@@ -100,13 +101,13 @@ class Mission(Task):
             pays=(
                 (sign * self.rules.progress, "per 100 m that an attacker moves closer to the zone"),
                 (sign * self.rules.presence, "per second for each attacker in the zone"),
-                (sign * self.rules.holding, "per second for each attacker in the zone, times the others in it"),
+                (sign * self.rules.holding, "per second and attacker in the zone, times the number of others in it"),
                 (sign * self.rules.capture, f"once, when the zone has been held for {self.rules.hold_s:g} s"),
                 (-sign * self.rules.losses, "per attacker that is tagged or runs out of endurance"),
             ),
             ends=f"the zone has been held for {self.rules.hold_s:g} s",
             succeeds=held if side == "attackers" else defended,
-            lessons='with defaults, then a new run from that policy with env_options {"presence": 0}: 07_mission',
+            lessons='with the defaults, then a branch of that run with env_options {"presence": 0} (07_mission)',
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Fast networks for SAC: SB3's default networks as stacked matrices with hand-written gradients.
 
 On one core matrix products take over 80 % of the time; optimizers, target averaging and noise take a sixth. For 256-256
-networks and batches of 256, SB3's gradient step computes as much as 20.6 matrix products of 256 × 256 × 256. The
+networks and batches of 256, SB3's gradient step costs as much as 20.6 matrix products of 256 × 256 × 256. The
 step in this module computes as much as 17: for the actor's loss it needs no gradient w.r.t. the critics' weights, and
 on a CPU each row's gradient passes only through the critic with the smaller value.
 """
