@@ -21,6 +21,7 @@ _WHERE = {
     "runs": "kit.runs",
     "Run": "kit.runs.run",
     "evaluate": "kit.runs.evaluation",
+    "fingerprint": "kit.runs.fingerprint",
     "record": "kit.runs.demonstrations",
     "export": "kit.runs.export",
     "push": "kit.runs.publish",

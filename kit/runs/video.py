@@ -105,13 +105,28 @@ def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: in
     return path
 
 
-@one_thread()
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> tuple[list[int], str]:
     """Play the first `among` episodes; return their numbers, and a sentence such as "3 of 50 episodes failed".
 
     The numbers are in order: failures, then successes, each by increasing return. Starts no episode after `SEARCH_S`
-    seconds. The numbers are valid as `record(episodes=...)`. Raises `UserError`.
+    seconds. The numbers are valid as `record(episodes=...)`. The process keeps the result for a saved policy. Raises
+    `UserError`.
     """
+    saved = run.find_or_new(step)
+    if saved is None or run.is_untrained(saved):  # its actions are random
+        return _search(run, step, among)
+    key = (saved.path, saved.path.stat().st_mtime_ns, among)
+    if key not in _searches:
+        _searches[key] = _search(run, saved.step, among)
+    return _searches[key]
+
+
+_searches: dict[tuple[Path, int, int], tuple[list[int], str]] = {}
+"""Results of `failures_first`: (checkpoint, its time, `among`) -> result."""
+
+
+@one_thread()
+def _search(run: Run, step: int | str | None, among: int) -> tuple[list[int], str]:
     player, results, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
     try:
         for episode in range(among):

@@ -14,11 +14,12 @@ import torch
 
 from kit.envs.obs import leaves
 from kit.envs.task_info import Field, TaskInfo
-from kit.errors import need
+from kit.errors import UserError, need
 from kit.machine.settings import one_thread
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy
+from kit.runs.video import failures_first
 from kit.ui import bars, style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
@@ -167,11 +168,12 @@ class Episode:
 
 
 @one_thread()
-def episode(run: Run | str | Path, step: int | str | None = None, episode: int = 0) -> Episode:
+def episode(run: Run | str | Path, step: int | str | None = None, episode: int | str = 0) -> Episode:
     """Play one episode and show it with a slider over its steps: frame, rewards, observation, action, value estimate.
 
     `run`: a run or its directory. `step`: the policy (default: the best; 0: the initial policy). `episode`: its number,
-    as in videos. Observations, actions and rewards are arrays of the returned `Episode`.
+    from 0, or "worst": the first that `kit.ui.failures` shows. Observations, actions and rewards are arrays of the
+    returned `Episode`. Raises `UserError` for any other `episode`.
     """
     need("PIL", "notebook,video")
     from kit.envs.play import play
@@ -179,6 +181,10 @@ def episode(run: Run | str | Path, step: int | str | None = None, episode: int =
     from kit.ui.totals import reward_terms
 
     run = find_run(run)
+    if episode == "worst":
+        episode = failures_first(run, step)[0][0]
+    if not isinstance(episode, int) or episode < 0:
+        raise UserError(f'episode={episode!r} must be a whole number of at least 0, or "worst".')
     saved = run.find_or_new(step)
     trainer = load_policy(run.config, saved)
     actor = trainer.as_actor(not run.is_untrained(saved))

@@ -31,6 +31,8 @@ def test_train_ends_with_success_rate_curve_and_video(trained: tuple[Run, str]) 
     run, shown = trained
     assert run.status()["state"] == "finished"
     assert run.config.overrides["n_steps"] == 64
+    assert re.search(r"The hand is 0\.\d\d m from the ball", shown), "an action by hand comes first"
+    assert "ratio = (new.log_prob - batch.log_probs).exp()" in shown, "PPO's loss"
     assert re.search(r"Reach with PPO: \d+ % success after 512 steps", shown)
     assert "data:image/png;base64" in shown
     assert "data:video/mp4;base64" in shown
@@ -43,11 +45,13 @@ def test_visualize_shows_statistics_cameras_and_checkpoints(trained: tuple[Run, 
     assert "success rate" in shown
     assert "before training" in shown
     assert shown.count("data:video/mp4;base64") == 3
-    assert shown.count('"image/png": ') == 7, "two figures, a comparison, an episode, and the last frame of each video"
+    assert shown.count('"image/png": ') == 8, "two figures, a comparison, two episodes, last frames of 3 videos"
+    assert "95% of 20 episodes: the true rate may lie between 76% and 99%" in shown
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_resume_continues_the_latest_unfinished_run(workplace: Path) -> None:
+def test_resume_continues_the_latest_unfinished_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_EVAL_EPISODES", "2")  # five trainings, and evaluations would take longest
     config = {**TINY, "runs_dir": str(workplace / "cut"), "total_steps": 10**6, "checkpoint_every": 256}
     from kit import launch
 
@@ -55,7 +59,9 @@ def test_resume_continues_the_latest_unfinished_run(workplace: Path) -> None:
     run.wait(120, until=lambda now: now["checkpoint"] is not None)
     run.stop()
     stopped_at = run.wait(60)["step"]
-    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 256)
+    shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 256, lesson_steps=4096)
+    uncut, killed = re.findall(r"\b[0-9a-f]{64}\b", shown)
+    assert uncut == killed, "a run that was killed ends like one that was not"
     assert "interrupted" in shown, "the list before the resume must show the run as interrupted"
     assert Run(run.path).status()["state"] == "finished"
     assert Run(run.path).status()["step"] >= stopped_at + 256

@@ -126,6 +126,9 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": overrides}
     run = kit.train(env="Reach", total_steps=1024, runs_dir=str(tmp_path), **fields)
     order, text = video.failures_first(run, among=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(video, "_search", None)
+        assert video.failures_first(run, among=8) == (order, text), "the same episodes are not played again"
     said = captions(monkeypatch)
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []

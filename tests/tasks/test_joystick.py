@@ -294,6 +294,19 @@ def test_always_moving_must_be_a_bool():
         make_task("Go1Joystick", always_moving="yes")
 
 
+def test_a_reward_term_is_switched_off_by_its_name():
+    weights = {"pose": 0, "orientation": -2.5}
+    tasks = [make_joystick("Go1Joystick"), make_task("Go1Joystick", weights=weights)]
+    plain, changed = (TensorEnv(task, 2, threads=1).step(torch.zeros(2, 12))[-1] for task in tasks)
+    assert (changed["reward/pose"] == 0).all() and (plain["reward/pose"] > 0).all()
+    assert torch.allclose(changed["reward/orientation"], plain["reward/orientation"] / 2)
+    assert [weight for weight, _ in tasks[1].task_info.pays].count(-2.5) == 1, "the task's description says so"
+    with pytest.raises(UserError, match="weights poze=0 is not one of the task's; did you mean pose"):
+        make_task("Go1Joystick", weights={"poze": 0})
+    with pytest.raises(UserError, match="weights pose='no' must be a number"):
+        make_task("Go1Joystick", weights={"pose": "no"})
+
+
 def test_a_push_changes_the_speed_of_the_whole_robot(env):
     qpos = stand(env)
     qpos[:, 2] += 2.0  # in the air

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,14 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert "vector from the hand to the goal, 0.25 m" in below.children[5].value and ">o23<" in below.children[5].value
     assert chart.value.count("<polyline") == 6, "zero, the reward, and its four terms"
     assert set(played.rewards) == {"reward", "progress", "success", "precision", "effort"}
+
+
+def test_worst_selects_the_first_episode_of_the_video_of_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("kit.ui.episode")  # the name is also a function of kit.ui
+    monkeypatch.setattr(module, "failures_first", lambda run, step: ([2, 0, 1], "1 of 3 episodes failed"))
+    assert ", episode 3: " in repr(kit.ui.episode(run, 0, "worst"))
+    with pytest.raises(kit.UserError, match=r"episode='bad' must be a whole number"):
+        kit.ui.episode(run, 0, "bad")
 
 
 def test_without_a_user_it_is_a_figure(played: Episode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -70,8 +71,8 @@ class G1Joystick(Joystick):
     command_chances = 4
     command_s = 10.0
 
-    def __init__(self, always_moving: bool = False) -> None:
-        super().__init__(g1_model(), always_moving)
+    def __init__(self, always_moving: bool = False, weights: Mapping[str, float] | None = None) -> None:
+        super().__init__(g1_model(), always_moving, weights)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -154,8 +155,8 @@ class Go1Joystick(Joystick):
     command_chances = 9
     mean_command_s = 5.0
 
-    def __init__(self, always_moving: bool = False) -> None:
-        super().__init__(go1_model(), always_moving)
+    def __init__(self, always_moving: bool = False, weights: Mapping[str, float] | None = None) -> None:
+        super().__init__(go1_model(), always_moving, weights)
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)

@@ -17,7 +17,7 @@ from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, maybe_any
 from kit.envs.task_info import Field, TaskInfo, numbers
-from kit.errors import UserError
+from kit.errors import UserError, check_names
 from kit.sim import Simulator
 from kit.tasks.joystick import cameras as views
 from kit.tasks.joystick.model import FEET, SITE_BASE
@@ -66,6 +66,8 @@ class Joystick(MujocoTask):
     `always_moving=True` is the first stage of a curriculum: every command is a medium speed in a random direction.
     With `always_moving=False`, many commands are zero or a high speed, and an untrained policy learns to stand still.
 
+    `weights` replaces weights of reward terms by name, such as {"feet_clearance": 0.0}; 0 switches a term off.
+
     An episode is a success if the robot does not fall and the mean error of its velocity along the ground is less than
     0.25 m/s. A Go1 that stands still earns a return of 15 and succeeds in one episode of twenty.
     """
@@ -106,10 +108,13 @@ class Joystick(MujocoTask):
     clocked = False
     """Whether a gait clock tells each foot when to step. The clock is observed as a cosine and a sine per foot."""
 
-    def __init__(self, model: mujoco.MjModel, always_moving: bool) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, always_moving: bool, weights: Mapping[str, float] | None = None
+    ) -> None:
         if not isinstance(always_moving, bool):
             raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
         self._always_moving = always_moving
+        self.terms = reweighted(self.rewards, {} if weights is None else weights)
         self.model = model
         self.random_terms = {  # ranges as documented by MuJoCo Playground, except for "delay"
             "friction": ModelTerm(("pair_friction",), low=0.4, high=1.0, how="set", rows=_floor_pairs, columns=2),
@@ -157,7 +162,7 @@ class Joystick(MujocoTask):
         self.task_info = TaskInfo(
             sees={"state": seen, "privileged": privileged},
             does=(Field("joint targets, relative to the home pose", model.nu, f"{ACTION_SCALE_RAD} rad"),),
-            pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.rewards.values()],
+            pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.terms.values()],
             ends=self.ends,
             succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
             lessons=self.lessons,
@@ -186,7 +191,7 @@ class Joystick(MujocoTask):
         if self._delivers_privileged:
             self.actuator_force = sim.actuator_force  # (n, joints), N m
             self._friction, self._floor_pair_ids = self._parameter("pair_friction"), self.indices(_floor_pairs(model))
-        self._weights = self.constant([weight for weight, _ in self.rewards.values()]) * CONTROL_DT_S
+        self._weights = self.constant([weight for weight, _ in self.terms.values()]) * CONTROL_DT_S
 
         self._widths = {
             "command": 3, "action": joints, "previous_action": joints, "noise": len(self._noise_width),
@@ -359,7 +364,7 @@ class Joystick(MujocoTask):
         ], dim=1)  # fmt: skip
 
     def reward(self, action: torch.Tensor) -> torch.Tensor:
-        self._paid = torch.stack([term(self) for _, term in self.rewards.values()], 1).mul_(self._weights)
+        self._paid = torch.stack([term(self) for _, term in self.terms.values()], 1).mul_(self._weights)
         return self._paid.sum(1).clamp_(min=self.least_reward)
 
     def terminated(self) -> torch.Tensor:
@@ -371,7 +376,7 @@ class Joystick(MujocoTask):
     def info(self) -> dict[str, torch.Tensor]:
         """Return the episode's mean errors so far (velocity, m/s; turning, rad/s), falls, and reward terms."""
         velocity, turning = self._mean_errors.unbind(1)
-        paid = {f"reward/{name}": term for name, term in zip(self.rewards, self._paid.unbind(1), strict=True)}
+        paid = {f"reward/{name}": term for name, term in zip(self.terms, self._paid.unbind(1), strict=True)}
         return {"velocity_error": velocity, "turning_error": turning, "falls_per_minute": self._fallen, **paid}
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -427,6 +432,17 @@ def _floor_pairs(model: mujoco.MjModel) -> list[int]:
 
 def _torso(model: mujoco.MjModel) -> list[int]:
     return [int(model.site_bodyid[model.site("torso").id])]
+
+
+def reweighted(rewards: Rewards, weights: Mapping[str, float]) -> Rewards:
+    """Return `rewards` with the weights in `weights` (name -> number). Raises `UserError` for an unknown name."""
+    if not isinstance(weights, Mapping):
+        raise UserError(f"env_options weights={weights!r} must map names of reward terms to numbers.")
+    check_names("env_options weights", weights, "the task", rewards)
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise UserError(f"env_options weights {name}={weight!r} must be a number.")
+    return {name: (float(weights.get(name, weight)), term) for name, (weight, term) in rewards.items()}
 
 
 def wrapped(angle: torch.Tensor) -> torch.Tensor:
