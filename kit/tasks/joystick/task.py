@@ -108,9 +108,7 @@ class Joystick(MujocoTask):
     clocked = False
     """Whether a gait clock tells each foot when to step. The clock is observed as a cosine and a sine per foot."""
 
-    def __init__(
-        self, model: mujoco.MjModel, always_moving: bool, weights: Mapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, model: mujoco.MjModel, always_moving: bool, weights: Mapping[str, float] | None = None) -> None:
         if not isinstance(always_moving, bool):
             raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
         self._always_moving = always_moving
