@@ -40,7 +40,7 @@ class BucketStore(Store):
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **options)
         except ValueError:
-            raise Unusable(url, "is not known; use a path, drive:folder, hf://user/repo or s3://bucket.") from None
+            raise Unusable(url, "has an unknown scheme; use a path, hf://user/repo or s3://bucket/prefix.") from None
         except ImportError as error:
             raise Unusable(url, f"needs another package: {one_line(error)}") from None
         except Exception as error:

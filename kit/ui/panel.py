@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -30,6 +31,9 @@ NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 SETTLE_S = 0.4
 """Seconds after the last edit until the estimate starts."""
+LATE_EDITS_S = 0.5
+"""Seconds from a press of Train until the form is read. While the kernel is busy with a cell, the browser holds back an
+entry's second edit until the first is processed (ipywidgets' `msg_throttle`), but it sends the press at once."""
 
 
 class Panel(Dashboard):
@@ -125,6 +129,7 @@ class TrainPanel(Panel):
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
+        self._starting = False
 
     def find_run(self) -> Run:
         """Return the run that the panel shows, or else the latest run with a policy of its name, env and algorithm.
@@ -235,7 +240,7 @@ class TrainPanel(Panel):
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
         self._draw_watch_button()
-        if self.is_working:  # measuring the speed now would slow down training and give wrong values
+        if self.is_working or self._starting:  # measuring the speed now would slow down training and give wrong values
             self._show_label("", True)
         else:
             self._show_label("…", True)
@@ -256,7 +261,7 @@ class TrainPanel(Panel):
         """Show a message above the buttons. Unless `valid`, mark the entry that the message names and disable Train."""
         self.form.mark("" if valid else message)
         self.label.value = style.wrap(style.note(message, bad=not valid))
-        self.train_button.disabled = not valid or self.is_working
+        self.train_button.disabled = not valid or self.is_working or self._starting
 
     def _changed(self) -> None:
         """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
@@ -281,7 +286,15 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         self.choices.focus()  # the Train button, which had the focus, is now disabled
         self._show_label("", valid=False)
-        self.do(lambda: self.attach(launch(self.config)), "Starting a training process…")
+        self._starting = True
+        self.do(self._start, "Starting a training process…")
+
+    def _start(self) -> None:
+        try:
+            time.sleep(LATE_EDITS_S)
+            self.attach(launch(self.form.read()))
+        finally:
+            self._starting = False
 
 
 def working_runs(runs_dir: str) -> list[Run]:

@@ -19,8 +19,8 @@ from kit.stores.folder import DirectoryStore
     [
         ("", "empty"),
         ("a\nb", "not one line"),
-        ("ftpx://host/x", "is not known"),
-        ("drives:runs", "is not known"),
+        ("ftpx://host/x", "unknown scheme"),
+        ("drives:runs", "unknown scheme"),
         ("drive:", "names no folder"),
         ("drive:../x", "refused as a name"),
         ("drive:runs", "kit.ui.connect"),

@@ -141,7 +141,7 @@ def test_a_copier_that_does_not_end_is_reported_and_waited_for(
         fcntl.flock(theirs, fcntl.LOCK_EX)
         handle = started(run, str(tmp_path / "store"))
         waiter(lambda: handle.state()["state"] == "failing")
-        assert handle.state()["error"].startswith("the copier of an earlier session has not ended")
+        assert handle.state()["error"].startswith("the copier of an earlier session is still running")
         assert not (tmp_path / "store/reach-1/latest.json").exists()
     waiter(lambda: handle.state()["state"] == "ok")
     assert handle.stop(20) | {"step": 200, "error": None, "failures": 0} == handle.state()

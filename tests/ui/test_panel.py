@@ -237,6 +237,25 @@ def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, mo
     assert panel.run is not None and panel.run.name == "made"
 
 
+def test_an_edit_that_arrives_after_the_press_of_train_counts(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the kernel is busy, the browser sends an entry's second edit later than the press that followed it."""
+    asked: list[str] = []
+
+    def launch(config: RunConfig) -> Any:
+        asked.append(config.algo)
+        return make_run(tmp_path, "made")
+
+    monkeypatch.setattr(panel_module, "launch", launch)
+    panel.form.entries["algo"].value = "SAC"
+    panel.train_button.click()
+    panel.form.entries["algo"].value = "PPO"
+    assert panel.train_button.disabled, "a second press would start a second run"
+    wait_for(lambda: bool(asked))
+    assert asked == ["PPO"]
+
+
 def test_a_refused_launch_shows_its_error_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: RunConfig) -> Any:
         raise UserError("run_name='arm' exists in runs; resume it or choose another name.")
