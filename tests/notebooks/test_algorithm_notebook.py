@@ -12,7 +12,10 @@ from kit.runs.finding import local_runs
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_three_algorithms_are_written_trained_resumed_and_compared(tmp_path: Path) -> None:
+def test_three_algorithms_are_written_trained_resumed_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIT_EVAL_EPISODES", "2")
     shown = execute("12_write_an_algorithm", tmp_path, total_steps=256, eval_every=256, seeds=1)
     runs = local_runs(tmp_path / "runs")
     assert {run.config.algo.removeprefix("my_algorithm:") for run in runs} == {"REINFORCE", "BASELINE", "CLIPPED"}

@@ -18,7 +18,7 @@ NOT_OF_CONFIG = {
     "run", "episodes", "film_episodes", "cameras", "steps", "together", "joystick", "branch_steps",
     "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
     "source", "demonstrations", "clone_steps", "teacher_steps", "student", "lesson_steps",
-    "on_top", "careful",
+    "on_top", "careful", "without", "without_steps", "rival_steps", "twin_steps", "twin_seeds",
 }  # fmt: skip
 """Notebook parameters that are not fields of RunConfig; every other parameter must be one."""
 
