@@ -87,6 +87,13 @@ class BatchEnv(ABC):
         it has none."""
         return None
 
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        """Return the rewards (N,) for any `achieved_goal` (N, ...) and `desired_goal` (N, ...), for goal tasks.
+
+        Raises `UserError` if the env cannot compute them.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copy the full state of all envs; if `snapshots` is False, only the data for starting new episodes."""

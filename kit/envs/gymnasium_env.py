@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.groups import check
 from kit.envs.obs import Groups, Obs, entries, tree_map
+from kit.envs.task import NO_GOAL_REWARD
 from kit.errors import UserError
 from kit.sim.worlds import is_fixed
 
@@ -50,7 +51,7 @@ class GymnasiumEnv(BatchEnv):
     ) -> None:
         env = gymnasium.spec(env) if isinstance(env, str) else env
         name = env.id if isinstance(env, EnvSpec) else env.__name__
-        self.num_envs = num_envs
+        self.num_envs, self._name = num_envs, name
         self.device = torch.device(device)
         self.dtype = torch.float32
         makers = [_maker(env, name, options)] * num_envs
@@ -121,6 +122,15 @@ class GymnasiumEnv(BatchEnv):
             return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
         return tree_map(convert, obs)
+
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        goals = achieved_goal.cpu().numpy(), desired_goal.cpu().numpy()
+        infos: list[dict[str, Any]] = [{} for _ in goals[0]]  # as SB3: the infos of the steps are not stored
+        try:
+            (rewards,) = self.vec_env.env_method("compute_reward", *goals, infos, indices=[0])
+        except AttributeError:
+            raise UserError(NO_GOAL_REWARD.format(self._name)) from None
+        return torch.as_tensor(np.asarray(rewards, dtype=np.float32), device=self.device)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         common = {"return": self._return.clone(), "length": self._length.clone(), "seed": torch.tensor(self._seed)}

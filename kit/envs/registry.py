@@ -37,8 +37,11 @@ _TASKS = {
     "G1Joystick": "kit.tasks.joystick.robots:G1Joystick",
     "Go1Joystick": "kit.tasks.joystick.robots:Go1Joystick",
     "Mission": "kit.tasks.mission.task:Mission",
+    "PickAndPlace": "kit.tasks.fetch.task:PickAndPlace",
+    "Push": "kit.tasks.fetch.task:Push",
     "Reach": "kit.tasks.reach.task:Reach",
     "ReachVision": "kit.tasks.reach.vision:ReachVision",
+    "Slide": "kit.tasks.fetch.task:Slide",
 }
 """Task name -> module:Class. The module is imported when the task is looked up."""
 MOVED = {

@@ -17,6 +17,11 @@ from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
 from kit.sim import Simulator, make_sim
 
+NO_GOAL_REWARD = (
+    "env={!r} has goals but no compute_reward(achieved_goal, desired_goal), which hindsight needs; add it, or set "
+    "overrides n_sampled_goal=0."
+)
+
 
 def maybe_any(mask: torch.Tensor) -> bool:
     """Return whether `mask` may contain a True: exactly `mask.any()` on the CPU, always True on a GPU.
@@ -135,6 +140,14 @@ class Task(ABC):
     @abstractmethod
     def terminated(self) -> torch.Tensor:
         """Return (n,) bool: True if the episode has ended by the task's rules. The env handles the time limit."""
+
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        """Return the rewards (N,) for any `achieved_goal` (N, ...) and `desired_goal` (N, ...).
+
+        For goal tasks, whose observations have the entries "observation", "achieved_goal" and "desired_goal": SAC and
+        TD3 then learn from goals achieved by accident (`kit.trainers.hindsight`).
+        """
+        raise UserError(NO_GOAL_REWARD.format(self.name))
 
     def success(self) -> torch.Tensor | None:
         """Return (n,) bool: True if the goal of the episode is achieved; None for a task without a goal."""

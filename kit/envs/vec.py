@@ -162,6 +162,9 @@ class TensorEnv(BatchEnv):
             raise UserError(f"scripted={name!r} is no scripted policy of {self.task.name}, which has {known}.")
         return self.task.scripted() if name is None else getattr(self.task, name)()
 
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        return self.task.compute_reward(achieved_goal, desired_goal).to(self.dtype)
+
     def snapshot(self) -> dict[str, torch.Tensor]:
         return {
             **self.task.snapshot(),

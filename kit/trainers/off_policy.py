@@ -18,7 +18,9 @@ from kit.envs.obs import Obs, tree_map
 from kit.envs.sb3 import LazyInfos
 from kit.errors import UserError, check_whole
 from kit.presets import Row
+from kit.trainers.base import tensor_env_of
 from kit.trainers.demonstrations import DATASET, Demonstrations, Episode, rows_of
+from kit.trainers.hindsight import HindsightReplay, has_goals
 from kit.trainers.replay import Replay, Transitions, both
 from kit.trainers.replay_trainer import ReplayTrainer
 from kit.trainers.shifting import random_shift
@@ -30,6 +32,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     A subclass implements `explore` and `gradient_step`.
 
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
+    :param n_sampled_goal: goal tasks only: number of transitions with a goal achieved later in the episode per
+        transition with the episode's own goal (hindsight experience replay, `kit.trainers.hindsight`); 0 turns it off
     """
 
     replay_buffer: Replay  # type: ignore[assignment]
@@ -38,9 +42,10 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     actor: Any
     critic: Any
 
-    def __init__(self, *args: Any, random_shift: int = 4, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, random_shift: int = 4, n_sampled_goal: int = 4, **kwargs: Any) -> None:
         check_whole("overrides random_shift", random_shift, 0)
-        self.random_shift = random_shift
+        check_whole("overrides n_sampled_goal", n_sampled_goal, 0)
+        self.random_shift, self.n_sampled_goal = random_shift, n_sampled_goal
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -48,6 +53,12 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             raise UserError(f"n_steps={self.n_steps} and action_noise are not supported; leave them out.")
         super()._setup_model()
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
+
+    def _make_replay(self, rows: int, frames: Mapping[str, int]) -> Replay:
+        if not self.n_sampled_goal or self.env is None or not has_goals(self.observation_space):
+            return super()._make_replay(rows, frames)
+        compute_reward = tensor_env_of(self.env).compute_reward
+        return HindsightReplay(rows, self.n_envs, self.device, frames, self.n_sampled_goal, compute_reward)
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
         """Take half of each batch from `episodes`. None in a resumed run: `load_state` restores the recorded data."""

@@ -45,12 +45,14 @@ class Replay:
         self, capacity: int, n_envs: int, device: torch.device, frames: Mapping[str, int] | None = None
     ) -> None:
         self.capacity, self.n_envs, self.device, self.frames = capacity, n_envs, device, frames or {}
+        self.keeps_done = bool(self.frames)
+        """Whether rows hold the column "done"."""
         self.written = 0
         self.first = 0
         """Number of the first stored row; greater than 0 if earlier rows were lost."""
         self.breaks: list[int] = []
         """Rows after which all envs were reset without `done`, at a resume. They are not sampled, because their
-        `next_obs` is unknown. Recorded for frame stacks only."""
+        `next_obs` is unknown. Recorded only if `keeps_done`."""
         self._columns: dict[str, torch.Tensor] = {}
         self._images = {name: ImageRing(name, count, capacity, n_envs, device) for name, count in self.frames.items()}
         self._episode_starts: torch.Tensor | None = None  # (capacity, n): see `_first_rows`
@@ -72,16 +74,18 @@ class Replay:
         """Append one row; every argument has leading size `n_envs`.
 
         `next_obs` is the next observation of the same episode, never the first of the next one; `done` (bool) is True
-        in the last step of an episode and needed for `frames` only.
+        in the last step of an episode and needed only if `keeps_done`.
         """
         images, rest = split_newest(obs, self.frames)
         next_images, next_rest = split_newest(next_obs, self.frames)
         row = dict([*leaves("obs", rest), *leaves("next_obs", next_rest)])
         row |= {"actions": actions, "rewards": rewards, "terminated": terminated}
         slot = self.written % self.capacity
-        if self.frames:
+        if self.keeps_done:
             assert done is not None
             row[DONE] = done
+        if self.frames:
+            assert done is not None
             self._store_first_row(slot)
             for name, ring in self._images.items():
                 ring.add(slot, images[name], next_images[name], done)
@@ -94,11 +98,18 @@ class Replay:
 
         Without `with_next`, `next_obs` lacks the frame stacks, which take time to gather.
         """
+        return self._gather(*self._draw(size), with_next)
+
+    def _draw(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the row numbers (N,) and envs (N,) of `size` random transitions."""
         index = torch.randint(len(self) * self.n_envs, (size,), device=self.device) + self._oldest * self.n_envs
         for reset_row in self.breaks:
             index = torch.where(index // self.n_envs == reset_row, index + self.n_envs, index)
-        row, env = index // self.n_envs, index % self.n_envs
-        index = index % (self.capacity * self.n_envs)
+        return index // self.n_envs, index % self.n_envs
+
+    def _gather(self, row: torch.Tensor, env: torch.Tensor, with_next: bool) -> Transitions:
+        """Return the transitions of the envs `env` (N,) in the rows `row` (N,)."""
+        index = row % self.capacity * self.n_envs + env
         batch = {name: column.flatten(0, 1).index_select(0, index) for name, column in self._columns.items()}
         obs, next_obs = from_leaves("obs", batch), from_leaves("next_obs", batch)
         if self.frames:
@@ -152,7 +163,7 @@ class Replay:
 
     def note_reset(self) -> None:
         """Record that all envs were reset without `done` after the last row."""
-        if self.written and self.frames:
+        if self.written and self.keeps_done:
             self.breaks.append(self.written - 1)
 
     def _store_first_row(self, slot: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import torch
@@ -37,10 +37,14 @@ class ReplayTrainer(TensorTrainer):
                 env, space = tensor_env_of(self.env), self.observation_space
                 space = space if isinstance(self.env.unwrapped.view, FrozenView) else env.observation_space  # type: ignore[attr-defined]
                 frames = image_stacks(space, env.frames)
-            self.replay_buffer = Replay(rows, self.n_envs, self.device, frames)
+            self.replay_buffer = self._make_replay(rows, frames)
         self._metric_sums = torch.zeros(len(self.metric_names), device=self.device)
         self._metric_steps = 0
         super()._setup_model()
+
+    def _make_replay(self, rows: int, frames: Mapping[str, int]) -> Replay:
+        """Make the replay buffer for `rows` rows; `frames`: image entry -> stack depth."""
+        return Replay(rows, self.n_envs, self.device, frames)
 
     def learn(
         self,

@@ -69,6 +69,46 @@ class FakeEnv(BatchEnv):
         pass
 
 
+class GoalEnv(FakeEnv):
+    """A `FakeEnv` with goals: the reward is 0 within 0.3 of a random goal, else -1; episodes are only truncated."""
+
+    def __init__(self, num_envs: int = 4, limit: int = 20) -> None:
+        self.goal = torch.zeros(num_envs, 2)
+        super().__init__(num_envs, limit)
+        point = spaces.Box(-10, 10, (2,))
+        self.observation_space = spaces.Dict(
+            {"observation": self.observation_space, "achieved_goal": point, "desired_goal": point}
+        )
+
+    def _begin(self, worlds: torch.Tensor) -> None:
+        super()._begin(worlds)
+        goal = torch.rand(self.goal.shape, generator=self.generator) * 4 - 2
+        self.goal = torch.where(worlds[:, None], goal, self.goal)
+
+    def _obs(self) -> Any:
+        return {"desired_goal": self.goal, "achieved_goal": self.place, "observation": super()._obs()}
+
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        return -((achieved_goal - desired_goal).norm(dim=1) > 0.3).float()
+
+    def step(self, action: torch.Tensor) -> Any:
+        self.place = self.place + 0.3 * action.clamp(-1, 1)
+        self.steps, reward = self.steps + 1, self.compute_reward(self.place, self.goal)
+        self.total = self.total + reward
+        truncated = self.steps >= self.limit
+        info = {"final_obs": self._obs(), "success": reward == 0}
+        info |= {"episode_return": self.total, "episode_length": self.steps.long()}
+        self._begin(truncated)
+        return self._obs(), reward, torch.zeros_like(truncated), truncated, info
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        return {**super().snapshot(), "goal": self.goal.clone()}
+
+    def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
+        super().restore(snapshot)
+        self.goal = snapshot["goal"].clone()
+
+
 def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trainer:
     """Return a trainer of `algo` with small hyperparameters, on `env` or a `FakeEnv`."""
     small: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_env import FakeEnv, rows_of, trainer
+from fake_env import FakeEnv, GoalEnv, rows_of, trainer
 
 from kit.trainers import Interrupted
 
@@ -34,7 +34,9 @@ def scramble() -> None:
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
 
 
-def run(algo: str, cuts: set[int], **overrides: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(
+    algo: str, cuts: set[int], env: type[FakeEnv] = FakeEnv, **overrides: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train to the end and return the final state and all logged rows.
 
     `cuts`: numbers of the boundaries (ends of iterations) at which a new trainer continues from the saved state.
@@ -42,7 +44,7 @@ def run(algo: str, cuts: set[int], **overrides: Any) -> tuple[dict[str, Any], li
     rows: list[dict[str, Any]] = []
     state, replay, boundary = None, None, 0
     while True:
-        model = trainer(algo, **overrides)
+        model = trainer(algo, env(), **overrides)
         if state is not None:
             scramble()
             model.load_state(state)
@@ -124,6 +126,14 @@ def test_the_hidden_state_is_part_of_the_state() -> None:
                                        {"buffer_size": 60}], ids=["fixed", "sde", "bursts", "full"])  # fmt: skip
 def test_cut_runs_with_other_sac_settings(overrides: dict[str, Any]) -> None:
     assert equal(run("SAC", {3, 17}, **overrides), run("SAC", set(), **overrides))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"buffer_size": 60}], ids=["large", "full"])
+@pytest.mark.parametrize("algo", ["SAC", "TD3"])
+def test_cut_runs_with_hindsight(algo: str, overrides: dict[str, Any]) -> None:
+    whole = run(algo, set(), GoalEnv, **overrides)
+    assert equal(run(algo, {3, 17}, GoalEnv, **overrides), whole)
+    assert not equal(run(algo, set(), GoalEnv, n_sampled_goal=0, **overrides), whole), "hindsight changes the run"
 
 
 @pytest.mark.parametrize("algo", TOTAL)

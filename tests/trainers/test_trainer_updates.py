@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import stable_baselines3 as sb3
 import torch
-from fake_env import FakeEnv, share_rollout, trainer
+from fake_env import FakeEnv, GoalEnv, share_rollout, trainer
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -168,6 +168,7 @@ SAC_SHAPES: dict[str, dict[str, Any]] = {
     "rare target": {"target_update_interval": 2, "tau": 0.1},
     "elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU}},
     "silu": {"policy_kwargs": {"activation_fn": torch.nn.SiLU}},
+    "dict": {},
 }
 TD3_SHAPES: dict[str, dict[str, Any]] = {
     "td3": {},
@@ -183,7 +184,8 @@ def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
     small: dict[str, Any] = {"seed": 3, "device": "cpu", "buffer_size": 1000, **kwargs}
     small["policy_kwargs"] = {"net_arch": [32, 32], **kwargs.get("policy_kwargs", {})}
     families = type(trainer(algo)), getattr(sb3, algo)
-    ours, stock = (family("MlpPolicy", TensorVecEnv(FakeEnv(WORLDS)), **small) for family in families)
+    env, policy = (GoalEnv, "MultiInputPolicy") if kwargs is SAC_SHAPES["dict"] else (FakeEnv, "MlpPolicy")
+    ours, stock = (family(policy, TensorVecEnv(env(WORLDS)), **small) for family in families)
     for model in (ours, stock):
         model.set_logger(Logger(folder=None, output_formats=[]))
     if algo == "SAC":

@@ -12,11 +12,13 @@ import math
 from typing import cast
 
 import torch
+from gymnasium import spaces
 from stable_baselines3 import SAC
-from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, SACPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, MultiInputPolicy, SACPolicy
 from torch import nn
 
+from kit.envs.obs import Obs
 from kit.trainers.fast.perceptrons import Net, Perceptrons, activation, layout, linears
 from kit.trainers.fast.stacked import is_float_box
 from kit.trainers.flat import FlatOptimizer, FlatVector, can_flatten
@@ -33,12 +35,15 @@ def can_stack(model: SAC) -> bool:
     optimizers = [model.actor.optimizer, model.critic.optimizer]
     if model.ent_coef_optimizer is not None:
         optimizers.append(model.ent_coef_optimizer)
-    if type(policy) is not SACPolicy or model.use_sde or not all(map(can_flatten, optimizers)):
+    if type(policy) not in (SACPolicy, MultiInputPolicy) or model.use_sde or not all(map(can_flatten, optimizers)):
         return False
-    if policy.features_extractor_class is not FlattenExtractor or policy.share_features_extractor:
+    space = policy.observation_space
+    inner = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    extractor = FlattenExtractor if inner.keys() == {""} else CombinedExtractor  # it concatenates the entries
+    if policy.features_extractor_class is not extractor or policy.share_features_extractor:
         return False
     nets = [model.actor.latent_pi, *model.critic.q_networks]
-    return activation(*nets) is not None and is_float_box(policy.observation_space)
+    return activation(*nets) is not None and all(map(is_float_box, inner.values()))
 
 
 class StackedSAC:
@@ -46,6 +51,8 @@ class StackedSAC:
 
     def __init__(self, model: SAC) -> None:
         self._model = model
+        space = model.policy.observation_space
+        self._entries = tuple(space.spaces) if isinstance(space, spaces.Dict) else ()
         mean, log_std = cast(nn.Linear, model.actor.mu), cast(nn.Linear, model.actor.log_std)
         kind = activation(model.actor.latent_pi)
         assert kind is not None
@@ -64,6 +71,12 @@ class StackedSAC:
         self._on_cpu = device.type == "cpu"
         self._recorded = self.record() if device.type == "cuda" else None
 
+    def _vector(self, obs: Obs) -> torch.Tensor:
+        """Return `obs` (B, ...) as vectors (B, width); entries of a dict are concatenated as by `CombinedExtractor`."""
+        if isinstance(obs, torch.Tensor):
+            return obs.flatten(1)
+        return torch.cat([cast(torch.Tensor, obs[name]).flatten(1) for name in self._entries], dim=1)
+
     def record(self) -> Recorded:
         optimizers = [self.actor_optimizer, self.critic_optimizer, self.temperature]
         changes = [tensor for optimizer in optimizers if optimizer is not None for tensor in optimizer.changes]
@@ -80,10 +93,10 @@ class StackedSAC:
 
         The result equals that of `kit.trainers.sac.SAC.gradient_step`, which uses autograd.
         """
-        assert isinstance(batch.obs, torch.Tensor) and isinstance(batch.next_obs, torch.Tensor)
         rows, num_actions = batch.actions.shape
         noise = torch.randn(2 * rows, num_actions, device=batch.actions.device)
-        inputs = (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.terminated, noise)
+        obs, next_obs = self._vector(batch.obs), self._vector(batch.next_obs)
+        inputs = (obs, batch.actions, batch.rewards, next_obs, batch.terminated, noise)
         (metrics,) = self._step(*inputs) if self._recorded is None else self._recorded(*inputs)
         if polyak:  # θ' ← θ' + τ (θ - θ')
             self._target_vector.data.lerp_(self.critic_optimizer.data, self._model.tau)
@@ -97,7 +110,6 @@ class StackedSAC:
 
         A function of tensors, so that a CUDA graph can capture it.
         """
-        obs, next_obs = obs.flatten(1), next_obs.flatten(1)
         (rows, width), num_actions = obs.shape, actions.shape[1]
 
         # a, a' ~ π(s), π(s'): a = tanh(u), u = μ + σ ε
