@@ -30,6 +30,10 @@ LIFTED = 0.5
 """PickAndPlace: share of goals above the table."""
 LIFT_M = 0.45
 """PickAndPlace: largest height of a goal above the table."""
+BEHIND_M, OVER_M, ASIDE_M, LOW_M, GRASP_M, HALF_M = 0.07, 0.08, 0.02, 0.03, 0.01, 0.025
+"""Scripted policies: start of a push, height of a free move, tolerances of position, and half the block's width."""
+PUSH_GAIN = 0.5
+"""Scripted push: displacement of the hand per distance between object and goal."""
 REWARDS = ("sparse", "dense")
 
 SEES = MappingProxyType({
@@ -88,6 +92,7 @@ class Push(MujocoTask):
     lifts = False
     """Whether some goals are above the table."""
     verb = "push the block along the table"
+    scripts: tuple[str, ...] = ("behind",)
 
     def __init__(self, reward: str = "sparse") -> None:
         if reward not in REWARDS:
@@ -126,6 +131,7 @@ class Push(MujocoTask):
         self._joint_ids = torch.tensor([j.id for j in arm], device=sim.device)
         self._object_at, self._goal_at = qpos, goal
         self._start_qpos, self._start_qvel = tensor(self.start.qpos), tensor(self.start.qvel)
+        self._up = tensor([0.0, 0.0, 1.0])
         self._start_hand_w, self._hand_quat = tensor(self.start.hand_w), tensor(HAND_QUAT)
 
     def _fingers(self, values: torch.Tensor, address: str) -> torch.Tensor:
@@ -198,6 +204,35 @@ class Push(MujocoTask):
     def success(self) -> torch.Tensor:
         return self._distance < SUCCESS_M
 
+    def behind(self) -> torch.Tensor:
+        """Scripted policy: move behind the object, then push it straight to the goal. Returns actions (n, 4)."""
+        to_goal = self._flat(self.goal_w - self.object_w)
+        left = to_goal.norm(dim=1, keepdim=True)
+        ahead = to_goal / left.clamp(min=1e-6)
+        hand = self._flat(self.hand_w - self.object_w)
+        along, aside = (hand * ahead).sum(1, keepdim=True), hand - (hand * ahead).sum(1, keepdim=True) * ahead
+        is_behind = (aside.norm(dim=1, keepdim=True) < ASIDE_M) & (along < 0) & (self._height < LOW_M)
+        start = self.object_w - BEHIND_M * ahead
+        near = (self._flat(start - self.hand_w)).norm(dim=1, keepdim=True) < ASIDE_M
+        start = start + torch.where(near, 0.0, OVER_M) * self._up
+        done = left < SUCCESS_M / 2
+        target_w = torch.where(is_behind, self.hand_w + PUSH_GAIN * left * ahead - 2 * aside, start)
+        return self._towards(torch.where(done, self.hand_w, target_w))
+
+    @property
+    def _height(self) -> torch.Tensor:
+        """Height of the hand above the object, m, (n, 1)."""
+        return (self.hand_w - self.object_w)[:, 2:]
+
+    def _flat(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return `vector` (n, 3) with a height of 0."""
+        return vector * (1 - self._up)
+
+    def _towards(self, target_w: torch.Tensor, fingers: torch.Tensor | float = -1.0) -> torch.Tensor:
+        """Return actions (n, 4) that move the hand to `target_w` (n, 3); `fingers` (n, 1): 1 open, -1 close."""
+        move = ((target_w - self.hand_w) / STEP_M).clamp(-1, 1)
+        return torch.cat([move, torch.ones_like(move[:, :1]) * fingers], dim=1)
+
     def info(self) -> dict[str, torch.Tensor]:
         return {"distance": self._distance}
 
@@ -210,6 +245,19 @@ class PickAndPlace(Push):
     scene = ("pick_and_place.xml", 0.405, (1.25, 0.53, 0.4), 0.2)
     lifts = True
     verb = "carry the block"
+    scripts = ("grasp",)
+
+    def grasp(self) -> torch.Tensor:
+        """Scripted policy: lower the open hand onto the object, close it, carry the object to the goal."""
+        off = self.object_w - self.hand_w
+        aside, above = self._flat(off).norm(dim=1, keepdim=True), -off[:, 2:]
+        over = self.object_w + torch.where(aside < ASIDE_M, 0.0, OVER_M) * self._up
+        inside = (aside < ASIDE_M) & (above.abs() < GRASP_M)
+        closed = self._finger_qpos.sum(1, keepdim=True) < 2 * HALF_M + GRASP_M / 2
+        return self._towards(
+            torch.where(inside & closed, self.hand_w + self.goal_w - self.object_w, over),
+            torch.where(inside, -1.0, 1.0),
+        )
 
 
 class Slide(Push):
@@ -222,6 +270,7 @@ class Slide(Push):
     goal_range_m = 0.3
     goal_offset_m = 0.4
     verb = "hit the puck, which slides"
+    scripts = ()
 
 
 def euler(mat: torch.Tensor) -> torch.Tensor:
@@ -231,5 +280,3 @@ def euler(mat: torch.Tensor) -> torch.Tensor:
     """
     y = torch.atan2(mat[:, 0, 2], torch.hypot(mat[:, 2, 2], mat[:, 1, 2]))
     return torch.stack([torch.atan2(-mat[:, 1, 2], mat[:, 2, 2]), y, torch.atan2(-mat[:, 0, 1], mat[:, 0, 0])], dim=1)
-
-
