@@ -34,6 +34,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
     :param n_sampled_goal: goal tasks only: number of transitions with a goal achieved later in the episode per
         transition with the episode's own goal (hindsight experience replay, `kit.trainers.hindsight`); 0 turns it off
+    :param random_share: probability with which an env takes a uniformly random action in a step
     """
 
     replay_buffer: Replay  # type: ignore[assignment]
@@ -42,10 +43,14 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     actor: Any
     critic: Any
 
-    def __init__(self, *args: Any, random_shift: int = 4, n_sampled_goal: int = 4, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, random_shift: int = 4, n_sampled_goal: int = 4, random_share: float = 0.0, **kwargs: Any
+    ) -> None:
         check_whole("overrides random_shift", random_shift, 0)
         check_whole("overrides n_sampled_goal", n_sampled_goal, 0)
-        self.random_shift, self.n_sampled_goal = random_shift, n_sampled_goal
+        if not 0 <= random_share <= 1:
+            raise UserError(f"overrides random_share={random_share!r} must be a number from 0 to 1.")
+        self.random_shift, self.n_sampled_goal, self.random_share = random_shift, n_sampled_goal, random_share
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -130,10 +135,18 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     def _next_action(self, obs: Obs) -> torch.Tensor:
         """Return actions (n, act) in [-1, 1]: uniformly random until `learning_starts`, then from `explore`."""
         if self.num_timesteps < self.learning_starts and not (self.use_sde and self.use_sde_at_warmup):
-            shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
-            return torch.rand(shape, device=self.device) * 2.0 - 1.0
+            return self._random_actions()
         with torch.no_grad():
-            return self.explore(self.as_actor().preprocess(obs))
+            actions = self.explore(self.as_actor().preprocess(obs))
+        if not self.random_share:
+            return actions
+        is_random = torch.rand(self.n_envs, 1, device=self.device) < self.random_share
+        return torch.where(is_random, self._random_actions().view_as(actions), actions)
+
+    def _random_actions(self) -> torch.Tensor:
+        """Return uniformly random actions (n, act) in [-1, 1]."""
+        shape = (self.n_envs, *self.action_space.shape)  # type: ignore[misc]
+        return torch.rand(shape, device=self.device) * 2.0 - 1.0
 
     @abstractmethod
     def explore(self, obs: Obs) -> torch.Tensor:

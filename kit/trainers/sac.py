@@ -160,6 +160,6 @@ def _tensor(obs: Obs) -> torch.Tensor:
 
 ALGORITHM = Algorithm(
     "SAC", SAC, sb3.SAC, SACPolicy,
-    own={"random_shift": int, "n_sampled_goal": int, "critic_warmup": int},
+    own={"random_shift": int, "n_sampled_goal": int, "random_share": float, "critic_warmup": int},
     **RECORD,
 )  # fmt: skip

@@ -68,6 +68,6 @@ class TD3(OffPolicyTrainer, sb3.TD3):
 
 ALGORITHM = Algorithm(
     "TD3", TD3, sb3.TD3, TD3Policy,
-    own={"random_shift": int, "n_sampled_goal": int, "exploration_noise": float},
+    own={"random_shift": int, "n_sampled_goal": int, "random_share": float, "exploration_noise": float},
     **RECORD,
 )  # fmt: skip

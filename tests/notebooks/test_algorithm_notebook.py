@@ -1,4 +1,4 @@
-"""12_write_an_algorithm."""
+"""Tests of notebook 12_write_an_algorithm."""
 
 from __future__ import annotations
 
