@@ -17,7 +17,8 @@ def test_hindsight_by_hand_and_runs_with_and_without(tmp_path: Path, monkeypatch
     small = {"learning_starts": 64, "batch_size": 32, "policy_kwargs": {"net_arch": [16]}}
     sizes = {"total_steps": 256, "without_steps": 256, "eval_every": 256, "n_envs": 4, "episodes": 2}
     shown = execute("13_goals", tmp_path, **sizes, overrides=small)
-    goals = {run.config.overrides["n_sampled_goal"]: run.status()["state"] for run in local_runs(tmp_path / "runs")}
+    runs = local_runs(tmp_path / "runs")
+    goals = {run.config.overrides.get("n_sampled_goal", 4): run.status()["state"] for run in runs}
     assert goals == {4: "finished", 0: "finished"}
     own, hindsight = (float(re.findall(rf"{words} (-?[0-9.]+)", shown)[0]) for words in
                       ("with its own goal:", "in hindsight:"))  # fmt: skip
