@@ -73,7 +73,7 @@ class Push(MujocoTask):
     cameras = CAMERAS
     shadows = False
     score = "success_rate"
-    train_steps = 500_000
+    train_steps = 600_000
     random_terms = MappingProxyType({
         "mass": ModelTerm(("body_mass", "body_inertia"), low=0.8, high=1.25, each=True),
         "friction": ModelTerm(("geom_friction",), low=0.7, high=1.4),
@@ -241,7 +241,7 @@ class PickAndPlace(Push):
     """A Fetch arm carries a block to a goal position, half of the time in the air; as FetchPickAndPlace-v4."""
 
     name = "PickAndPlace"
-    train_steps = 1_000_000
+    train_steps = 100_000
     scene = ("pick_and_place.xml", 0.405, (1.25, 0.53, 0.4), 0.2)
     lifts = True
     verb = "carry the block"
@@ -264,7 +264,7 @@ class Slide(Push):
     """A Fetch arm hits a puck, which slides to a goal position out of the arm's reach; as FetchSlide-v4."""
 
     name = "Slide"
-    train_steps = 2_000_000
+    train_steps = 3_000_000
     scene = ("slide.xml", 0.05, (1.7, 1.1, 0.41), -0.02)
     object_range_m = 0.1
     goal_range_m = 0.3
