@@ -30,8 +30,8 @@ WALK: Row = {
 
 # Shared by the goal tasks. gamma = 0.95 has a horizon of 20 steps, of an episode's 50.
 GOALS: Row = {
-    "n_envs": 32, "train_freq": 1, "learning_rate": 1e-3, "gamma": 0.95, "ent_coef": "auto_0.05", "net_arch": [128, 128],
-    "normalize": {"norm_reward": False},
+    "n_envs": 32, "train_freq": 1, "learning_rate": 1e-3, "gamma": 0.95, "ent_coef": "auto_0.05",
+    "net_arch": [128, 128], "normalize": {"norm_reward": False},
 }  # fmt: skip
 
 # Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 has a horizon of 33 steps;
@@ -74,8 +74,8 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": 1e-3, "gamma": 0.997,
         "net_arch": [64, 64],
     },
-    # A random hand touches the block in 12 % of the episodes, so nothing is learnt before many of them are stored: 300,000
-    # steps. Random actions in between keep the hand from staying away from the block. gamma and tau are rl-zoo3's.
+    # A random hand touches the block in 12 % of the episodes, so nothing is learnt in the first 300,000 steps. Random
+    # actions in between keep the hand from staying away from the block. gamma and tau are rl-zoo3's.
     ("Push", "SAC"): GOALS | {
         "gradient_steps": 2, "batch_size": 1024, "learning_starts": 10_000, "tau": 0.05, "random_share": 0.3,
     },
