@@ -95,10 +95,13 @@ class HindsightReplay(Replay):
         """Return goals (N, ...) that env `env` (N,) achieved in its row `row` (N,) or later in the same episode."""
         self._count_episodes()
         assert self._episodes is not None
-        episode = self._episodes[row % self.capacity, env]
-        left = self._last_rows[episode, env] - row + 1
+
+        def at(column: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+            return column.flatten(0, 1).index_select(0, row % self.capacity * self.n_envs + env)
+
+        left = at(self._last_rows, at(self._episodes, row)) - row + 1
         later = row + (torch.rand(len(row), dtype=torch.float64, device=self.device) * left).long()
-        return self._columns[f"next_obs.{ACHIEVED}"][later % self.capacity, env]
+        return at(self._columns[f"next_obs.{ACHIEVED}"], later)
 
     def _count_episodes(self) -> None:
         """Number the episodes of the stored rows, if that is not done; the numbers need only differ per env."""
