@@ -145,5 +145,5 @@ def sentence(run: Run) -> str:
     if rate is None or not episodes or rate != now["success_rate"]:
         return f"{text}."
     low, high = success_interval(rate, episodes)
-    successes = f"{round(rate * episodes)} of {episodes} new episodes succeeded"
-    return f"{text}: {successes}; the true rate is probably between {100 * low:.0f} and {100 * high:.0f} %."
+    successes = f"{round(rate * episodes)} of {episodes} new episodes"
+    return f"{text}: {successes}; the true rate is probably {100 * low:.0f} to {100 * high:.0f} %."

@@ -72,7 +72,7 @@ def test_a_report_says_that_the_test_used_new_episodes(tmp_path: Path) -> None:
     said += "the policy of step 400, the best in the evaluations."
     shown = result.result(run)
     assert said in repr(shown) and said in shown._repr_html_()
-    rate = "(finished): 19 of 20 new episodes succeeded; the true rate is probably between 79 and 100 %."
+    rate = "(finished): 19 of 20 new episodes; the true rate is probably 79 to 100 %."
     assert rate in repr(shown)
     set_status(run.path, success_rate=0.5)
     assert result.sentence(run).endswith("(finished)."), "a rate that is not of the test has another number of episodes"
