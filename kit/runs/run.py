@@ -226,7 +226,10 @@ class Run:
         else:
             saved = next((c for c in self.policies() if c.step == int(step)), None)
         if saved is None:
-            available = ", ".join(f"{c.step}" for c in self.policies()) or "none yet"
+            available = ", ".join(f"{c.step}" for c in self.policies())
+            if not available:
+                remedy = "wait until it has trained for a minute" if self.is_working() else "train or resume it first"
+                raise UserError(f"{self.path} has no checkpoint yet; {remedy}.")
             raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {available}.")
         return saved
 

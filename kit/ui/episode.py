@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from kit.envs.obs import leaves
 from kit.envs.task_info import Field, TaskInfo
@@ -63,7 +64,7 @@ class Episode:
     observations: np.ndarray
     """(steps, k): the observation given to the policy, without images."""
     actions: np.ndarray
-    """(steps, j)."""
+    """(steps, j): the actions that the env gets, clipped to the action space."""
     rewards: dict[str, np.ndarray]
     """The reward (steps,) as "reward", and its terms (steps,) by name."""
     values: np.ndarray | None
@@ -164,7 +165,9 @@ class Episode:
         zero = np.zeros(len(self.actions))
         lines = "".join(line(values, colour) for values, colour in [(zero, style.GREY), *shown])
         box = f"viewBox='0 0 {max(1, last)} {CHART}' height='{CHART}' preserveAspectRatio='none'"
-        return f"<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
+        axes = "reward of each step and its largest terms (colours as above), over the steps of the episode; "
+        label = style.note(f"{axes}vertical: {low:.2f} to {high:.2f}")
+        return f"{label}<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
 
 
 @one_thread()
@@ -201,6 +204,8 @@ def episode(run: Run | str | Path, step: int | str | None = None, episode: int |
             if len(steps) % stride == 0 and not now.ended[0]:
                 frames.append(_frame(env))
         observations, actions, terms_, values = zip(*steps, strict=True)
+        if isinstance(env.action_space, spaces.Box):
+            actions = np.clip(actions, env.action_space.low.ravel(), env.action_space.high.ravel())
         info = getattr(env, "task_info", TaskInfo())
         title = f"{run.name}, {'before training' if saved is None else f'step {saved.step:,}'}, episode {episode + 1}"
         return Episode(

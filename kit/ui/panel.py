@@ -226,8 +226,8 @@ class TrainPanel(Panel):
             self.attach(self.run)  # another panel or program has resumed the run
         self._edited()
 
-    def _edited(self) -> None:
-        """Show an error at once; without an error, show an estimate once it is computed."""
+    def _edited(self, estimate: bool = True) -> None:
+        """Show an error at once; without an error, show an estimate once it is computed, if `estimate`."""
         self.estimator.cancel()
         try:
             self.config, price = self.form.read(), self.form.read_price()
@@ -240,7 +240,8 @@ class TrainPanel(Panel):
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
         self._draw_watch_button()
-        if self.is_working or self._starting:  # measuring the speed now would slow down training and give wrong values
+        busy = self.is_working or self._starting  # measuring the speed would slow down training and give wrong values
+        if busy or not estimate:
             self._show_label("", True)
         else:
             self._show_label("…", True)
@@ -264,7 +265,10 @@ class TrainPanel(Panel):
         self.train_button.disabled = not valid or self.is_working or self._starting
 
     def _changed(self) -> None:
-        """Fold the form when a run starts; unfold it and estimate again when the run has ended."""
+        """Fold the form when a run starts; unfold it and estimate again when the run has ended.
+
+        After Stop or a failure, the form stays folded and the next edit starts the estimate: Resume needs none.
+        """
         can_resume = self.run is not None and self.run.status()["state"] in ("interrupted", "failed")
         self.choices.is_open = not self.is_working and not can_resume
         self.train_button.button_style = "" if can_resume else "primary"  # the blue button is Resume
@@ -276,7 +280,7 @@ class TrainPanel(Panel):
             name = self.form.entries["run_name"]
             if self.run is not None and name.value == self.run.name:
                 name.value = ""  # this run has taken the name; for an empty entry kit makes up a name with the time
-            self._edited()
+            self._edited(estimate=not can_resume)
 
     def _update_title(self) -> None:
         c = self.config

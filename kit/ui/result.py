@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from kit.measure.uncertainty import success_differs
+from kit.measure.uncertainty import success_differs, success_interval
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.dashboard import display_widget
@@ -15,13 +16,16 @@ from kit.ui.plots import learning_curve, side_by_side
 from kit.ui.videos import caption, missing_video, poster, tag
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
+BLOCKED = "Waiting until the run is finished. Interrupt this cell to stop waiting; the training goes on."
+EVALUATED = "in the evaluations during training"
 
 
 def report(source: Panel | Run) -> None:
     """Show the success rate, the learning curve and a video of a run.
 
-    `source`: a run that has ended, or a panel. For a panel, each of its runs is shown when the run has ended. The video
-    is added when it has been recorded.
+    `source`: a run or a panel. For a panel, each of its runs is shown when the run has ended, and the cell does not
+    wait. For a run that is working, the cell waits until it has ended; an interrupt ends only the waiting. So the next
+    cells find a run that has ended. The video is added when it has been recorded.
     """
     from IPython.display import display
 
@@ -38,7 +42,12 @@ def report(source: Panel | Run) -> None:
         if run is not None:
             steps.choose(run)
     elif run is not None:
-        handle = display(result(run), display_id=True)
+        if run.is_working():
+            handle = display(style.Page(BLOCKED, style.note(BLOCKED)), display_id=True)
+            run.wait()
+            handle.update(result(run))
+        else:
+            handle = display(result(run), display_id=True)
         if missing := missing_video(run):
             warning = ""
             try:
@@ -77,10 +86,14 @@ def result(run: Run, warning: str = "") -> style.Page:
     return style.Page(text, "".join(parts), side_by_side([curve, *map(poster, video)]))
 
 
+def last_test(run: Run) -> dict[str, Any] | None:
+    """Return the metrics of the final test, or None without one."""
+    return next((row for row in reversed(run.rows()) if "test/step" in row), None)
+
+
 def tested(run: Run) -> str:
     """Describe the final test (tested policy, number of episodes) in a sentence; "" without a test."""
-    row = next((row for row in reversed(run.rows()) if "test/step" in row), None)
-    if row is None:
+    if (row := last_test(run)) is None:
         return ""
     policy = f"the policy of step {row['test/step']:,}, the best in the evaluations"
     return f"Tested in {row['test/episodes']} new episodes, which were not used to choose the policy: {policy}."
@@ -101,12 +114,12 @@ def learnt(run: Run) -> tuple[str, str] | None:
         (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
         if success_differs(*rates):
             word = "It learnt" if now > then else "It got worse"
-            text = f"{word}: {style.percent(now)} success, from {style.percent(then)} at the start."
+            text = f"{word}: {EVALUATED}, from {style.percent(then)} to {style.percent(now)} success."
             return text, "good" if now > then else "bad"
     gain = after["eval/mean_return"] - before["eval/mean_return"]
     error = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
     current, initial = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no "-0.00"
-    change = f"a mean return of {current}, from {initial} at the start."
+    change = f"{EVALUATED}, from a mean return of {initial} to {current}."
     if abs(gain) <= 2 * error or current == initial:
         return f"No measurable improvement: {change}", "neutral"
     if gain < 0:
@@ -117,10 +130,20 @@ def learnt(run: Run) -> tuple[str, str] | None:
 
 
 def sentence(run: Run) -> str:
-    """Summarise a run, such as "Reach with PPO: 100 % success after 100,352 steps (finished)."."""
+    """Summarise a run, such as "Reach with PPO: 100 % success after 100,352 steps (finished).".
+
+    With a final test, its successes and the interval of the success rate follow.
+    """
     now, outcome = run.status(), "no result yet"
     if now["success_rate"] is not None:
         outcome = f"{style.percent(now['success_rate'])} success"
     elif now["mean_return"] is not None:
         outcome = f"a mean return of {now['mean_return']:.2f}"
-    return f"{run.config.env} with {run.config.algo}: {outcome} after {now['step']:,} steps ({now['state']})."
+    text = f"{run.config.env} with {run.config.algo}: {outcome} after {now['step']:,} steps ({now['state']})"
+    test = last_test(run) or {}
+    rate, episodes = test.get("test/success_rate"), test.get("test/episodes")
+    if rate is None or not episodes or rate != now["success_rate"]:
+        return f"{text}."
+    low, high = success_interval(rate, episodes)
+    successes = f"{round(rate * episodes)} of {episodes} new episodes"
+    return f"{text}: {successes}; the true rate is probably {100 * low:.0f} to {100 * high:.0f} %."

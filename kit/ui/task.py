@@ -98,9 +98,9 @@ def _lines(fields: Iterable[Field]) -> list[str]:
 
 
 def _episode(env: Any, info: TaskInfo) -> str:
-    seconds = env.episode_steps * env.control_dt_s
+    seconds = f"{env.episode_steps * env.control_dt_s:,.1f}".removesuffix(".0")
     early = f", or earlier: {info.ends}" if info.ends else ""
-    return html.escape(f"ends after {env.episode_steps:,} steps, {seconds:,.0f} s{early}")
+    return html.escape(f"ends after {env.episode_steps:,} steps, {seconds} s{early}")
 
 
 def _lessons(info: TaskInfo) -> str:

@@ -33,6 +33,8 @@ def test_each_evaluation_leaves_its_policy(tmp_path):
 
 def test_loading_a_policy_does_not_change_the_number_of_threads(tmp_path):
     run = create(tmp_path, "run", env=SLIDE, total_steps=64)
+    with pytest.raises(UserError, match="has no checkpoint yet; "):
+        run.policy()
     assert session.Session(run.path)() == 0
     before = torch.get_num_threads()
     torch.set_num_threads(2)

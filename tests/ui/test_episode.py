@@ -29,6 +29,7 @@ def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
     assert played.observations.shape == (steps, 24) and played.actions.shape == (steps, 7)
     assert played.values is not None and played.values.shape == (steps,)
     assert repr(played).startswith("arm, before training, episode 1: 100 steps, return ")
+    assert abs(played.actions).max() <= 1.0, "clipped, as the env gets them"
     angles, velocities = played.observations[:, :7], played.observations[:, 7:14]
     moved = np.diff(angles, axis=0)
     assert np.corrcoef(moved.ravel(), velocities[1:].ravel())[0, 1] > 0.9, "velocities must fit the changes of angles"
@@ -43,6 +44,7 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert f"step 5 of 100, return {total:.2f}, value estimate" in above.children[5].value
     assert "joint velocities of the arm, rad/s" in above.children[5].value and ">a6<" in above.children[5].value
     assert "vector from the hand to the goal, 0.25 m" in below.children[5].value and ">o23<" in below.children[5].value
+    assert "over the steps of the episode; vertical: " in chart.value
     assert chart.value.count("<polyline") == 6, "zero, the reward, and its four terms"
     assert set(played.rewards) == {"reward", "progress", "success", "precision", "effort"}
 

@@ -105,6 +105,14 @@ def test_the_label_shows_the_estimate_and_errors_of_the_resolved_config(panel: T
     assert panel.train_button.disabled
 
 
+def test_after_stop_the_speed_is_not_measured(panel: TrainPanel, tmp_path: Path) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    panel.attach(make_run(tmp_path, "arm", state="interrupted"))
+    watch_to_the_end(panel)
+    assert "About" not in panel.label.value and "…" not in panel.label.value
+    assert not panel.train_button.disabled
+
+
 def test_a_taken_name_is_reported_before_train_is_pressed(panel: TrainPanel, tmp_path: Path) -> None:
     make_run(tmp_path, "arm")
     panel.form.entries["run_name"].value = "arm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from kit.ui.resume import ResumePanel
 from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
 
 PNG = b"\x89PNG"
+DURING = "in the evaluations during training"
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +72,18 @@ def test_a_report_says_that_the_test_used_new_episodes(tmp_path: Path) -> None:
     said += "the policy of step 400, the best in the evaluations."
     shown = result.result(run)
     assert said in repr(shown) and said in shown._repr_html_()
+    rate = "(finished): 19 of 20 new episodes; the true rate is probably 79 to 100 %."
+    assert rate in repr(shown)
+    set_status(run.path, success_rate=0.5)
+    assert result.sentence(run).endswith("(finished)."), "a rate that is not of the test has another number of episodes"
     assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
 
 
 @pytest.mark.parametrize(
     ("gain", "words", "verdict"),
-    [(3.0, "It learnt: a mean return of 3.50, from 0.50 at the start.", "good"),
-     (2.0, "No measurable improvement: a mean return of 2.50", "neutral"),
-     (-3.0, "It got worse: a mean return of -2.50", "bad")],
+    [(3.0, f"It learnt: {DURING}, from a mean return of 0.50 to 3.50.", "good"),
+     (2.0, f"No measurable improvement: {DURING}, from a mean return of 0.50 to 2.50.", "neutral"),
+     (-3.0, f"It got worse: {DURING}, from a mean return of 0.50 to -2.50.", "bad")],
 )  # fmt: skip
 def test_the_verdict_compares_with_the_initial_policy(tmp_path: Path, gain: float, words: str, verdict: str) -> None:
     """Standard errors are 3 / √9 and 4 / √16, together √2; the verdict needs twice that, 2.83."""
@@ -94,8 +100,9 @@ def test_the_verdict_compares_with_the_initial_policy(tmp_path: Path, gain: floa
 
 @pytest.mark.parametrize(
     ("rate", "words"),
-    [(0.7, "It learnt: 70 % success, from 0 % at the start."), (0.2, "No measurable improvement: a mean return of 21")],
-)
+    [(0.7, f"It learnt: {DURING}, from 0 % to 70 % success."),
+     (0.2, f"No measurable improvement: {DURING}, from a mean return of 20.50 to 21.00.")],
+)  # fmt: skip
 def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str) -> None:
     """The Wilson bounds 16.1 % (0 of 20) and 8.1 % (4 of 20) give √(16.1² + 11.9²), just above 20 %."""
     run = make_run(tmp_path, rows=0)
@@ -109,8 +116,8 @@ def test_success_counts_more_than_return(tmp_path: Path, rate: float, words: str
 
 @pytest.mark.parametrize(
     ("before", "after", "words"),
-    [((-5.0, 0.0), (5.0, 0.0), "It improved, but no episode succeeds yet: a mean return of 5.00"),
-     ((-0.5, 0.0), (-0.501, 0.0), "No measurable improvement: a mean return of -0.50, from -0.50")],
+    [((-5.0, 0.0), (5.0, 0.0), f"It improved, but no episode succeeds yet: {DURING}, from a mean return of -5.00 to"),
+     ((-0.5, 0.0), (-0.501, 0.0), f"No measurable improvement: {DURING}, from a mean return of -0.50 to -0.50.")],
 )  # fmt: skip
 def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     tmp_path: Path, before: tuple[float, float], after: tuple[float, float], words: str
@@ -122,6 +129,29 @@ def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said, verdict = result.learnt(run)
     assert said.startswith(words) and verdict == "neutral"
+
+
+def test_a_report_waits_for_a_run_that_is_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    run, shown = make_run(tmp_path), list[str]()
+
+    class Handle:
+        def update(self, page: style.Page) -> None:
+            shown.append(repr(page))
+
+    def display(page: style.Page, **_: Any) -> Handle:
+        shown.append(repr(page))
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(result, "missing_video", lambda run: None)
+    with at_work(run):
+        waiting = threading.Thread(target=result.report, args=(run,))
+        waiting.start()
+        wait_for(lambda: shown)
+    waiting.join(20)
+    assert shown[0] == result.BLOCKED
+    assert shown[1:] == ["Reach with PPO: 97 % success after 600 steps (finished)."]
 
 
 def test_players_have_a_caption_and_escape_html(tmp_path: Path) -> None:

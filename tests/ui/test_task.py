@@ -50,7 +50,7 @@ def test_pages_of_a_gymnasium_env_and_of_a_users_task():
     said = lines(task("CartPole-v1"))
     assert "4 numbers" in said and "1 one of 2 choices" in said and "ends after 500 steps, 10 s" in said
     said = lines(task("tests.envs.corridor:Corridor"))
-    assert " picture: images of 36 × 36 pixels" in said and "ends after 12 steps, 1 s" in said
+    assert " picture: images of 36 × 36 pixels" in said and "ends after 12 steps, 1.2 s" in said
 
 
 def test_an_unknown_task_is_refused():
