@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,8 +76,9 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
     (tmp_path / "store").mkdir()
     write(**local, store=f"file://{tmp_path}/store")
     shell = task("reach.yaml")["run"]
-    for _ in range(2):  # the second time, the run is already finished
-        (tmp_path / "machine").mkdir(exist_ok=True)
+    for _ in range(2):  # the second machine, which has only the store, finds the run finished
+        shutil.rmtree(tmp_path / "machine", ignore_errors=True)
+        (tmp_path / "machine").mkdir()
         path = os.pathsep.join([str(Path(kit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         command = shell.replace("kit batch", f"{sys.executable} -m kit batch")
         done = subprocess.run(

@@ -55,7 +55,7 @@ def test_listeners_get_progress_messages(tmp_path, at_once):
         assert told.wait(10)
         (tmp_path / "wp_one").mkdir()
         while "1 kernels" not in heard[-1]:
-            told.wait(0.01)
+            threading.Event().wait(0.01)
     assert heard[0].startswith("compiling the physics, once per machine: 0 kernels")
     assert heard[-1] == ""
 
