@@ -150,6 +150,24 @@ def test_slide_has_no_scripted_policy() -> None:
     assert make_vec("Slide", 1).scripted() is None
 
 
-def test_an_unknown_reward_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="reward='shaped' must be sparse or dense"):
-        make_vec("Slide", 1, env_options={"reward": "shaped"})
+@pytest.mark.parametrize("name", TASKS)
+def test_joint_velocities_as_actions(name: str) -> None:
+    """Each env turns another joint; the hand starts where the hand control's does, and the object stays at rest."""
+    env = make_vec(name, 7, threads=1, env_options={"control": "joints"})
+    first: Any = env.reset(seed=0)
+    assert (first["observation"][:, :3] - torch.as_tensor(env.task.start.hand_w)).abs().max() < 0.002
+    up = torch.cat([-0.5 * torch.eye(7), -torch.ones(7, 1)], dim=1)
+    for _ in range(10):
+        last, *_ = env.step(up)
+    turned = env.task.sim.qvel[:, :7]
+    if name == "PickAndPlace":  # the hand is above the object; elsewhere, some joints push the hand into the table
+        assert torch.allclose(turned.diagonal(), torch.tensor(-0.5).double(), rtol=0.1)
+        assert (turned - turned.diagonal().diag()).abs().max() < 0.05
+        assert (last["achieved_goal"] - first["achieved_goal"]).abs().max() < 0.002
+    assert env.scripted() is None
+
+
+@pytest.mark.parametrize("options", [{"reward": "shaped"}, {"control": "torques"}])
+def test_an_unknown_option_is_one_sentence(options: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"env_options \w+='\w+' must be \w+ or \w+\.$"):
+        make_vec("Slide", 1, env_options=options)

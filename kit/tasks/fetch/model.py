@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 
 from kit.sim.studio import looking, studio
-from kit.tasks.reach.model import FINGERS, GOAL, HAND, fetch_assets
+from kit.tasks.reach.model import FINGERS, GOAL, HAND, drive_the_arm, fetch_assets
 
 OBJECT = "object0"
 MOCAP, HAND_BODY = "robot0:mocap", "robot0:gripper_link"
@@ -44,22 +44,36 @@ class Scene(NamedTuple):
 
 
 @cache
-def build_scene(file: str, base_x: float, object_w: tuple[float, float, float], hand_above_m: float) -> Scene:
+def build_scene(
+    file: str, base_x: float, object_w: tuple[float, float, float], hand_above_m: float, joints: bool = False
+) -> Scene:
     """Build the scene of `file`, such as "push.xml", with the base at `base_x`, and move the hand to its start.
 
-    `object_w`: where the object is dropped. `hand_above_m`: height of the hand's start, as in the originals.
+    `object_w`: where the object is dropped. `hand_above_m`: height of the hand's start, as in the originals. `joints`:
+    the arm has motors in its joints, as in Reach, instead of a weld that pulls its hand.
     """
+    if joints:
+        pulled = build_scene(file, base_x, object_w, hand_above_m)
+        return pulled._replace(model=_build(file, base_x, joints), qvel=np.zeros_like(pulled.qvel))
+    return _settled(_build(file, base_x, joints), object_w, hand_above_m)
+
+
+def _build(file: str, base_x: float, joints: bool) -> mujoco.MjModel:
     spec = mujoco.MjSpec.from_file(str(fetch_assets() / file))
-    has_fingers = bool(spec.actuators)
+    fingers = FINGERS if spec.actuators else ()
     spec.geom("floor0").size = (0, 0, 1)  # infinite
     studio(spec, floor="floor0")
-    _fix(spec, base_x, () if has_fingers else FINGERS)
+    _fix(spec, base_x, () if fingers else FINGERS)
+    if joints:
+        for part in [*spec.equalities, *spec.actuators, spec.body(MOCAP)]:
+            spec.delete(part)
+        drive_the_arm(spec, fingers)
     _mark_the_goal(spec)
     for name, (eye, target) in _CAMERA_POSES.items():
         spec.worldbody.add_camera(name=name, pos=eye, fovy=45, quat=looking(np.subtract(target, eye)))
     model = spec.compile()
-    model.eq_data[0, :7] = 0, 0, 0, 0, 0, 0, 1  # as the originals: the weld without offset
-    return _settled(model, object_w, hand_above_m)
+    model.eq_data[:, :7] = 0, 0, 0, 0, 0, 0, 1  # as the originals: the weld without offset
+    return model
 
 
 def _fix(spec: mujoco.MjSpec, base_x: float, fingers: tuple[str, ...]) -> None:
@@ -78,8 +92,9 @@ def _fix(spec: mujoco.MjSpec, base_x: float, fingers: tuple[str, ...]) -> None:
 def _mark_the_goal(spec: mujoco.MjSpec) -> None:
     """Replace the goal's site, which the renderer does not draw, and hide the body that pulls the hand."""
     spec.delete(spec.site("target0"))
-    for geom in list(spec.body(MOCAP).geoms):
-        spec.delete(geom)
+    if (mocap := spec.body(MOCAP)) is not None:
+        for geom in list(mocap.geoms):
+            spec.delete(geom)
     goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.45))
     ball = goal.add_geom(name=GOAL, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.02, 0, 0), rgba=(0.9, 0.1, 0.1, 1))
     ball.contype = ball.conaffinity = 0

@@ -16,7 +16,7 @@ from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError
 from kit.sim import Simulator
 from kit.tasks.fetch.model import CAMERAS, HAND_BODY, HAND_QUAT, MOCAP, OBJECT, SUBSTEPS, build_scene
-from kit.tasks.reach.model import ARM, FINGERS, GOAL, HAND
+from kit.tasks.reach.model import ARM, FINGER_OPEN_M, FINGERS, GOAL, HAND
 
 SUCCESS_M = 0.05
 """Distance between object and goal below which an episode succeeds."""
@@ -34,7 +34,7 @@ BEHIND_M, OVER_M, ASIDE_M, LOW_M, GRASP_M, HALF_M = 0.07, 0.08, 0.02, 0.03, 0.01
 """Scripted policies: start of a push, height of a free move, tolerances of position, and half the block's width."""
 PUSH_GAIN = 0.5
 """Scripted push: displacement of the hand per distance between object and goal."""
-REWARDS = ("sparse", "dense")
+REWARDS, CONTROLS = ("sparse", "dense"), ("hand", "joints")
 
 SEES = MappingProxyType({
     "observation": (
@@ -60,6 +60,8 @@ class Push(MujocoTask):
     Observations, actions, rewards, start states and goals are those of Gymnasium-Robotics' FetchPush-v4. Each of the 25
     steps per second moves the hand by up to 5 cm along each axis (world frame): a weld constraint pulls the hand to
     that position. The fourth action opens (1) or closes (-1) the fingers, where the task uses them.
+
+    With `control="joints"` the first seven actions are joint velocities of up to 1 rad/s instead, as in Reach.
 
     `reward`: "sparse" is -1 per step while the object is more than 5 cm from the goal, else 0; "dense" is minus their
     distance in metres. An episode takes 50 steps and is a success if the object is at the goal in its last step.
@@ -94,17 +96,21 @@ class Push(MujocoTask):
     verb = "push the block along the table"
     scripts: tuple[str, ...] = ("behind",)
 
-    def __init__(self, reward: str = "sparse") -> None:
-        if reward not in REWARDS:
-            raise UserError(f"env_options reward={reward!r} must be {' or '.join(REWARDS)}.")
-        self.sparse = reward == "sparse"
-        self.start = build_scene(*self.scene)
+    def __init__(self, reward: str = "sparse", control: str = "hand") -> None:
+        for name, value, valid in (("reward", reward, REWARDS), ("control", control, CONTROLS)):
+            if value not in valid:
+                raise UserError(f"env_options {name}={value!r} must be {' or '.join(valid)}.")
+        self.sparse, self.joints = reward == "sparse", control == "joints"
+        self.start = build_scene(*self.scene, joints=self.joints)
         self.model = self.start.model
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        move = Field("displacement of the hand", 3, f"{STEP_M} m")
+        if self.joints:
+            move, self.scripts = Field("joint velocities of the arm", len(ARM), "rad/s"), ()
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (move.width + 1,), np.float32)
         self.observation_space = spaces.Dict({name: numbers(fields) for name, fields in SEES.items()})
         self.task_info = TaskInfo(
             sees=SEES,
-            does=(Field("displacement of the hand", 3, f"{STEP_M} m"), Field("opening of the fingers", 1)),
+            does=(move, Field("opening of the fingers", 1)),
             pays=((-1.0, f"per step while the object is more than {100 * SUCCESS_M:.0f} cm from its goal")
                   if self.sparse else (-1.0, "per step and metre between object and goal"),),
             succeeds=f"{self.verb}: in the last step the object is within {100 * SUCCESS_M:.0f} cm of the goal",
@@ -113,19 +119,21 @@ class Push(MujocoTask):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         model, tensor = self.model, lambda x: torch.as_tensor(x, dtype=sim.dtype, device=sim.device)
-        mocap, goal = (int(model.body(name).mocapid[0]) for name in (MOCAP, GOAL))
+        goal = int(model.body(GOAL).mocapid[0])
         joint = model.joint(f"{OBJECT}:joint")
         qpos, dof = int(joint.qposadr[0]), int(joint.dofadr[0])
         arm = [model.joint(name) for name in ARM]
         assert [j.dofadr[0] for j in arm] == list(range(len(ARM))), "qvel must begin with the arm's joints"
-        hand, body = model.site(HAND).id, model.body(HAND_BODY).id
+        hand = model.site(HAND).id
         # Views of the simulator's memory, always current:
         self.hand_w, self.object_w = sim.site_xpos[:, hand], sim.site_xpos[:, model.site(OBJECT).id]
         self.goal_w = sim.mocap_pos[:, goal]
         self._object_mat = sim.site_xmat[:, model.site(OBJECT).id].view(sim.n, 3, 3)
         self._object_velocity, self._object_spin = sim.qvel[:, dof : dof + 3], sim.qvel[:, dof + 3 : dof + 6]
-        self._pull_w, self._pull_quat = sim.mocap_pos[:, mocap], sim.mocap_quat[:, mocap]
-        self._body_w, self._body_quat = sim.xpos[:, body], sim.xquat[:, body]
+        if not self.joints:
+            mocap, body = int(model.body(MOCAP).mocapid[0]), model.body(HAND_BODY).id
+            self._pull_w, self._pull_quat = sim.mocap_pos[:, mocap], sim.mocap_quat[:, mocap]
+            self._body_w, self._body_quat = sim.xpos[:, body], sim.xquat[:, body]
         self._finger_qpos, self._finger_qvel = self._fingers(sim.qpos, "qposadr"), self._fingers(sim.qvel, "dofadr")
         self._arm_qvel = sim.qvel[:, : len(ARM)]
         self._joint_ids = torch.tensor([j.id for j in arm], device=sim.device)
@@ -136,7 +144,7 @@ class Push(MujocoTask):
 
     def _fingers(self, values: torch.Tensor, address: str) -> torch.Tensor:
         """Return the fingers' columns of `values` as a view (n, 2); zeros if they cannot move."""
-        if not self.model.nu:
+        if self.model.nv == len(ARM) + 6:
             return values.new_zeros(len(values), len(FINGERS))
         first = int(getattr(self.model.joint(FINGERS[0]), address)[0])
         return values[:, first : first + len(FINGERS)]
@@ -168,6 +176,10 @@ class Push(MujocoTask):
         return offsets.take_along_dim(first.view(-1, 1, 1), 1).squeeze(1)
 
     def act(self, action: torch.Tensor) -> None:
+        if self.joints:
+            self.sim.ctrl[:, : len(ARM)] = action[:, : len(ARM)]
+            self.sim.ctrl[:, len(ARM) :] = FINGER_OPEN_M * (action[:, len(ARM) :] + 1) / 2
+            return
         self._pull_w.copy_(self._body_w + STEP_M * action[:, :3])
         self._pull_quat.copy_(self._body_quat + self._hand_quat)
         if self.model.nu:

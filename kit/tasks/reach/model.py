@@ -58,7 +58,7 @@ def build_model(goal_radius_m: float = 0.03) -> mujoco.MjModel:
     spec.geom("floor0").size = (0, 0, 1)  # infinite
     studio(spec, floor="floor0")
     _fix_the_base(spec)
-    _drive_the_arm(spec)
+    drive_the_arm(spec)
     goal = spec.worldbody.add_body(name=GOAL, mocap=True, pos=(1.3, 0.75, 0.8))
     sphere, size = mujoco.mjtGeom.mjGEOM_SPHERE, (goal_radius_m, 0, 0)
     ball = goal.add_geom(name=GOAL, type=sphere, size=size, rgba=(0.9, 0.1, 0.1, 1))
@@ -80,9 +80,11 @@ def _fix_the_base(spec: mujoco.MjSpec) -> None:
     spec.body("robot0:torso_lift_link").pos[2] += 0.2
 
 
-def _drive_the_arm(spec: mujoco.MjSpec) -> None:
+def drive_the_arm(spec: mujoco.MjSpec, fingers: tuple[str, ...] = FINGERS) -> None:
+    """Add motors for joint velocities and for the positions of `fingers`; compensate the gravity of the robot."""
     for body in spec.bodies:
-        body.gravcomp = 1
+        if body.name.startswith("robot0:"):
+            body.gravcomp = 1
     for name, effort in zip(ARM, EFFORT_LIMITS_NM, strict=True):
         joint = spec.joint(name)
         joint.damping, joint.stiffness, joint.armature = [1, 0, 0], [0, 0, 0], 0.1
@@ -90,7 +92,7 @@ def _drive_the_arm(spec: mujoco.MjSpec) -> None:
         motor.set_to_velocity(kv=100)
         motor.ctrllimited, motor.ctrlrange = True, (-1, 1)  # rad/s
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
-    for name in FINGERS:
+    for name in fingers:
         joint = spec.joint(name)
         joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # from 4 kg, too heavy without the mocap weld
         joint.damping, joint.armature = [200, 0, 0], 1
