@@ -208,7 +208,7 @@ class Push(MujocoTask):
 
     def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
         distance = (achieved_goal - desired_goal).norm(dim=1)
-        return -(distance > SUCCESS_M).to(distance.dtype) if self.sparse else -distance
+        return (distance <= SUCCESS_M).to(distance.dtype) - 1 if self.sparse else -distance
 
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.n, dtype=torch.bool, device=self.device)
