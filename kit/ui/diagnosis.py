@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kit.config import ALGOS
 from kit.runs.run import Run
 from kit.ui.learning import series
 from kit.ui.task import sensible_steps
@@ -53,6 +54,18 @@ def causes(run: Run) -> list[str]:
     for check in CHECKS:
         found += check(run, rows)
     return found[:AT_MOST]
+
+
+def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
+    from kit.envs import describe
+    from kit.trainers.algorithm import find
+    from kit.trainers.hindsight import has_goals
+
+    config = run.config
+    if config.algo not in ALGOS or "n_sampled_goal" in find(config.algo).own:
+        return
+    if has_goals(describe(config.env, config.env_options).observation_space):
+        yield f"{config.algo} hardly learns tasks with goals; SAC and TD3 also learn from goals reached by accident."
 
 
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
@@ -144,8 +157,8 @@ def _untuned(run: Run, rows: Rows) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[Run, Rows], Iterator[str]], ...] = (
-    _worse_at_the_end, _too_short, _large_updates, _needs_noise, _never_succeeded, _one_term_decides, _little_noise,
-    _value_function_knows_little, _untuned,
+    _needs_hindsight, _worse_at_the_end, _too_short, _large_updates, _needs_noise, _never_succeeded, _one_term_decides,
+    _little_noise, _value_function_knows_little, _untuned,
 )  # fmt: skip
 """In the order of their sentences."""
 

@@ -51,6 +51,13 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
     assert second == "It trained for 20,000 steps; this task needs about 100,000. Train longer."
 
 
+def test_a_task_with_goals_is_not_for_ppo(tmp_path: Path) -> None:
+    words = "PPO hardly learns tasks with goals; SAC and TD3"
+    for algo, expected in (("PPO", True), ("SAC", False)):
+        run = run_with(tmp_path / algo, [GOOD] * 6, {"env": "Push", "algo": algo}, step=800_000)
+        assert (words in " ".join(diagnosis.causes(run))) == expected
+
+
 def test_a_good_run_is_not_diagnosed(tmp_path: Path) -> None:
     rows = [GOOD | {"train/approx_kl": 0.2}] * 6
     assert next_steps.advice(run_with(tmp_path / "a", rows, success_rate=0.97), improved=False) == []

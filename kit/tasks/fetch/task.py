@@ -75,7 +75,7 @@ class Push(MujocoTask):
     cameras = CAMERAS
     shadows = False
     score = "success_rate"
-    train_steps = 600_000
+    train_steps = 800_000
     random_terms = MappingProxyType({
         "mass": ModelTerm(("body_mass", "body_inertia"), low=0.8, high=1.25, each=True),
         "friction": ModelTerm(("geom_friction",), low=0.7, high=1.4),
