@@ -58,7 +58,7 @@ SCORES = {
     "Mission": Score(MISSION, "win_rate", episodes=224),
     "Go1Joystick": Score(GO1, "success_rate", episodes=200),
     "ReachVision": Score(("--env ReachVision --total-steps 300000",), "success_rate"),
-    "Push-SAC": Score(("--env Push --algo SAC --total-steps 600000",), "success_rate"),
+    "Push-SAC": Score(("--env Push --algo SAC",), "success_rate"),
 }
 
 
