@@ -84,11 +84,10 @@ class Replay:
         if self.keeps_done:
             assert done is not None
             row[DONE] = done
-        if self.frames:
-            assert done is not None
-            self._store_first_row(slot)
-            for name, ring in self._images.items():
-                ring.add(slot, images[name], next_images[name], done)
+            if self.frames:
+                self._store_first_row(slot)
+                for name, ring in self._images.items():
+                    ring.add(slot, images[name], next_images[name], done)
         for name, value in row.items():
             self._column(name, value)[slot] = value
         self.written += 1

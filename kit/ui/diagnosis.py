@@ -57,14 +57,15 @@ def causes(run: Run) -> list[str]:
 
 
 def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
-    from kit.envs import describe
-    from kit.trainers.algorithm import find
-    from kit.trainers.hindsight import has_goals
+    from kit.envs import registry
+    from kit.envs.task import Task
+    from kit.trainers import algorithm
 
-    config = run.config
-    if config.algo not in ALGOS or "n_sampled_goal" in find(config.algo).own:
+    config = run.config  # only kit's own env and algorithm: another's module may be missing here, or not trusted
+    if config.algo not in ALGOS or config.env not in registry.names():
         return
-    if has_goals(describe(config.env, config.env_options).observation_space):
+    task: Any = registry.find(config.env)
+    if task.compute_reward is not Task.compute_reward and "n_sampled_goal" not in algorithm.find(config.algo).own:
         yield f"{config.algo} hardly learns tasks with goals; SAC and TD3 also learn from goals reached by accident."
 
 

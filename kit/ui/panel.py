@@ -32,8 +32,10 @@ NOTICE_S = 60
 SETTLE_S = 0.4
 """Seconds after the last edit until the estimate starts."""
 LATE_EDITS_S = 0.5
-"""Seconds from a press of Train until the form is read. While the kernel is busy with a cell, the browser holds back an
-entry's second edit until the first is processed (ipywidgets' `msg_throttle`), but it sends the press at once."""
+"""Seconds that Train waits before it reads the form.
+
+While the kernel is busy with a cell, the browser sends the second edit of an entry only when the first is processed
+(ipywidgets' `msg_throttle`). It sends the press of Train at once."""
 
 
 class Panel(Dashboard):

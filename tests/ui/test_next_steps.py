@@ -53,8 +53,9 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
 
 def test_a_task_with_goals_is_not_for_ppo(tmp_path: Path) -> None:
     words = "PPO hardly learns tasks with goals; SAC and TD3"
-    for algo, expected in (("PPO", True), ("SAC", False)):
-        run = run_with(tmp_path / algo, [GOOD] * 6, {"env": "Push", "algo": algo}, step=800_000)
+    cases = (("Push", "PPO", True), ("Push", "SAC", False), ("Reach", "PPO", False), ("missing:Task", "PPO", False))
+    for env, algo, expected in cases:
+        run = run_with(tmp_path / env / algo, [GOOD] * 6, {"env": env, "algo": algo}, step=800_000)
         assert (words in " ".join(diagnosis.causes(run))) == expected
 
 

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
 from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, MultiInputPolicy, SACPolicy
 from torch import nn
 
@@ -38,12 +38,13 @@ def can_stack(model: SAC) -> bool:
     if type(policy) not in (SACPolicy, MultiInputPolicy) or model.use_sde or not all(map(can_flatten, optimizers)):
         return False
     space = policy.observation_space
-    inner = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    extractor = FlattenExtractor if inner.keys() == {""} else CombinedExtractor  # it concatenates the entries
+    inner, extractor = [space], cast(type[BaseFeaturesExtractor], FlattenExtractor)
+    if isinstance(space, spaces.Dict):
+        inner, extractor = list(space.values()), CombinedExtractor  # it concatenates the entries
     if policy.features_extractor_class is not extractor or policy.share_features_extractor:
         return False
     nets = [model.actor.latent_pi, *model.critic.q_networks]
-    return activation(*nets) is not None and all(map(is_float_box, inner.values()))
+    return activation(*nets) is not None and all(map(is_float_box, inner))
 
 
 class StackedSAC:
