@@ -36,10 +36,6 @@ def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]
     settings = home / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
-    tracker = home / "settings" / "@jupyterlab" / "notebook-extension"
-    tracker.mkdir(parents=True)
-    # By default cells outside the window may be missing in the page: what a test looks for depends on scrolling.
-    (tracker / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
     own["JUPYTERLAB_SETTINGS_DIR"] = str(home / "settings")
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     server = Lab(
