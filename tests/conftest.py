@@ -43,7 +43,7 @@ SLOW = {
     *("test_cluster", "test_bulk", "test_batch", "test_sweep", "test_cloud"),
     *("test_nights", "test_distributed", "test_resume", "test_faults", "test_control", "test_memory", "test_branch"),
     *("test_trust", "test_copier", "test_copier_killed", "test_copier_hub", "test_resume_elsewhere", "test_publish"),
-    *("test_own_task", "test_own", "test_old_runs", "test_gpu_benchmark", "test_image_envs"),
+    *("test_own_task", "test_own", "test_old_runs", "test_gpu_benchmark", "test_image_envs", "test_pretended_gpu"),
     *("test_views", "test_encoders", "test_sync", "test_policies", "test_gymnasium_env", "test_compiling", "test_fit"),
     *("test_video", "test_teacher", "test_demonstrations", "test_cli"),
 }

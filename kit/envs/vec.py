@@ -125,6 +125,7 @@ class TensorEnv(BatchEnv):
         info: Info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **metrics}
         if success is not None:
             info["success"] = success
+        self.done_envs = None
         if self.autoreset and maybe_any(done):
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
@@ -144,7 +145,8 @@ class TensorEnv(BatchEnv):
         """Put the first observations of the envs that were just reset, `done` (n,), into `obs`."""
         if not self.frames:
             return select(done, self._deliver(self.task.observe()), obs)
-        env_ids = done.nonzero().flatten()  # synchronises with the GPU, which costs less than rendering all envs
+        env_ids = done.nonzero().flatten()  # waits for the GPU, which costs less than rendering all envs
+        self.done_envs = env_ids
         if not len(env_ids):
             return obs
         return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids)))

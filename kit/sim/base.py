@@ -131,19 +131,23 @@ class Simulator(ABC):
     def render(
         self, cameras: tuple[str, ...], height: int, width: int, *, shadows: bool = False,
         worlds: torch.Tensor | None = None, poses: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        recoloured: Sequence[int] | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Render RGB images, uint8 (n, len(cameras), height, width, 3).
 
         `worlds` (k,) are the indices of the worlds to render; the result then has k rows. None means all worlds.
         `shadows` make images easier to understand for people. `poses` replace the simulator's fields of the same name,
-        such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba" (n, geoms, 4).
+        such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba" (n, geoms, 4). Name the geoms whose
+        colours may differ from the model's in `recoloured`: without it, unmoving geoms are drawn anew in every image.
         """
         from kit.sim.render import POSES, Renderer
 
-        key = (tuple(cameras), height, width, shadows)
+        key = (tuple(cameras), height, width, shadows, None if recoloured is None else tuple(recoloured))
         if key not in self._renderers:
-            args = (self.model, self.n, *key[:3], self.device)
-            self._renderers[key] = Renderer(*args, shadows=shadows, threads=self.threads)
+            self._renderers[key] = Renderer(
+                self.model, self.n, cameras, height, width, self.device, shadows=shadows, threads=self.threads,
+                recoloured=recoloured,
+            )  # fmt: skip
         rendered = {name: self.field(name) for name in POSES} | dict(poses)
         if worlds is not None:
             rendered = {name: value.index_select(0, worlds) for name, value in rendered.items()}

@@ -51,14 +51,17 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
                  device: torch.device | str = "cpu", *, shadows: bool = False,
-                 threads: int | None = None) -> None:  # fmt: skip
+                 threads: int | None = None, recoloured: Sequence[int] | None = None) -> None:  # fmt: skip
+        """`recoloured`: numbers of the geoms to which "geom_rgba" of `render` may give other colours than the model's.
+        Without it, images with "geom_rgba" are rendered without the cache, because any geom may look different."""
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width}.items():
             check_whole(f"image {name}", value, 1)
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
-        self._static = None if shadows else static_geoms(model, self._columns)
+        self._recoloured = recoloured
+        self._static = None if shadows else static_geoms(model, self._columns, recoloured or ())
         self._directions = torch.as_tensor(self._rays()).flatten(1, 2).to(self.device)
         self._culling: PixelCulling | None = None
         if self._static is not None and self.device.type == "cpu":
@@ -74,7 +77,8 @@ class Renderer:
 
         `poses` has the fields `POSES` of MjData for k <= n worlds: positions (k, count, 3), rotations (k, count, 3, 3)
         or (k, count, 9). Poses of free cameras come after those of the model's cameras. `poses` may also have
-        "geom_rgba" (k, ngeom, 4), each world's own colours. float32 tensors on the device are not copied.
+        "geom_rgba" (k, ngeom, 4), each world's own colours, which may differ from the model's in the geoms `recoloured`
+        only. float32 tensors on the device are not copied.
         """
         k = len(poses["cam_xpos"])
         if k > self.n:
@@ -84,20 +88,13 @@ class Renderer:
             arrays = {name: self._warp(poses[name], dtype) for name, dtype in POSES.items()}
             if rgba is not None:
                 arrays["geom_rgba"] = self._warp(rgba, wp.vec4)
-            if self._static is None or not self._same_colours(rgba):
+            if self._static is None or (rgba is not None and self._recoloured is None):
                 blocks = [_rows(arrays, *edge) for edge in self._blocks(k)]
                 pixels = torch.cat([colours for colours, _ in self._draw("all", blocks)])
             else:
                 pixels = self._over_background(arrays, poses)
         bgra = pixels.view(torch.uint8).view(k, len(self.cameras), self.height, self.width, 4)
         return bgra[..., :3].flip(-1)  # 0xAARRGGBB lies in memory as B, G, R, A
-
-    def _same_colours(self, geom_rgba: Poses | None) -> bool:
-        if geom_rgba is None or self._static is None:
-            return True
-        own, default = torch.as_tensor(geom_rgba).float(), torch.from_numpy(self.model.geom_rgba).to(self.device)
-        static = torch.from_numpy(self._static).to(self.device)
-        return bool((own[:, static] == default[static]).all())
 
     def _over_background(self, arrays: dict[str, Any], poses: Mapping[str, Poses]) -> torch.Tensor:
         """Render moving geoms, and combine them by depth with the cached background of static geoms."""
@@ -201,8 +198,10 @@ def _rows(arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {name: values[start:stop] if values.size else values for name, values in arrays.items()}
 
 
-def static_geoms(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | None:
-    """Return (ngeom,) bool: True if the geom never moves.
+def static_geoms(
+    model: mujoco.MjModel, columns: Sequence[int], recoloured: Sequence[int] = ()
+) -> np.ndarray | None:
+    """Return (ngeom,) bool: True if the geom never moves and is not one of `recoloured`.
 
     Return None if every geom moves, or if a light or one of the cameras with numbers `columns` moves.
     """
@@ -215,6 +214,7 @@ def static_geoms(model: mujoco.MjModel, columns: Sequence[int]) -> np.ndarray | 
     if not fixed[bodies].all() or any(mode != fixed_mode for mode in modes):
         return None
     geoms = fixed[model.geom_bodyid]
+    geoms[list(recoloured)] = False
     return geoms if geoms.any() else None
 
 

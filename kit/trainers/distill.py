@@ -117,7 +117,8 @@ class Distill(ImitationTrainer):
             stored = tree_map(torch.clone, self._replay_obs(self._last_obs))
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(action)
             done = terminated | truncated
-            self.replay_buffer.add(stored, label, reward, self._replay_obs(info["final_obs"]), terminated, done)
+            final, ended = self._replay_obs(info["final_obs"]), self.tensor_env.done_envs
+            self.replay_buffer.add(stored, label, reward, final, terminated, done, ended)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))
             self._last_obs = new_obs

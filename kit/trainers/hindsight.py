@@ -60,7 +60,7 @@ class HindsightReplay(Replay):
 
     def add(
         self, obs: Obs, actions: torch.Tensor, rewards: torch.Tensor, next_obs: Obs, terminated: torch.Tensor,
-        done: torch.Tensor | None = None,
+        done: torch.Tensor | None = None, done_envs: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         assert done is not None
         self._count_episodes()
@@ -68,7 +68,7 @@ class HindsightReplay(Replay):
         self._episodes[self.written % self.capacity] = self._episode
         self._last_rows.scatter_(0, self._episode.unsqueeze(0), self.written)
         self._episode = (self._episode + done) % self.capacity
-        super().add(obs, actions, rewards, next_obs, terminated, done)
+        super().add(obs, actions, rewards, next_obs, terminated, done, done_envs)
 
     def sample(self, size: int, with_next: bool = True) -> Transitions:
         row, env = self._draw(size)

@@ -27,11 +27,14 @@ class ImageRing:
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
         self._free: list[int] = []
+        """Unused indices of the pool."""
+        self._used: dict[int, list[int]] = {}
+        """Slot -> indices of the pool in its row of `_pool_index`, kept on the CPU to free them without waiting."""
 
-    def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done: torch.Tensor) -> None:
-        """Store `images` (n, H, W, C) in `slot`; where `done`, store `next_images` as the episode's final image."""
+    def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done_envs: torch.Tensor) -> None:
+        """Store `images` (n, H, W, C) in `slot`, and `next_images` of `done_envs` (E,) as their final images."""
         self._allocated(images)[slot] = images
-        self._store_final(torch.tensor([slot], device=self.device), done.unsqueeze(0), next_images[done])
+        self._store_final(slot, done_envs, next_images[done_envs])
         self.latest = next_images.clone()
 
     def stacks(self, row: torch.Tensor, env: torch.Tensor, episode_start: torch.Tensor) -> torch.Tensor:
@@ -45,12 +48,10 @@ class ImageRing:
         """Return the frame stacks (N, T, H, W, C) that follow `stack`; `written`: rows added so far."""
         next_image = self._at(row + 1, env)
         if self.latest is not None:  # None for a dataset, whose last row ends an episode
-            last = (row == written - 1).nonzero().flatten()
-            next_image[last] = self.latest[env[last]]
-        pool_index = self._pool_index[row % self.capacity, env]
-        ended = (pool_index >= 0).nonzero().flatten()
+            next_image = _replaced(next_image, row == written - 1, self.latest, env)
         if self._pool is not None:
-            next_image[ended] = self._pool[pool_index[ended]]
+            pool_index = self._pool_index[row % self.capacity, env]
+            next_image = _replaced(next_image, pool_index >= 0, self._pool, pool_index.clamp(min=0))
         return torch.cat([stack[:, 1:], next_image.unsqueeze(1)], dim=1)
 
     def _at(self, rows: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
@@ -73,19 +74,22 @@ class ImageRing:
         frames = rows[FRAMES + self.name].to(self.device)
         if len(frames):
             self._allocated(frames[0]).index_copy_(0, slots, frames)
-            self._store_final(slots, rows[DONE].to(self.device), rows[RAGGED + self.name].to(self.device))
+            done, final = rows[DONE].cpu(), rows[RAGGED + self.name].to(self.device).split(rows[DONE].sum(1).tolist())
+            for slot, ended, images in zip(slots.tolist(), done, final, strict=True):
+                self._store_final(slot, ended.nonzero().flatten().to(self.device), images)
 
-    def _store_final(self, slots: torch.Tensor, done: torch.Tensor, final: torch.Tensor) -> None:
-        """Store `final` (E, H, W, C), the last images of episodes, one per True in `done` (k, n) of `slots` (k,)."""
-        old = self._pool_index.index_select(0, slots)
-        self._free.extend(old[old >= 0].tolist())
-        new = torch.full_like(old, -1)
-        if len(final):
-            pool = self._grown_pool(final)
-            index = torch.tensor([self._free.pop() for _ in range(len(final))], device=self.device)
-            pool[index] = final
-            new[done] = index
-        self._pool_index.index_copy_(0, slots, new)
+    def _store_final(self, slot: int, envs: torch.Tensor, final: torch.Tensor) -> None:
+        """Store `final` (E, H, W, C), the last images of the episodes of `envs` (E,) that end with the row in `slot`."""
+        if slot in self._used:
+            self._free.extend(self._used.pop(slot))
+            self._pool_index[slot] = -1
+        if not len(final):
+            return
+        pool = self._grown_pool(final)
+        self._used[slot] = [self._free.pop() for _ in range(len(final))]
+        index = torch.tensor(self._used[slot]).to(self.device, non_blocking=True)
+        pool[index] = final
+        self._pool_index[slot, envs] = index
 
     def _grown_pool(self, final: torch.Tensor) -> torch.Tensor:
         """Return the pool, with at least `len(final)` free places."""
@@ -104,3 +108,12 @@ class ImageRing:
             shape = (self.capacity, *images.shape)
             self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # no memory until written
         return self.ring
+
+
+def _replaced(images: torch.Tensor, where: torch.Tensor, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return `images` (N, H, W, C), where `where` (N,) is True with the images `index` (N,) of `source` instead."""
+    if images.device.type == "cpu":  # copy only those few
+        rows = where.nonzero().flatten()
+        images[rows] = source[index[rows]]
+        return images
+    return torch.where(where.view(-1, 1, 1, 1), source[index], images)  # on a GPU, `nonzero` would wait

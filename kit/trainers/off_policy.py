@@ -105,8 +105,10 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             if self.device.type == "cpu":  # on a GPU, reading it synchronises
                 self._check_finite(reward)
             done, new_obs = terminated | truncated, self._replay_obs(new_obs)
-            next_obs = new_obs if frozen and not done.any() else self._replay_obs(info["final_obs"])
-            self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done)
+            ended = self.tensor_env.done_envs
+            goes_on = frozen and (not done.any() if ended is None else not len(ended))
+            next_obs = new_obs if goes_on else self._replay_obs(info["final_obs"])
+            self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done, ended)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))
                 self.normalizer.reward(reward, done)

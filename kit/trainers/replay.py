@@ -69,12 +69,13 @@ class Replay:
 
     def add(
         self, obs: Obs, actions: torch.Tensor, rewards: torch.Tensor, next_obs: Obs, terminated: torch.Tensor,
-        done: torch.Tensor | None = None,
+        done: torch.Tensor | None = None, done_envs: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Append one row; every argument has leading size `n_envs`.
+        """Append one row; every argument but `done_envs` has leading size `n_envs`.
 
         `next_obs` is the next observation of the same episode, never the first of the next one; `done` (bool) is True
-        in the last step of an episode and needed only if `keeps_done`.
+        in the last step of an episode and needed only if `keeps_done`; `done_envs` (E,) are the indices of its Trues
+        (`BatchEnv.done_envs`), computed here if None.
         """
         images, rest = split_newest(obs, self.frames)
         next_images, next_rest = split_newest(next_obs, self.frames)
@@ -86,8 +87,9 @@ class Replay:
             row[DONE] = done
             if self.frames:
                 self._store_first_row(slot)
+                done_envs = done.nonzero().flatten() if done_envs is None else done_envs
                 for name, ring in self._images.items():
-                    ring.add(slot, images[name], next_images[name], done)
+                    ring.add(slot, images[name], next_images[name], done_envs)
         for name, value in row.items():
             self._column(name, value)[slot] = value
         self.written += 1

@@ -140,13 +140,17 @@ class Rollout:
             self.hidden_state = tree_map(lambda x: x.new_zeros(self.n_steps, *x.shape), hidden_state)
         tree_map(lambda column, value: column[step].copy_(value), self.hidden_state, hidden_state)
 
-    def store_truncated(self, step: int, truncated: torch.Tensor, final_obs: Obs) -> None:
+    def store_truncated(
+        self, step: int, truncated: torch.Tensor, final_obs: Obs, done_envs: torch.Tensor | None = None
+    ) -> None:
         """Store `final_obs` (n, ...) of the envs where `truncated` (n,) bool is True at `step`.
 
-        On a GPU, if there are no frame stacks, the rows of all envs are stored, because selecting would synchronise.
+        On a GPU, the rows of all of `done_envs` (E,) are stored (`BatchEnv.done_envs`), because selecting would wait
+        for the GPU; without it, and if there are no frame stacks, the rows of all envs.
         """
-        select = truncated.device.type == "cpu" or self.frames
-        envs = truncated.nonzero().flatten() if select else None
+        if truncated.device.type == "cpu" or (self.frames and done_envs is None):
+            done_envs = truncated.nonzero().flatten()
+        envs = done_envs
         rows = tree_map(lambda x: x.clone() if envs is None else x[envs], final_obs)
         self._truncations.append((step, truncated, envs, rows))
 
@@ -160,7 +164,7 @@ class Rollout:
             if envs is None:
                 self.rewards[step] += gamma * final_values * truncated
             else:
-                self.rewards[step, envs] += gamma * final_values
+                self.rewards[step, envs] += gamma * final_values * truncated[envs]
 
     def finish(self, last_values: torch.Tensor, gamma: float, gae_lambda: float) -> None:
         """Compute `advantages` and the TD(λ) `returns` (T, n) from `last_values` (n,)."""

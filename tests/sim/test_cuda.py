@@ -1,4 +1,7 @@
-"""Tests of simulation and training on CUDA: shared memory, CUDA graphs, no synchronisation, overflow, whole runs."""
+"""Tests of simulation and training on CUDA: shared memory, CUDA graphs, no synchronisation, overflow, whole runs.
+
+They need a GPU, or the pretended one: `pytest -p tests.card -o addopts= tests/sim/test_cuda.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
-from tests.runs.crash import SMALL, create
+from tests.runs.crash import SLIDE, SMALL, create
 from tests.sim.test_warp import BALLS
 from tests.trainers.iteration import one_iteration
 
@@ -165,9 +168,9 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
         except menagerie.MenagerieError as error:
             pytest.skip(f"no model of the Go1: {error}")
     steps = {"SAC": {"train_freq": 40}}.get(algo, {"n_steps": 40})  # more than _CHECK_EVERY: includes an overflow check
-    run = create(tmp_path, "run", algo, {**steps, "normalize": True}, env=env, n_envs=64, device=DEVICE)
-    trainer = make_trainer(run.config, make_vec(env, 64, DEVICE))
-    trainer.learn(2 * 40 * 64)  # records the CUDA graphs, because recording synchronises
+    run = create(tmp_path, "run", algo, {**steps, "normalize": True}, env=env, n_envs=16, device=DEVICE)
+    trainer = make_trainer(run.config, make_vec(env, 16, DEVICE))
+    trainer.learn(2 * 40 * 16)  # records the CUDA graphs, because recording synchronises
     _, callback = trainer._setup_learn(10**9, None, False)
     trainer._log_now = False
     torch.cuda.set_sync_debug_mode("error")
@@ -179,14 +182,14 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
 def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
-    run = create(tmp_path, "run", algo, env="Ant", n_envs=32, device=DEVICE, total_steps=2048, eval_every=1024)
+    run = create(tmp_path, "run", algo, env=SLIDE, n_envs=16, device=DEVICE, total_steps=1024, eval_every=512)
     assert Session(run.path)() == 0, run.log()
     rows = run.rows()
     assert any("eval/mean_return" in row for row in rows) and any("train/n_updates" in row for row in rows)
     from kit import resume
 
-    again = resume(run.path, total_steps=3072)
-    assert again.status()["state"] == "finished" and again.status()["step"] >= 3072
+    again = resume(run.path, total_steps=1536)
+    assert again.status()["state"] == "finished" and again.status()["step"] >= 1536
 
 
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):

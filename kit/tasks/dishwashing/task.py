@@ -143,6 +143,7 @@ class Dishwashing(MujocoTask):
         geoms = [model.geom(scene.DIRT.format(number)).id for number in range(len(self._cells))]
         self._dirt_geoms = slice(geoms[0], geoms[-1] + 1)
         self._well_geom = model.geom(scene.WELL).id
+        self._recoloured = (*geoms, self._well_geom)
         self._rgba = torch.as_tensor(model.geom_rgba, dtype=sim.dtype, device=sim.device).repeat(n, 1, 1)
         colours = (scene.CHINA_RGB, SAUCE_RGB, BROKEN_RGB)
         self._palette = torch.tensor(colours, dtype=sim.dtype, device=sim.device)
@@ -311,16 +312,16 @@ class Dishwashing(MujocoTask):
         shift = economy.metrics(self.rules, self.ledger)
         return {**rewards, **{f"shift/{name}": value for name, value in shift.items()}}
 
-    def colours(self) -> dict[str, torch.Tensor]:
-        """Return "geom_rgba" (n, ngeom, 4): thick dirt is brown, removed dirt is invisible, a broken plate is red."""
+    def colours(self) -> dict[str, Any]:
+        """Return arguments of `Simulator.render`: thick dirt is brown, removed dirt is invisible, a broken plate red."""
         china, sauce, broken = self._palette
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
         self._rgba[:, self._well_geom, :3] = torch.where(self._is_broken.bool().unsqueeze(1), broken, china)
-        return {"geom_rgba": self._rgba}
+        return {"poses": {"geom_rgba": self._rgba}, "recoloured": self._recoloured}
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
-        return self.sim.render(cameras, height, width, shadows=self.shadows, poses=self.colours())
+        return self.sim.render(cameras, height, width, shadows=self.shadows, **self.colours())
 
     def wiper(self) -> torch.Tensor:
         """Wipe every plate in the same way, hard and fast."""

@@ -50,5 +50,5 @@ class DishwashingVideo(Dishwashing):
 
     def _frame(self, env_ids: torch.Tensor | None) -> torch.Tensor:
         """Render one frame (k, 3, size, size) of the envs `env_ids` (k,); None means all envs."""
-        images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, poses=self.colours())
+        images = self.sim.render((EYE,), self.size, self.size, worlds=env_ids, **self.colours())
         return images[:, 0].permute(0, 3, 1, 2).contiguous()

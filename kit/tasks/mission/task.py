@@ -18,6 +18,8 @@ from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
 STOCK = "stock"
+BLOCK = 32
+"""Threads per block, one game each. 4,096 games are then spread over all multiprocessors of a GPU: an H200 has 132."""
 _COMMON = (
     Field("position of the zone in the arena, x and y", 2, "100 m"),
     Field("time the zone has been held and time passed, as fractions of their limits", 2),
@@ -148,8 +150,8 @@ class Mission(Task):
             arrays.obs, arrays.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)
             commands = [wp.from_torch(self._commands[side]) for side in UNITS]
             inputs = [wp.from_torch(x) for x in (self._mask, self._seeds)]
-            self._step = wp.launch(kernels.step, n, [constants, arrays, *commands], record_cmd=True)
-            self._reset = wp.launch(kernels.reset, n, [constants, arrays, *inputs], record_cmd=True)
+            self._step = wp.launch(kernels.step, n, [constants, arrays, *commands], record_cmd=True, block_dim=BLOCK)
+            self._reset = wp.launch(kernels.reset, n, [constants, arrays, *inputs], record_cmd=True, block_dim=BLOCK)
 
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         if self._opponent is not None:
