@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -90,6 +91,8 @@ def _wait(operation: str) -> None:
     _counts.waits[operation, _line()] += 1
     if _debug_mode == "error":
         raise RuntimeError(f"called a synchronizing CUDA operation ({operation}, {_line()})")
+    if _debug_mode == "warn":
+        warnings.warn(f"called a synchronizing CUDA operation ({operation}, {_line()})", stacklevel=2)
 
 
 def _is_cuda(device: object) -> bool:

@@ -143,10 +143,12 @@ def check_physics(machine: Machine) -> Iterator[Check]:
     yield Check("Physics", "ok", f"MuJoCo {simulator}, images by MuJoCo Warp {renderer} (no OpenGL needed)")
     torch = sys.modules.get("torch")  # None if the import failed, which check_torch reports
     if machine.gpus and torch is not None and torch.cuda.is_available():
-        from kit.machine.warp import NEWER_DRIVER, why_warp_cannot_use_gpu
+        from kit.machine.warp import NEWER_DRIVER, why_gpu_physics_is_slow, why_warp_cannot_use_gpu
 
         if reason := why_warp_cannot_use_gpu():  # Warp's wheels may need a newer driver than torch's
             yield Check("GPU physics", "warn", f"{reason}.", NEWER_DRIVER)
+        elif reason := why_gpu_physics_is_slow():
+            yield Check("GPU physics", "warn", f"{reason}.", "choose an image with driver R550 (CUDA 12.4) or newer")
 
 
 def check_kernels(machine: Machine) -> Iterator[Check]:

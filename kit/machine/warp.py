@@ -14,7 +14,7 @@ import warp as wp
 
 from kit.machine.info import kernels
 
-__all__ = ["NEWER_DRIVER", "why_warp_cannot_use_gpu", "wp"]
+__all__ = ["NEWER_DRIVER", "why_gpu_physics_is_slow", "why_warp_cannot_use_gpu", "wp"]
 
 NEWER_DRIVER = "use a machine with a newer NVIDIA driver or GPU, `pip install 'warp-lang<1.18'`, or device='cpu'"
 """Remedy in the error about a driver or GPU that is too old for Warp.
@@ -47,8 +47,19 @@ def why_warp_cannot_use_gpu() -> str | None:
     """Return why Warp cannot use a GPU, assuming that torch can; None if Warp can use it."""
     if wp.is_cuda_available():
         newest = max(wp.get_cuda_devices(), key=lambda device: device.arch)
-        too_old = newest.arch < min(wp.get_cuda_supported_archs(), default=0)
-        return f"Warp {wp.config.version} has no kernels for a GPU as old as {newest.name}" if too_old else None
+        if newest.arch < min(wp.get_cuda_supported_archs(), default=0):
+            return f"Warp {wp.config.version} has no kernels for a GPU as old as {newest.name}"
+        if not newest.is_mempool_supported:  # MuJoCo Warp allocates memory while a CUDA graph is recorded
+            return f"{newest.name} has no memory pools, as some virtual GPUs, so that physics cannot be recorded"
+        return None
     versions = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
     built, driver = ("none" if each is None else ".".join(map(str, each)) for each in versions)
     return f"Warp {wp.config.version} cannot use the GPU: it is built for CUDA {built}, the driver offers {driver}"
+
+
+def why_gpu_physics_is_slow() -> str | None:
+    """Return why physics on this GPU is several times slower than it could be; None if it is not."""
+    if wp.is_conditional_graph_supported():
+        return None
+    driver = ".".join(map(str, wp.get_cuda_driver_version() or ("none",)))
+    return f"the driver (CUDA {driver}) has no loops in CUDA graphs, so each step makes the solver's most iterations"

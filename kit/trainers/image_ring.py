@@ -79,7 +79,7 @@ class ImageRing:
                 self._store_final(slot, ended.nonzero().flatten().to(self.device), images)
 
     def _store_final(self, slot: int, envs: torch.Tensor, final: torch.Tensor) -> None:
-        """Store `final` (E, H, W, C), the last images of the episodes of `envs` (E,) that end with the row in `slot`."""
+        """Store `final` (E, H, W, C), the last images of the episodes of `envs` (E,) that end in `slot`."""
         if slot in self._used:
             self._free.extend(self._used.pop(slot))
             self._pool_index[slot] = -1

@@ -1,56 +1,76 @@
-"""Benchmark on a GPU with thousands of envs: env steps/s of physics, env and PPO. Run by hand:
+"""Everything to measure on a GPU, in one command of ten minutes on a bare machine. Run by hand:
 
-    python tests/bench/gpu.py                       # Ant with 4096 envs, Go1 and G1 with 2048, on the CUDA device
-    python tests/bench/gpu.py --task Ant --worlds 1024 8192 --seconds 10
-    python tests/bench/gpu.py --mjlab-python A/bin/python --playground-python B/bin/python --output gpu.md
+    python tests/bench/gpu.py --output gpu.md                # tests, then one row after another; paste gpu.md somewhere
+    python tests/bench/gpu.py --only Ant --worlds 1024 8192  # one task, other numbers of envs
+    python tests/bench/gpu.py --mjlab-python A/bin/python --playground-python B/bin/python
+    python tests/bench/gpu.py --pretend                      # without a GPU: only checks that the script runs
 
-"bare" is MuJoCo Warp alone: the captured graph of one control step, launched repeatedly, with constant controls from a
-random action; no result is read. "env" adds actions, observations, rewards and resets; "ppo" adds the policy and its
-updates. All three count env steps; physics steps are env steps times substeps. "compile" is the time to build
-the simulator and to make its first step in a new process, "cold" with an empty kernel cache and "warm" with a filled
-one. "repeats" steps twice from one snapshot and counts the fields that are equal to the bit.
+First the tests that need a GPU, then Go1Joystick, Ant, Mission, ReachVision, SAC on Reach and G1Joystick. A row is
+printed and written to --output as soon as it is known; after --minutes nothing more is begun. Columns, in env steps/s:
 
-mjlab and MuJoCo Playground train their own G1 velocity task with the same number of envs, each in its own Python
-environment, through their documented entry points; these two commands have not been tried yet.
+    bare      MuJoCo Warp alone: the CUDA graph of one control step, launched repeatedly with constant controls
+    env       with actions, observations, rewards and resets
+    train     with the policy and its updates
+    waits     how often the CPU waits for the GPU, per env step of training
+    launches  kernels that are launched one by one, not from a CUDA graph, per env step of training
+    busy      share of the time in which the GPU computes, while training (torch.profiler)
+    MB/world  GPU memory per env, before and after training
+    repeats   fields that are equal to the bit after the same steps from the same snapshot, twice
 
-Without a GPU, or with --device cpu, the script runs 8 envs on Warp's CPU device, only to check that it works: the
-figures mean nothing there. "compile" is then skipped unless --compile is given, because it takes minutes.
+Then GPU memory of Ant for 512 to 4,096 envs, and the seconds to the first physics step with an empty and a filled
+kernel cache. mjlab and MuJoCo Playground train their own G1 velocity task, each in its own Python environment, through
+their documented entry points; these two commands have not been tried yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
 
-from kit.config import RunConfig
-from kit.envs import make_task
-from kit.envs.vec import TensorEnv
-from kit.errors import UserError
-from kit.machine import settings
-from kit.measure.auto import resolve
-from kit.sim.kernels import wp
-from kit.sim.warp import WarpSim
-from kit.trainers import make_trainer
-from kit.trainers.base import READ_EVERY
+PPO = {"n_steps": 24, "n_epochs": 5, "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}}
+"""As usual with thousands of envs; a batch is a quarter of a rollout."""
 
-import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
 
-WORLDS = {"Ant": 4096, "Go1Joystick": 2048, "G1Joystick": 2048}
+@dataclass(frozen=True)
+class Case:
+    """A row: what to train, with how many envs."""
+
+    env: str
+    worlds: int
+    algo: str = "PPO"
+    overrides: dict[str, Any] | None = None
+    """None: those of the preset auto."""
+
+
+CASES = (
+    Case("Go1Joystick", 2048, overrides=PPO),
+    Case("Ant", 4096, overrides=PPO),
+    Case("Mission", 4096),
+    Case("ReachVision", 256),
+    Case("Reach", 256, "SAC", {"train_freq": 1, "gradient_steps": 2, "learning_starts": 1}),
+    Case("G1Joystick", 2048, overrides=PPO),
+)
+COLUMNS = (
+    "task", "algo", "worlds", "bare", "env", "train", "env/bare", "train/bare", "waits", "launches", "busy", "MB/world",
+    "MB/world, train", "repeats", "prepared, s",
+)  # fmt: skip
 TINY = 8
-OTHERS_TASK = "G1Joystick"
-MJLAB = ["-m", "mjlab.scripts.train", "Mjlab-Velocity-Flat-Unitree-G1", "--env.scene.num-envs", "{worlds}",
+MEMORY_WORLDS = (512, 1024, 2048, 4096)
+MJLAB = ["-m", "mjlab.scripts.train", "Mjlab-Velocity-Flat-Unitree-G1", "--env.scene.num-envs", "2048",
          "--agent.max-iterations", "30"]  # fmt: skip
 PLAYGROUND = """
 import functools, sys
@@ -60,85 +80,185 @@ from mujoco_playground.config import locomotion_params
 name = "G1JoystickFlatTerrain"
 given = dict(locomotion_params.brax_ppo_config(name))
 factory = functools.partial(networks.make_ppo_networks, **given.pop("network_factory"))
-given |= {"num_timesteps": 20_000_000, "num_evals": 3, "num_envs": int(sys.argv[1])}
+given |= {"num_timesteps": 20_000_000, "num_evals": 3, "num_envs": 2048}
 train.train(environment=registry.load(name), wrap_env_fn=wrapper.wrap_for_brax_training, network_factory=factory,
             progress_fn=lambda _, figures: print("steps/s", figures.get("training/sps", "")), **given)
 """
-ROLLOUT = 24  # control steps per PPO iteration, as usual with thousands of envs
+
+
+class Report:
+    """Prints lines, and writes them to a file, as soon as they are known."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            path.write_text("")
+
+    def __call__(self, line: str = "") -> None:
+        print(line, flush=True)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(line + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=WORLDS, nargs="+", default=list(WORLDS))
+    parser.add_argument("--only", nargs="+", choices=[case.env for case in CASES], help="only these tasks, no tests")
     parser.add_argument("--worlds", type=int, nargs="+", help="numbers of envs; default: one number per task")
     parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of each measurement")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="measure compiling; default: on CUDA")
+    parser.add_argument("--minutes", type=float, default=9.5, help="begin nothing after this time")
+    parser.add_argument("--pretend", action="store_true", help="run on a pretended GPU (tests/card.py), in tiny sizes")
     parser.add_argument("--mjlab-python", help="Python interpreter of an environment with mjlab")
     parser.add_argument("--playground-python", help="Python interpreter of an environment with mujoco_playground")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--output", type=Path, help="write the table to this file too")
+    parser.add_argument("--output", type=Path, help="write the report to this file too")
     args = parser.parse_args()
+    deadline = time.monotonic() + 60 * args.minutes
+    report = Report(args.output)
+    if args.pretend:
+        from tests import card
 
-    cuda = args.device == "cuda"
-    device = torch.device("cuda" if cuda else "cpu")
-    seconds = args.seconds if cuda else min(args.seconds, 1.0)
-    products = settings.apply(args.device)  # as in a run: with TF32 if the GPU supports it
-    machine = {
-        "device": torch.cuda.get_device_name() if cuda else f"Warp's CPU device on {platform.machine()}",
-        "cuda": torch.version.cuda, "torch": torch.__version__, "warp": wp.config.version,
-        "mujoco_warp": mjw.__version__, "float32 products": products,
-    }  # fmt: skip
-    rows = []
-    for task in args.task:
-        for worlds in (args.worlds or [WORLDS[task]]) if cuda else [TINY]:
-            try:
-                rows.append(measure(task, worlds, device, seconds))
-            except UserError as error:  # the robot's model cannot be fetched
-                print(f"{task}: skipped, {error}")
-    further: dict[str, object] = {}
-    for task in args.task if (cuda if args.compile is None else args.compile) else []:
-        with tempfile.TemporaryDirectory() as folder:
-            further[f"compile {task}, s"] = {kind: first_launch(task, device, folder) for kind in ("cold", "warm")}
-    if OTHERS_TASK in args.task:
-        worlds = (args.worlds or [WORLDS[OTHERS_TASK]])[-1]
-        for name, python, command in (
-            ("mjlab", args.mjlab_python, [word.format(worlds=worlds) for word in MJLAB]),
-            ("MuJoCo Playground", args.playground_python, ["-c", PLAYGROUND, str(worlds)]),
-        ):
-            if python:
-                further[f"{name} G1, {worlds} worlds, steps/s"] = other(python, command)
-    text = table(machine, rows) + "".join(f"\n\n{what}: {found}" for what, found in further.items())
-    print(json.dumps({"machine": machine, "rows": rows, "further": further}) if args.json else text)
-    if args.output:
-        args.output.write_text(text + "\n")
+        card.install()
+        args.seconds = min(args.seconds, 0.05)
+    report(machine())
+    parts = [] if args.only else [lambda: tests(args.pretend)]
+    report("")
+    for part in parts:
+        report(attempt(part))
+    report(f"\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    for case in CASES:
+        for worlds in args.worlds or [case.worlds]:
+            if time.monotonic() > deadline:
+                report(f"\n{case.env}: not measured, {args.minutes:g} minutes are over")
+            elif not args.only or case.env in args.only:
+                report(attempt(lambda case=case, n=worlds: row(case, TINY if args.pretend else n, args.seconds)))
+    report("")
+    for line in further(args):
+        if time.monotonic() > deadline:
+            break
+        report(attempt(line))
 
 
-def first_launch(task: str, device: torch.device, folder: str) -> float:
-    """Return the seconds until the first physics step of `task`, in a new process with `folder` as kernel cache."""
-    script = (
-        "import time; from kit.envs import make_task; from kit.sim.warp import WarpSim; model = make_task('{}').model; "
-        "begun = time.perf_counter(); sim = WarpSim(model, 8, '{}'); sim.step(); sim.qpos.cpu(); "
-        "print(time.perf_counter() - begun)"
-    )
-    environment = {**os.environ, "KIT_CACHE": folder} | {"CUDA_CACHE_PATH": f"{folder}/driver"}
-    environment.pop("WARP_CACHE_PATH", None)
-    command = [sys.executable, "-c", script.format(task, device.type)]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return round(float(child.stdout.split()[-1]), 1)
+def machine() -> str:
+    """Return GPU and versions in one line."""
+    import torch
+
+    from kit.machine import settings
+    from kit.sim.kernels import wp
+
+    import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.sim
+
+    products = settings.apply("cuda")  # as in a run: with TF32 if the GPU supports it
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, warp {wp.config.version}"
+    return f"{torch.cuda.get_device_name()}, {versions}, mujoco_warp {mjw.__version__}, products in {products}"
 
 
-def other(python: str, command: list[str]) -> float | str:
-    """Run another project; return the median of the last half of its printed rates, or its last output if none."""
-    child = subprocess.run([python, *command], capture_output=True, text=True, check=False)
-    said = child.stdout + child.stderr
-    rates = re.findall(r"(?:steps/s|Computation:|Steps per second:)\s*([\d,]+(?:\.\d+)?)", said)
-    numbers = sorted(float(rate.replace(",", "")) for rate in rates[len(rates) // 2 :])
-    return numbers[len(numbers) // 2] if numbers else f"no rate found, exit code {child.returncode}: {said[-300:]!r}"
+def attempt(work: Callable[[], str]) -> str:
+    """Return what `work` returns, or its error as a line: one row that fails does not cost the others."""
+    try:
+        return work()
+    except Exception as error:
+        traceback.print_exc()
+        return f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
+def tests(pretend: bool) -> str:
+    """Run the tests that need a GPU; return pytest's summary."""
+    plugin = ["-p", "tests.card", "-k", "graph or chain"] if pretend else []
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", *plugin, "tests/sim/test_cuda.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = "".join(f"\n{line}" for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    return f"tests: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-300:]}{failed}"
+
+
+def row(case: Case, worlds: int, seconds: float) -> str:
+    """Measure `case`; return its line of the table."""
+    import torch
+
+    from kit.config import RunConfig
+    from kit.envs import make_vec
+    from kit.envs.task import MujocoTask
+    from kit.measure.auto import resolve
+    from kit.trainers import make_trainer
+    from kit.trainers.base import READ_EVERY
+
+    started, empty = time.perf_counter(), used_memory()
+    env: Any = make_vec(case.env, worlds, "cuda")
+    prepared, env_memory = time.perf_counter() - started, used_memory() - empty
+    action = actions(env)
+    env.reset(seed=0)
+    for _ in range(20):
+        env.step(action)
+    bare = 0.0
+    if isinstance(env.task, MujocoTask):
+        sim, substeps = env.task.sim, env.task.substeps
+        usual = sim.snapshot()  # bare physics has no resets; restored regularly, its states stay like the env's
+        bare = rate(lambda: sim.step(substeps), worlds, seconds, lambda: sim.restore(usual))
+    repeated = repeats(env, action, 100 if worlds > TINY else 5)
+    stepped = rate(lambda: env.step(action), worlds, seconds)
+
+    overrides = dict(case.overrides or {})
+    if worlds == TINY and case.algo == "PPO":
+        overrides["n_steps"] = 4
+    if overrides.get("n_steps"):
+        overrides["batch_size"] = worlds * overrides["n_steps"] // 4
+    config = RunConfig(
+        env=case.env, algo=case.algo, preset="sb3" if case.overrides else "auto", n_envs=worlds, device="cuda",
+        eval_every=0, total_steps=10**9, overrides=overrides,
+    )  # fmt: skip
+    trainer: Any = make_trainer(resolve(config), env)
+    per_iteration = worlds * (getattr(trainer, "n_steps", 0) or trainer.train_freq.frequency)
+    trainer.learn(per_iteration)  # warm-up, with all compilation and recording
+    # `learn` reads metrics at its end; a run on a GPU reads them as often
+    steps = per_iteration if worlds == TINY else READ_EVERY * per_iteration
+    trained = rate(lambda: trainer.learn(steps, reset_num_timesteps=False), steps, seconds, turns=1)
+    waits, launches, busy = profile(lambda: trainer.learn(steps, reset_num_timesteps=False), steps // worlds)
+    train_memory = used_memory() - empty
+    env.close()
+    torch.cuda.empty_cache()
+    share = (stepped / bare, trained / bare) if bare else ("", "")
+    values = (
+        case.env, case.algo, f"{worlds:,}", bare or "", stepped, trained, *share, waits, launches, busy,
+        env_memory / worlds / 1e6, train_memory / worlds / 1e6, repeated, prepared,
+    )  # fmt: skip
+    return "| " + " | ".join(map(cell, values)) + " |"
+
+
+def cell(value: object) -> str:
+    return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def actions(env: Any) -> Any:
+    """Return one random action per env."""
+    import numpy as np
+    import torch
+
+    env.action_space.seed(0)
+    return torch.as_tensor(np.stack([env.action_space.sample() for _ in range(env.num_envs)])).to(env.device)
+
+
+def rate(work: Callable[[], object], steps: int, seconds: float, before: Callable[[], object] = int,
+         turns: int = 20) -> float:  # fmt: skip
+    """Return steps/s of `work`, which makes `steps` steps per call; `before` runs untimed every `turns` calls."""
+    import torch
+
+    work()
+    passed, done = 0.0, 0
+    while passed < seconds:
+        before()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(turns):
+            work()
+            done += steps
+        torch.cuda.synchronize()
+        passed += time.perf_counter() - started
+    return done / passed
+
+
+def repeats(env: Any, action: Any, steps: int) -> str:
     """Step twice from one snapshot; return how many fields are then equal to the bit, "all" or "N of M"."""
+    import torch
+
     begin, ends = env.snapshot(), []
     for _ in range(2):
         env.restore(begin)
@@ -150,105 +270,93 @@ def repeats(env: TensorEnv, action: torch.Tensor, steps: int) -> str:
     return "all" if len(equal) == len(ends[0]) else f"{len(equal)} of {len(ends[0])}"
 
 
-def measure(name: str, worlds: int, device: torch.device, seconds: float) -> dict[str, float | str]:
-    """Return the table row of a task: env steps/s of bare physics, env and PPO after a warm-up, memory, repeats."""
-    started, empty = time.perf_counter(), used_memory(device)
-    task: Any = make_task(name)
-    task.build = lambda n, *_: task.bind(WarpSim(task.model, n, device))  # Warp also on the CPU
-    env = TensorEnv(task, worlds, device)
-    prepared, per_world = time.perf_counter() - started, (used_memory(device) - empty) / worlds
-    low, high = (torch.as_tensor(bound, device=device) for bound in (env.action_space.low, env.action_space.high))
-    action = low + (high - low) * torch.rand(worlds, len(low), device=device)
+def profile(work: Callable[[], object], env_steps: int) -> tuple[float, float, float]:
+    """Return waits and single kernel launches per env step of `work`, and the share of time the GPU is busy."""
+    import torch
 
-    env.reset(seed=0)
-    for _ in range(20):
-        env.step(action)
-    usual = env.task.sim.snapshot()  # bare physics has no resets; restored regularly, its states stay like the env's
-    sim, substeps = env.task.sim, env.task.substeps
-    bare = rate(lambda: sim.step(substeps), worlds, device, seconds, lambda: sim.restore(usual))
-    repeated = repeats(env, action, 100 if device.type == "cuda" else 5)
-    stepped = rate(lambda: env.step(action), worlds, device, seconds)
-
-    n_steps = ROLLOUT if device.type == "cuda" else 8
-    config = resolve(RunConfig(
-        env=name, algo="PPO", preset="sb3", n_envs=worlds, device=str(device), eval_every=0, total_steps=10**9,
-        overrides={"n_steps": n_steps, "batch_size": worlds * n_steps // 4, "n_epochs": 5,
-                   "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}},
-    ))  # fmt: skip
-    trainer = make_trainer(config, env)
-    trainer.learn(worlds * n_steps)  # warm-up, with all compilation
-
-    steps = READ_EVERY * worlds * n_steps  # `learn` reads metrics at its end; a run on a GPU reads them as often
-
-    def iterations() -> None:
-        trainer.learn(steps, reset_num_timesteps=False)
-
-    ppo = rate(iterations, steps, device, seconds, turns=1)
-    return {
-        "task": name, "worlds": worlds, "prepared_s": prepared, "bare": bare, "env": stepped, "ppo": ppo,
-        "env/bare": stepped / bare, "ppo/bare": ppo / bare, "physics_steps": bare * env.task.substeps,
-        "memory_gb": used_memory(device) / 1e9, "mb/world": per_world / 1e6,
-        "mb/world, ppo": (used_memory(device) - empty) / worlds / 1e6, "repeats": repeated,
-    }  # fmt: skip
-
-
-def rate(
-    work: Callable[[], object], steps: int, device: torch.device, seconds: float, before: Callable[[], object] = int,
-    turns: int = 20,
-) -> float:  # fmt: skip
-    """Return steps/s of `work`, which makes `steps` steps per call; `before` runs untimed every `turns` calls."""
-    work()
-    passed, done = 0.0, 0
-    while passed < seconds:
-        before()
-        wait(device)
-        started = time.perf_counter()
-        for _ in range(turns):
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             work()
-            done += steps
-            if device.type == "cpu" and time.perf_counter() - started > seconds:
-                break
-        wait(device)
-        passed += time.perf_counter() - started
-    return done / passed
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchronizing CUDA operation" in str(each.message) for each in caught) / env_steps
+    if torch.version.cuda is None:  # the pretended GPU
+        return waits, 0.0, 0.0
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    with torch.profiler.profile(activities=activities) as profiler:
+        work()
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    averages = profiler.key_averages()
+    launches = sum(event.count for event in averages if event.key.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
+    return waits, launches / env_steps, sum(event.self_device_time_total for event in averages) / 1e6 / seconds
 
 
-def used_memory(device: torch.device) -> int:
-    """Return the bytes in use on the GPU by all allocators, because Warp has its own; 0 on the CPU."""
-    if device.type == "cpu":
-        return 0
+def used_memory() -> int:
+    """Return the bytes in use on the GPU by all allocators, because Warp has its own."""
+    import torch
+
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def further(args: argparse.Namespace) -> Iterator[Callable[[], str]]:
+    """Yield what is measured after the table, each as a function that returns a line."""
+    if not args.only:
+        for worlds in (TINY,) if args.pretend else MEMORY_WORLDS:
+            yield lambda n=worlds: memory(n)
+    if not args.pretend:
+        for case in CASES:
+            if case.env != "Mission" and (not args.only or case.env in args.only):
+                yield lambda case=case: first_launch(case.env)
+    for name, python, command in (("mjlab", args.mjlab_python, MJLAB),
+                                  ("MuJoCo Playground", args.playground_python, ["-c", PLAYGROUND])):  # fmt: skip
+        if python:
+            yield lambda name=name, command=[python, *command]: other(name, command)
 
 
-def table(machine: dict[str, str | None], rows: list[dict[str, float | str]]) -> str:
-    columns = [
-        "task",
-        "worlds",
-        "prepared_s",
-        "physics_steps",
-        "bare",
-        "env",
-        "ppo",
-        "env/bare",
-        "ppo/bare",
-        "memory_gb",
-        "mb/world",
-        "mb/world, ppo",
-        "repeats",
-    ]
-    lines = [", ".join(f"{name} {value}" for name, value in machine.items()), ""]
-    lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    for row in rows:
-        cells = [f"{v:,.0f}" if isinstance(v, float) and v >= 100 else f"{v:.2f}" if isinstance(v, float) else str(v)
-                 for v in (row[column] for column in columns)]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def memory(worlds: int) -> str:
+    """Return the GPU memory of Ant's env."""
+    from kit.envs import make_vec
+
+    empty = used_memory()
+    env = make_vec("Ant", worlds, "cuda")
+    line = f"Ant, {worlds:,} envs: {(used_memory() - empty) / worlds / 1e6:.3f} MB of GPU memory per env"
+    env.close()
+    return line
+
+
+def first_launch(env: str) -> str:
+    """Return the seconds until the first physics step in a new process, with an empty and a filled kernel cache."""
+    script = (
+        "import time; from kit.envs import make_task; from kit.sim.warp import WarpSim; "
+        f"model = make_task('{env}').model; "
+        "begun = time.perf_counter(); sim = WarpSim(model, 8, 'cuda'); sim.step(); sim.qpos.cpu(); "
+        "print(time.perf_counter() - begun)"
+    )
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "KIT_CACHE": folder, "CUDA_CACHE_PATH": f"{folder}/driver"}
+        environment.pop("WARP_CACHE_PATH", None)
+        for _ in range(2):
+            command = [sys.executable, "-c", script]
+            child = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            seconds.append(float(child.stdout.split()[-1]))
+    return f"{env}: first physics step after {seconds[0]:.1f} s with an empty kernel cache, {seconds[1]:.1f} s with it"
+
+
+def other(name: str, command: list[str]) -> str:
+    """Run another project; return the median of the last half of its printed rates, or its last output if none."""
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = child.stdout + child.stderr
+    rates = re.findall(r"(?:steps/s|Computation:|Steps per second:)\s*([\d,]+(?:\.\d+)?)", said)
+    numbers = sorted(float(rate.replace(",", "")) for rate in rates[len(rates) // 2 :])
+    found = f"{numbers[len(numbers) // 2]:,.0f} env steps/s" if numbers else f"no rate found: {said[-300:]!r}"
+    return f"{name}, G1, 2,048 envs: {found} (exit code {child.returncode})"
 
 
 if __name__ == "__main__":

@@ -77,11 +77,34 @@ def test_a_driver_new_enough_for_torch_but_too_old_for_warp(monkeypatch: pytest.
 
 def test_a_gpu_too_old_for_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
-    card = SimpleNamespace(arch=75, name="Tesla T4")
+    card = SimpleNamespace(arch=75, name="Tesla T4", is_mempool_supported=True)
     monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
     assert why_warp_cannot_use_gpu() is None
     card.arch, card.name = 35, "Tesla K40"
     assert "no kernels for a GPU as old as Tesla K40" in (why_warp_cannot_use_gpu() or "")
+
+
+def test_a_virtual_gpu_without_memory_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(arch=80, name="GRID A100-4C", is_mempool_supported=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
+    monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
+    check = only(checks.check_physics(machine(gpus=T4)))
+    assert (check.name, check.state) == ("GPU physics", "warn")
+    assert "GRID A100-4C has no memory pools" in check.message and "device='cpu'" in check.remedy
+    with pytest.raises(UserError, match="GRID A100-4C has no memory pools"):
+        numbered("cuda")
+
+
+def test_a_driver_without_loops_in_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(arch=75, name="Tesla T4", is_mempool_supported=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(wp, "is_cuda_available", lambda: True)
+    monkeypatch.setattr(wp, "get_cuda_devices", lambda: [card])
+    monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 2))
+    monkeypatch.setattr(wp, "is_conditional_graph_supported", lambda: False)
+    check = only(checks.check_physics(machine(gpus=T4)))
+    assert "driver (CUDA 12.2) has no loops" in check.message and "R550" in check.remedy
 
 
 def test_a_gpu_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kit.envs import make_task
+from kit.envs.vec import TensorEnv
 from kit.errors import Overflow, UserError
 from kit.sim.capacity import Capacity, capacity, touching_pairs
 from kit.sim.cpu import CpuSim
@@ -50,42 +51,33 @@ def rolling(sim, seed: int = 0) -> None:
     sim.ctrl.copy_(torch.rand(sim.n, sim.model.nu, generator=generator))
 
 
-def model_of(name: str) -> mujoco.MjModel:
-    if name != "G1":
-        return make_task(name).model
-    menagerie = pytest.importorskip("mujoco_menagerie")
-    try:
-        return menagerie.load("unitree_g1", "scene_mjx")
-    except menagerie.MenagerieError as error:
-        pytest.skip(f"no model of the G1: {error}")
+@pytest.mark.parametrize("name", ["Ant", "Reach", "Push", "Dishwashing", "Go1Joystick", "G1Joystick"])
+def test_warp_and_mujoco_in_c_have_the_same_physics(name):
+    """After 1, 10 and 100 physics steps from states with contacts, coordinates (m, rad) differ by rounding.
 
-
-@pytest.mark.parametrize("name", ["Reach", "Ant", "G1"])
-def test_one_step_agrees_with_mujoco_in_c(name):
-    model, n = model_of(name), 2
-    model.opt.iterations, model.opt.ls_iterations = 100, 50  # until convergence; before it, the solvers differ
-    c = CpuSim(model, n, threads=1)
+    For equal problems both solvers converge, and friction cones are elliptic: MuJoCo Warp lays the axes of a pyramid
+    differently where a capsule stands steeply on a plane, which moves an Ant by up to 2e-4 in a step.
+    """
+    env = TensorEnv(make_task(name), 4, threads=1)
     generator = torch.Generator().manual_seed(0)
-    if model.nkey:
-        c.reset(everywhere(c), qpos=torch.tensor(model.key_qpos[:1]).repeat(n, 1))
-    low, high = torch.tensor(model.actuator_ctrlrange).T
-    span = torch.rand(n, model.nu, generator=generator, dtype=torch.float64)
-    ctrl = low + span * (high - low) if model.actuator_ctrllimited.all() else span
-    c.ctrl.copy_(ctrl)
-    c.step(40)  # into contact
-    state = {"qpos": c.qpos.clone(), "qvel": c.qvel.clone(), "ctrl": ctrl}
-    warp = WarpSim(model, n, "cpu")
+    low, high = (torch.as_tensor(bound) for bound in (env.action_space.low, env.action_space.high))
+    for _ in range(10):
+        env.step(low + (high - low) * torch.rand(4, len(low), generator=generator))
+    model, reached = env.task.model, env.task.sim
+    settable = {"ctrl": model.nu, "mocap_pos": model.nmocap, "mocap_quat": model.nmocap}
+    names = ["qpos", "qvel", *(field for field, count in settable.items() if count)]
+    state = {field: reached.field(field).clone() for field in names}
+    model.opt.iterations, model.opt.ls_iterations = 100, 50
+    model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    c, warp = CpuSim(model, 4, threads=1), WarpSim(model, 4, "cpu")
     for sim in (c, warp):
         sim.reset(everywhere(sim), **state)
     assert torch.allclose(warp.xpos.double(), c.xpos, atol=1e-5)
-    assert torch.allclose(warp.site_xpos.double(), c.site_xpos, atol=1e-5)
-    for sim in (c, warp):
-        sim.step()
-    assert name == "Reach" or (warp.field("nefc") > 0).all()  # the step has active constraints, such as contacts
-    # accelerations are small differences of large forces: float32 errors are about 3e-3 of the unconstrained ones
-    dt, forces = model.opt.timestep, c.qacc_smooth.abs().amax(1, keepdim=True).clamp(min=1.0)
-    assert ((warp.qvel - c.qvel).abs() <= 3e-3 * dt * forces + 1e-5).all()
-    assert ((warp.qpos - c.qpos).abs() <= 3e-3 * dt * dt * forces + 1e-5).all()
+    for steps, most, median in ((1, 1e-6, 5e-7), (9, 1e-3, 5e-5), (90, 1e-3, 5e-5)):
+        for sim in (c, warp):
+            sim.step(steps)
+        difference = (warp.qpos.double() - c.qpos).abs().amax(1)
+        assert difference.max() < most and difference.median() < median
 
 
 def test_tensors_are_the_simulators_own_memory(balls):

@@ -313,7 +313,7 @@ class Dishwashing(MujocoTask):
         return {**rewards, **{f"shift/{name}": value for name, value in shift.items()}}
 
     def colours(self) -> dict[str, Any]:
-        """Return arguments of `Simulator.render`: thick dirt is brown, removed dirt is invisible, a broken plate red."""
+        """Return arguments of `Simulator.render`: dirt is brown by thickness, a broken plate red."""
         china, sauce, broken = self._palette
         self._rgba[:, self._dirt_geoms, :3] = china + (sauce - china) * self.dirt.sqrt().unsqueeze(2)
         self._rgba[:, self._dirt_geoms, 3] = (self.dirt > SEEN).to(self.dirt.dtype)
