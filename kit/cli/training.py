@@ -54,17 +54,19 @@ def add_commands(add: Add) -> None:
     for sub in (train, resume, batch):
         sub.add_argument("--trust", action="store_true", help=TRUST)
 
-    rent = add("cloud", "rent machines through SkyPilot", _cloud, reports=True)
+    rent = add("cloud", "rent machines through SkyPilot, or from Hugging Face Jobs", _cloud, reports=True)
     rent.add_argument(
         "action", choices=("plan", "task", "launch"),
-        help="plan: compare prices and times; task: print SkyPilot's task; launch: start it",
+        help="plan: compare prices and times; task: print what would be sent; launch: start it",
     )  # fmt: skip
     rent.add_argument("config", metavar="CONFIG.yaml", help="a file as for kit train or kit batch, with a store")
-    rent.add_argument("--cloud", help="aws, runpod or lambda; default: the cheapest")
-    rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; default: none")
+    rent.add_argument("--cloud", help="aws, runpod, lambda, or hf for Hugging Face Jobs; default: SkyPilot's cheapest")
+    rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; for hf its machine, such as t4-small")
     rent.add_argument("--cpus", type=int, default=8, metavar="N", help="vCPUs if there is no GPU; default: 8")
     rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
     rent.add_argument("--volume", metavar="NAME", help="a RunPod network volume, mounted at /volume; default: none")
+    rent.add_argument("--hours", type=float, metavar="N", help="stop all runs with a checkpoint after this time")
+    rent.add_argument("--dollars", type=float, metavar="N", help="the same, before hf's machine has cost this much")
     rent.add_argument("--rows", type=int, default=12, metavar="N", help="rows of the plan to print; default: 12")
 
 
@@ -184,7 +186,8 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
 
 
 def _cloud(options: argparse.Namespace) -> int:
-    from kit.scale import cloud
+    from kit.errors import UserError
+    from kit.scale import cloud, hf_jobs
 
     if options.action == "plan":
         from kit.measure.auto import resolve
@@ -193,15 +196,35 @@ def _cloud(options: argparse.Namespace) -> int:
         requested = cloud.configs_of(options.config)
         config = resolve(requested[0].replace(device="cpu"))
         runs = sum(run.total_steps for run in requested) / config.total_steps
-        table = cloud.plan(config, probe(config), options.cloud, runs=runs)
+        machines = hf_jobs.catalogue() if options.cloud == "hf" else None
+        table = cloud.plan(config, probe(config), options.cloud, runs=runs, machines=machines)
         text = table.head(options.rows).round(3).to_string(index=False, na_rep="")
         count = "one run" if len(requested) == 1 else f"{len(requested)} runs, one after the other"
         footnote = cloud.FOOTNOTE.format(count, config.runs_dir)
         return print_value(options, table.to_dict("records"), f"{text}\n\n{footnote}")
+    if options.cloud == "hf":
+        return _hf_job(options)
+    if options.dollars is not None:
+        raise UserError(f"dollars={options.dollars:g} works with --cloud hf, whose prices are fixed; give --hours.")
     task = cloud.task(
         options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
-        volume=options.volume,
+        volume=options.volume, hours=options.hours,
     )  # fmt: skip
     if options.action == "launch":
         return cloud.launch(task)
     return print_value(options, task, cloud.to_yaml(task).rstrip())
+
+
+def _hf_job(options: argparse.Namespace) -> int:
+    """Print or start a job on Hugging Face Jobs."""
+    from kit.errors import UserError
+    from kit.scale import cloud, hf_jobs
+
+    if options.dollars is None or options.gpu is None or options.hours is not None:
+        raise UserError("cloud='hf' needs --gpu (a machine of `kit cloud plan --cloud hf`) and --dollars, not --hours.")
+    job = hf_jobs.job(options.config, options.gpu, options.dollars)
+    if options.action == "launch":
+        page, minutes = hf_jobs.launch(job), job.timeout_s / 60
+        print(f"{page}: ends after {minutes:.0f} minutes at most, for {options.dollars:g} dollars")
+        return 0
+    return print_value(options, job.to_dict(), cloud.to_yaml(job.to_dict()).rstrip())

@@ -57,12 +57,14 @@ def task(
     cpus: int = 8,
     spot: bool = True,
     volume: str | None = None,
+    hours: float | None = None,
 ) -> dict[str, Any]:
     """Return the SkyPilot task (a dict for YAML) for the file at `path`: a config, jobs, a search or notebooks.
 
     The file's `store:` must not be on the rented machine. `cloud`: aws, runpod, lambda, or None for the cheapest.
     `gpu`: a name such as "L4" or "A100:1", or None for a machine with at least `cpus` vCPUs. `volume`: name of a RunPod
-    network volume, mounted at /volume. Raises `UserError`, also for an option that the cloud lacks.
+    network volume, mounted at /volume. After `hours` every run stops with a checkpoint, and the task ends. Raises
+    `UserError`, also for an option that the cloud lacks.
     """
     supported = _supported(cloud)
     if spot and "spot" not in supported:
@@ -97,9 +99,18 @@ def task(
         "resources": resources,
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(sorted(secrets))} if secrets else {}),
-        "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ git+{kit.HOME}"\n',
-        "run": f"{write_notebook}cat > {name} <<'END'\n{to_yaml(content)}END\nkit batch {name}\n",
+        "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ {kit.HOME}/archive/main.zip"\n',  # needs no git
+        "run": f"{write_notebook}cat > {name} <<'END'\n{to_yaml(content)}END\n{_command(name, hours)}\n",
     }
+
+
+def _command(name: str, hours: float | None) -> str:
+    """Return the command that runs the file `name`; after `hours` it is interrupted, as by Ctrl-C, and succeeds."""
+    if hours is None:
+        return f"kit batch {name}"
+    if hours <= 0:
+        raise UserError(f"hours={hours:g} must be positive.")
+    return f"timeout --signal=INT {3600 * hours:.0f} kit batch {name} || [ $? = 124 ]"
 
 
 def _supported(cloud: str | None) -> set[str]:
@@ -154,26 +165,19 @@ def configs_of(path: str | Path) -> list[RunConfig]:
 
 
 def plan(
-    config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE, runs: float = 1
-) -> pd.DataFrame:
-    """Return a table of SkyPilot's machines, with the hours and the price of `runs` runs of `config` in sequence.
+    config: RunConfig, speed: Speed, cloud: str | None = None, folder: str = CATALOGUE, runs: float = 1,
+    machines: pd.DataFrame | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Return a table of machines, with the hours and the price of `runs` runs of `config` in sequence.
 
     Without a GPU, the hours are computed from `speed`, measured on this machine, and scaled by the number of cores.
     With a GPU, the hours come from a run in `config.runs_dir` on the same kind of GPU, and are missing without such a
-    run. Each machine is listed with its cheapest offer. `folder`: SkyPilot's catalogue. Raises `UserError` if the
-    catalogue is missing.
+    run. Each machine is listed with its cheapest offer. `folder`: SkyPilot's catalogue, unless `machines` are given in
+    its columns. Raises `UserError` if the catalogue is missing.
     """
     import pandas as pd
 
-    _supported(cloud)
-    catalogues = []
-    for name in [cloud] if cloud else PROVIDERS:
-        path = Path(folder).expanduser() / str(name) / "vms.csv"
-        if path.is_file():
-            catalogues.append(pd.read_csv(path).assign(cloud=name))
-    if not catalogues:
-        raise UserError(f"{folder} holds no catalogue; SkyPilot fetches it: `sky gpus list --all` in its environment.")
-    machines = pd.concat(catalogues, ignore_index=True).dropna(subset=["Price", "vCPUs"])
+    machines = _catalogue(cloud, folder) if machines is None else machines
     machines = machines.sort_values("Price").drop_duplicates(["cloud", "InstanceType"])
     gpu, count = machines["AcceleratorName"].fillna(""), machines["AcceleratorCount"].fillna(0)
     measured = _hours_on_gpus(config)
@@ -192,6 +196,21 @@ def plan(
     table["$"] = table["hours"] * table["$/h"]
     table["$ spot"] = table["hours"] * table["$/h spot"]
     return table.sort_values(["$", "$/h"]).reset_index(drop=True)
+
+
+def _catalogue(cloud: str | None, folder: str) -> pd.DataFrame:
+    """Return SkyPilot's machines and prices."""
+    import pandas as pd
+
+    _supported(cloud)
+    catalogues = []
+    for name in [cloud] if cloud else PROVIDERS:
+        path = Path(folder).expanduser() / str(name) / "vms.csv"
+        if path.is_file():
+            catalogues.append(pd.read_csv(path).assign(cloud=name))
+    if not catalogues:
+        raise UserError(f"{folder} holds no catalogue; SkyPilot fetches it: `sky gpus list --all` in its environment.")
+    return pd.concat(catalogues, ignore_index=True).dropna(subset=["Price", "vCPUs"])
 
 
 def _hours_on_gpus(config: RunConfig) -> list[tuple[set[str], float]]:

@@ -78,6 +78,7 @@ class HubServer:
         self.repos: dict[str, Repo] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []
+        self.jobs: list[dict[str, Any]] = []
         self.make_public = False
         self.lock = threading.RLock()
         self.stopped = threading.Event()
@@ -130,6 +131,8 @@ class _Stop(Exception):
 
 ROUTES = [
     ("GET", r"/api/whoami-v2", "whoami"),
+    ("GET", r"/api/jobs/hardware", "hardware"),
+    ("POST", r"/api/jobs/(?P<owner>[^/]+)", "run_job"),
     ("POST", r"/api/repos/create", "create"),
     ("DELETE", r"/api/repos/delete", "delete"),
     ("POST", r"/api/validate-yaml", "validate"),
@@ -297,10 +300,27 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": found.head, "ETag": f'"{_blob(data)}"', "Content-Type": "application/octet-stream"}
         return data, headers
 
-    def _validate(self, body: bytes) -> Any:
-        return {"errors": [], "warnings": []}, {}
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def _hardware(self, body: bytes) -> Any:
+        """List two machines; fields as in the client's documentation, prices invented."""
+        common = {"prettyName": "", "ram": "16 GB", "unitCostMicroUSD": 0, "unitLabel": "minute"}
+        gpu = {"type": "gpu", "model": "T4", "quantity": "1", "vram": "16 GB", "manufacturer": "Nvidia"}
+        cpu_basic = {**common, "name": "cpu-basic", "cpu": "2 vCPU", "unitCostUSD": 0.0002}
+        t4_small = {**common, "name": "t4-small", "cpu": "4 vCPU", "unitCostUSD": 0.01, "accelerator": gpu}
+        return [t4_small, cpu_basic], {}
+
+    def _run_job(self, body: bytes, owner: str) -> Any:
+        if self._token() != WRITE_TOKEN:
+            raise _Stop(403, message="this token may not start jobs")
+        self.hub.jobs.append(json.loads(body))
+        person = {"id": "1", "name": owner, "type": "user"}
+        return {"id": "job1", "owner": person, "status": {"stage": "SCHEDULING"}}, {}
 
     # -- uploads -----------------------------------------------------------------------------------------------------
+
+    def _validate(self, body: bytes) -> Any:
+        return {"errors": [], "warnings": []}, {}
 
     def _preupload(self, body: bytes, repo: str) -> Any:
         found = self._find(repo, write=True)

@@ -1,0 +1,87 @@
+"""Tests of Hugging Face Jobs with the real client: prices, limits in dollars, what is sent, an end in order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kit.cli import main
+from kit.errors import UserError
+from kit.runs.run import Run
+from kit.scale import cloud, hf_jobs
+from tests.stores.conftest import hub  # noqa: F401
+from tests.stores.hub_server import OTHER_TOKEN, WRITE_TOKEN, HubServer
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("reach.yaml").write_text(yaml.safe_dump({"env": "Reach", "store": "hf://me/runs"}))
+    return tmp_path
+
+
+def run_kit(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["cloud", *words])
+    return int(ended.value.code or 0)
+
+
+def test_a_job_is_sent_with_its_limit_and_the_stores_secret(
+    jobs: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:
+    assert run_kit("launch", "reach.yaml", "--cloud", "hf", "--gpu", "t4-small", "--dollars", "1.2") == 0
+    assert capsys.readouterr().out == f"{hub.endpoint}/jobs/me/job1: ends after 120 minutes at most, for 1.2 dollars\n"
+    (sent,) = hub.jobs
+    assert sent["flavor"] == "t4-small" and sent["timeoutSeconds"] == 7200, "0.6 dollars an hour"
+    assert sent["secrets"] == {"HF_TOKEN": WRITE_TOKEN} and WRITE_TOKEN not in str(sent["command"])
+    script = sent["command"][2]
+    assert "timeout --signal=INT 6900 kit batch reach.yaml" in script, "five minutes remain to stop and upload"
+    assert script.startswith("pip install") and sent["dockerImage"] == hf_jobs.IMAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu", "t4-small", "--dollars", "0.1"], "dollars=0.1 pays for 10 minutes of t4-small; give at least 0.15"),
+        (["--gpu", "H100", "--dollars", "1"], "gpu='H100' is no machine of the Hub; valid are cpu-basic (0.01 $/h), "),
+        (["--gpu", "t4-small"], "cloud='hf' needs --gpu"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused(
+    jobs: Path, hub: HubServer, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str  # noqa: F811
+) -> None:
+    assert run_kit("launch", "reach.yaml", "--cloud", "hf", *words) == 2
+    assert sentence in capsys.readouterr().err and not hub.jobs
+
+
+def test_a_token_that_may_not_start_jobs(jobs: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
+    with pytest.raises(UserError, match=r"the Hub did not start the job .*403"):
+        hf_jobs.launch(hf_jobs.job("reach.yaml", "t4-small", 1.0))
+
+
+def test_a_plan_lists_the_hubs_machines(
+    jobs: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:
+    assert run_kit("plan", "reach.yaml", "--cloud", "hf") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["hf", "t4-small", "T4", "4.0", "0.600"] in [row[:5] for row in rows]
+
+
+def test_when_the_time_is_over_runs_stop_with_a_checkpoint_and_the_task_succeeds(jobs: Path) -> None:
+    small = {"env": "Reach", "n_envs": 2, "total_steps": 10**7, "eval_every": 0, "overrides": {"n_steps": 16}}
+    (jobs / "store").mkdir()
+    Path("long.yaml").write_text(yaml.safe_dump({**small, "store": f"file://{jobs}/store"}))
+    script = cloud.task("long.yaml", hours=20 / 3600)["run"].replace("kit batch", f"{sys.executable} -m kit batch")
+    path = os.pathsep.join([str(Path(cloud.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(["bash", "-ec", script], env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
+    assert done.returncode == 0
+    run = Run(jobs / "runs/long-reach-ppo-s0")
+    assert run.status()["state"] == "interrupted" and run.status()["step"] > 0
+    assert run.checkpoints() and run.checkpoints()[-1].step == run.status()["step"]
+    assert (jobs / "store/long-reach-ppo-s0/latest.json").exists(), "it was copied before the task ended"
