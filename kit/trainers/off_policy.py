@@ -20,7 +20,7 @@ from kit.errors import UserError, check_whole
 from kit.presets import Row
 from kit.trainers.base import tensor_env_of
 from kit.trainers.demonstrations import DATASET, Demonstrations, Episode, rows_of
-from kit.trainers.hindsight import HindsightReplay, has_goals
+from kit.trainers.hindsight import DESIRED, HindsightReplay, has_goals
 from kit.trainers.replay import Replay, Transitions, both
 from kit.trainers.replay_trainer import ReplayTrainer
 from kit.trainers.shifting import random_shift
@@ -63,6 +63,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         if not self.n_sampled_goal or self.env is None or not has_goals(self.observation_space):
             return super()._make_replay(rows, frames)
         compute_reward = tensor_env_of(self.env).compute_reward
+        goal = torch.zeros(1, *self.observation_space[DESIRED].shape, device=self.device)  # type: ignore[index]
+        compute_reward(goal, goal)  # a task without this function is refused now, not when learning starts
         return HindsightReplay(rows, self.n_envs, self.device, frames, self.n_sampled_goal, compute_reward)
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
@@ -138,6 +140,10 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         """Return actions (n, act) in [-1, 1]: uniformly random until `learning_starts`, then from `explore`."""
         if self.num_timesteps < self.learning_starts and not (self.use_sde and self.use_sde_at_warmup):
             return self._random_actions()
+        return self._policy_actions(obs)
+
+    def _policy_actions(self, obs: Obs) -> torch.Tensor:
+        """Return actions (n, act) from `explore`, and uniformly random ones in a share `random_share` of the envs."""
         with torch.no_grad():
             actions = self.explore(self.as_actor().preprocess(obs))
         if not self.random_share:

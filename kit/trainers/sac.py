@@ -110,8 +110,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
     def _next_action(self, obs: Obs) -> torch.Tensor:
         if not self.critic_warmup:
             return super()._next_action(obs)
-        with torch.no_grad():
-            return self.explore(self.as_actor().preprocess(obs))
+        return self._policy_actions(obs)
 
     def warm_start(self, state: State) -> None:
         super().warm_start(state)

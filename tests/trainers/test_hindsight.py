@@ -201,7 +201,26 @@ def kit_replay(fields: dict[str, Any], overrides: dict[str, Any]) -> HindsightRe
     return trainer.replay_buffer
 
 
-def test_an_env_without_compute_reward_is_refused_in_one_sentence() -> None:
-    env = kit.make_vec(f"{__name__}:Line", 1, env_options={"can_compute": False})
+def test_an_env_without_compute_reward_is_refused_before_training() -> None:
+    from kit.trainers.build import make_trainer
+    from kit.trainers.planning import plan
+
+    options = {"can_compute": False}
+    config = plan(kit.RunConfig(env=f"{__name__}:Line", env_options=options, algo="SAC", n_envs=1)).config
+    env = kit.make_vec(f"{__name__}:Line", 1, env_options=options)
     with pytest.raises(UserError, match=r"no compute_reward.*n_sampled_goal=0"):
+        make_trainer(config, env)
+
+
+class Slip(Line):
+    """Its compute_reward has an error of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compute_reward = lambda achieved, desired, info: achieved.norm()
+
+
+def test_an_error_inside_compute_reward_is_not_taken_for_a_missing_one() -> None:
+    env = kit.make_vec(f"{__name__}:Slip", 1)
+    with pytest.raises(AttributeError, match="norm"):
         env.compute_reward(torch.zeros(1, 1), torch.zeros(1, 1))
