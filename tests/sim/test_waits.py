@@ -24,9 +24,17 @@ KERNELS = {
 
 LIGHT = [case for case in CASES if case.encoder != "r3d18"]
 """A minute of a 3D residual network shows nothing more."""
+GENERAL = {"policy_kwargs": {"net_arch": {"pi": [8], "vf": []}}}
+VARIANTS = [
+    Case("Ant", "PPO", overrides={"normalize": True}),
+    Case("Ant", "PPO", overrides=GENERAL),  # networks without a fast path
+    Case("Reach", "PPO", overrides={"use_sde": True, "sde_sample_freq": 4}),
+    Case("Reach", "SAC", overrides={"normalize": True}),
+    Case("Reach", "SAC", overrides={"policy_kwargs": {"share_features_extractor": True}}),
+]
 
 
-@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*LIGHT, *VARIANTS], ids=lambda case: f"{case.name}:{','.join(case.overrides)}")
 def test_training_waits_at_most_once_per_step_for_images_and_never_for_vectors(case: Case) -> None:
     row = count(case)
     waits = STEPS if case.env in SEES else 2 * UPDATES if case.algo == "RecurrentPPO" else 0
