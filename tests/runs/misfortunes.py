@@ -125,7 +125,7 @@ def flip(night: Night) -> None:
     """Flip a random bit in a random file of the second newest checkpoint, shared replay files excluded."""
     for found in night.run.checkpoints()[:-1][-1:]:
         with contextlib.suppress(OSError):
-            path = night.draw.choice(sorted(found.path.iterdir()))
+            path = night.draw.choice(sorted(each for each in found.path.iterdir() if each.stat().st_size))
             with path.open("r+b") as file:
                 at = night.draw.randrange(path.stat().st_size)
                 file.seek(at)

@@ -151,6 +151,7 @@ def test_killed_batch_resumes_and_a_failed_job_stops_no_other(tmp_path, monkeypa
     found = kit.batch("jobs.yaml", on_progress=lambda now: told.append([row["state"] for row in now]))
     assert [row["state"] for row in found] == ["finished", "failed", "finished"], found
     assert "the floor gave way" in found[1]["message"]
+    assert "resumed from step" in kit.Run(first).log(), "it was not started anew"
     assert told[-1] == [row["state"] for row in found]
     quiet = create(
         tmp_path / "quiet", first.name, overrides=SMALL["PPO"], total_steps=960, seed=7, checkpoint_every=320
