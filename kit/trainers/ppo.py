@@ -221,8 +221,8 @@ def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, An
 ALGORITHM = Algorithm(
     "PPO", PPO, sb3.PPO, ActorCriticPolicy,
     actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    # On two cores, 32 envs: rollouts of 2,048 steps and batches of 64, as in SB3. With rollouts of 8,192 and batches of
-    # 512, HalfCheetah-v5 reached 1,600 after a million steps; tests/bench/README.md compares them.
+    # On two cores, 32 envs: rollouts of 2,048 steps and batches of 64, as in SB3. With rollouts of 4,096 and 8,192 and
+    # batches of 512, runs of 100,000 and 500,000 steps learnt much less; tests/bench/README.md compares them.
     row={"n_envs": 16, "n_steps": 64, "batch_size": 64},
     stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),

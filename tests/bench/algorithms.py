@@ -3,9 +3,9 @@
     kit batch tests/bench/algorithms.yaml               # trains what is missing (hours); run it again to continue
     python tests/bench/algorithms.py runs/algorithms    # prints the table, draws .github/algorithms.png
 
-A score is the mean return of the last policy in the evaluation at the end of training, over seeds; in brackets the
-lowest and the highest seed. Finished runs only. Published values are other people's, on Gymnasium's v3 or v5 envs, with
-hyperparameters tuned for each env, mostly after more steps.
+A score is a mean return over seeds, in brackets the lowest and the highest seed: of the last policy in the evaluation
+at the end of training, and of the policy that was best in the evaluations, tested in other episodes. Finished runs only.
+Published values are other people's, on Gymnasium's v3 or v5 envs, with hyperparameters tuned for each env.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def main() -> None:
         run = Run(path.parent)
         if run.status()["state"] == "finished":
             groups[run.config.env, run.config.algo, run.config.total_steps].append(run)
-    print("| env | algorithm | steps | return: mean of seeds (lowest, highest) | seeds | published |")
-    print("|---|---|---:|---:|---:|---:|")
+    print("| env | algorithm | steps | seeds | last policy | best policy, tested | published |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for (env, algo, steps), runs in sorted(groups.items()):
-        scores = [curve(run)[-1][1] for run in runs]
-        score = f"{statistics.fmean(scores):,.0f} ({min(scores):,.0f}, {max(scores):,.0f})"
-        print(f"| {env} | {algo} | {steps:,} | {score} | {len(scores)} | {PUBLISHED.get((env, algo), '')} |")
+        last = spread([curve(run)[-1][1] for run in runs])
+        best = spread([row["test/mean_return"] for run in runs for row in run.rows() if "test/mean_return" in row])
+        print(f"| {env} | {algo} | {steps:,} | {len(runs)} | {last} | {best} | {PUBLISHED.get((env, algo), '')} |")
     draw(groups)
+
+
+def spread(scores: list[float]) -> str:
+    return f"{statistics.fmean(scores):,.0f} ({min(scores):,.0f}, {max(scores):,.0f})"
 
 
 def curve(run: Run) -> list[tuple[int, float]]:
