@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError, need
 from kit.scale import cloud
+from kit.stores.redact import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,7 @@ def machines() -> list[Machine]:
     try:
         listed = hub.HfApi().list_jobs_hardware()
     except Exception as error:
-        raise UserError(f"the Hub's list of machines cannot be read ({_reason(error)}); try again later.") from None
+        raise UserError(f"the Hub's list of machines cannot be read ({one_line(error)}); try again later.") from None
     per_hour = {"minute": 60.0, "hour": 1.0, "second": 3600.0}
     found = [
         Machine(
@@ -111,10 +112,4 @@ def launch(planned: Job) -> str:
     try:
         return str(hub.HfApi().run_job(**request).url)
     except Exception as error:
-        raise UserError(f"the Hub did not start the job ({_reason(error)}).") from None
-
-
-def _reason(error: Exception) -> str:
-    from kit.stores.redact import one_line
-
-    return one_line(error)
+        raise UserError(f"the Hub did not start the job ({one_line(error)}).") from None

@@ -5,7 +5,7 @@
 
 A score is a mean return over seeds, in brackets the lowest and the highest seed: of the last policy in the evaluation
 at the end of training, and of the policy that was best in the evaluations, tested in other episodes. Only of
-finished runs. Published values are other people's, on Gymnasium's v3 or v5 envs, with hyperparameters tuned for each env.
+finished runs. Published values are other people's, on v3 or v5 envs, with hyperparameters tuned for each env.
 """
 
 from __future__ import annotations
