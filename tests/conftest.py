@@ -43,7 +43,7 @@ SLOW = {
     *("test_cluster", "test_bulk", "test_batch", "test_sweep", "test_cloud"),
     *("test_nights", "test_distributed", "test_resume", "test_faults", "test_control", "test_memory", "test_branch"),
     *("test_trust", "test_copier", "test_copier_killed", "test_copier_hub", "test_resume_elsewhere", "test_publish"),
-    *("test_own_task", "test_own", "test_old_runs", "test_gpu_benchmark", "test_image_envs", "test_pretended_gpu"),
+    *("test_own_task", "test_own", "test_old_runs", "test_gpu_benchmark", "test_image_envs"),
     *("test_views", "test_encoders", "test_sync", "test_policies", "test_gymnasium_env", "test_compiling", "test_fit"),
     *("test_video", "test_teacher", "test_demonstrations", "test_cli"),
 }
@@ -52,7 +52,7 @@ BY_HAND = ("storm", "bench", "live")
 LONGEST = (
     "test_vision_notebook", "test_first_notebooks", "test_lab", "test_walk_and_mission_notebooks",
     "test_dishes_and_own_task_notebooks", "test_many_runs_notebooks", "test_goals_notebook", "test_algorithm_notebook",
-    "test_demonstrations_notebook",
+    "test_demonstrations_notebook", "test_pretended_gpu",
 )  # fmt: skip
 """Files with the longest tests, also slow. They run first, so that none of them still runs when all others are done."""
 

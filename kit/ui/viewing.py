@@ -219,7 +219,7 @@ class Viewer:
             self._recording = gui.add_checkbox("record", initial_value=False)
             self._folder = gui.add_text("folder", initial_value="demonstrations")
             self._save_button = gui.add_button("save", disabled=True)
-            self._recorded = gui.add_markdown("no episode recorded")
+            self._recorded, self._saved = gui.add_markdown("no episode recorded"), ""
         self._save_button.on_click(lambda _: self._save())
         self._episodes: list[tuple[str, Any]] = []  # (policy, episode)
 
@@ -247,7 +247,7 @@ class Viewer:
         except (UserError, OSError) as error:
             self._episodes, self._recorded.content = saved + self._episodes, str(error)
             return
-        self._recorded.content = f"episodes saved: {len(saved)}, in {path}"
+        self._saved = self._recorded.content = f"episodes saved: {len(saved)}, in {path}"
         self._save_button.disabled = not self._episodes
 
     def _new_recorder(self) -> Recorder | None:
@@ -288,7 +288,8 @@ class Viewer:
                 self._totals.add(transition)
                 if recorder is not None and (whole := recorder.add(transition)):
                     self._episodes += [(requested[0], each) for each in whole]
-                    self._recorded.content = f"episodes recorded: {len(self._episodes)}"
+                    new = f"episodes recorded: {len(self._episodes)}"
+                    self._recorded.content = f"{self._saved}; {new}" if self._saved else new
                     self._save_button.disabled = False
                 if transition.ended[0]:
                     self._place_target()

@@ -63,6 +63,7 @@ def draw(groups: dict[tuple[str, str, int], list[Run]]) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
 
     envs = sorted({env for env, _, _ in groups})
     figure, axes = plt.subplots(1, len(envs), figsize=(3.0 * len(envs), 2.8), layout="constrained", squeeze=False)
@@ -77,7 +78,9 @@ def draw(groups: dict[tuple[str, str, int], list[Run]]) -> None:
         axis.set(title=env, xlabel="million steps")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("mean return")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    used = {algo for _, algo, _ in groups}
+    lines = [Line2D([], [], color=colour, label=algo) for algo, colour in colours.items() if algo in used]
+    figure.legend(handles=lines, frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(ROOT / ".github" / "algorithms.png", dpi=110, facecolor="white")
     plt.close(figure)
 
