@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU; the tests run on it themselves")
-@pytest.mark.timeout(900)  # a first launch on a machine compiles kernels
+@pytest.mark.timeout(1800)  # a first launch on a machine compiles kernels
 def test_the_cuda_code_runs_on_a_pretended_gpu() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "tests.card", "-p", "no:cacheprovider"]
     files = ["tests/sim/test_cuda.py", "tests/sim/test_waits.py"]
