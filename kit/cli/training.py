@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import kit
 from kit.cli.shared import TRUST, Add, print_value
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, dump_yaml
+from kit.errors import UserError
 
 if TYPE_CHECKING:
     from kit.scale.study import Sweep
@@ -186,7 +187,6 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
 
 
 def _cloud(options: argparse.Namespace) -> int:
-    from kit.errors import UserError
     from kit.scale import cloud, hf_jobs
 
     if options.action == "plan":
@@ -217,7 +217,6 @@ def _cloud(options: argparse.Namespace) -> int:
 
 def _hf_job(options: argparse.Namespace) -> int:
     """Print or start a job on Hugging Face Jobs."""
-    from kit.errors import UserError
     from kit.scale import cloud, hf_jobs
 
     if options.dollars is None or options.gpu is None or options.hours is not None:

@@ -60,7 +60,7 @@ class BatchEnv(ABC):
     (n, T, ...), newest frame last. Each step adds a frame; an episode starts with its first frame T times."""
     done_envs: torch.Tensor | None = None
     """(E,) int64: indices of the envs whose episode ended in the last step; None if the env has not computed them.
-    Whoever needs them on a GPU then does not have to wait for it a second time."""
+    Trainers use it instead of `done.nonzero()`, which waits for the GPU."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
     snapshots: bool = True

@@ -107,8 +107,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # always on a GPU, where `any` would synchronise, which costs more
                     final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
-                    cut, ended = truncated & ~terminated, self.tensor_env.done_envs
-                    rollout.store_truncated(step, cut, final_obs, ended)
+                    rollout.store_truncated(step, truncated & ~terminated, final_obs, self.tensor_env.done_envs)
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
                 infos = LazyInfos(info, done, truncated)

@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def sentence(self) -> str:
-        """Summary such as "auto: 16 envs on 2 threads, 256 steps, batch 512"; "" if the preset is not auto."""
+        """Summary such as "auto: 32 envs on 2 threads, 64 steps, batch 64"; "" if the preset is not auto."""
         config, hyper, n = self.config, self.config.overrides, int(self.config.n_envs)
         if config.preset != "auto":
             return ""

@@ -148,9 +148,8 @@ class Rollout:
         On a GPU, the rows of all of `done_envs` (E,) are stored (`BatchEnv.done_envs`), because selecting would wait
         for the GPU; without it, and if there are no frame stacks, the rows of all envs.
         """
-        if truncated.device.type == "cpu" or (self.frames and done_envs is None):
-            done_envs = truncated.nonzero().flatten()
-        envs = done_envs
+        select = truncated.device.type == "cpu" or (self.frames and done_envs is None)
+        envs = truncated.nonzero().flatten() if select else done_envs
         rows = tree_map(lambda x: x.clone() if envs is None else x[envs], final_obs)
         self._truncations.append((step, truncated, envs, rows))
 

@@ -73,12 +73,11 @@ def count(case: Case, n_envs: int = 8) -> Row:
     steps = {"train_freq": STEPS, "learning_starts": 1, "batch_size": 16} if off_policy else {"n_steps": STEPS}
     with tempfile.TemporaryDirectory() as folder:
         run = create(
-            Path(folder), "run", "SAC" if case.algo == "TD3" else case.algo, {**steps, **case.overrides}, env=case.env,
-            env_options=case.env_options, n_envs=n_envs, device="cuda", encoder=case.encoder,
+            Path(folder), "run", case.algo, {**steps, **case.overrides}, env=case.env, env_options=case.env_options,
+            n_envs=n_envs, device="cuda", encoder=case.encoder,
         )  # fmt: skip
-        config = run.config.replace(algo=case.algo)
         env = make_vec(case.env, n_envs, "cuda", env_options=case.env_options)
-        trainer: Any = make_trainer(config, env)
+        trainer: Any = make_trainer(run.config, env)
         _, callback = trainer._setup_learn(10**9, None, True)
         trainer._log_now = False
         for _ in range(2):

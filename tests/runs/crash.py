@@ -28,7 +28,10 @@ SMALL = {
     "A2C": {"n_steps": 8, "policy_kwargs": {"net_arch": [16, 16]}},
     "Distill": {},
     "BC": {},
-    "SAC": {"learning_starts": 60, "batch_size": 16, "buffer_size": 500, "policy_kwargs": {"net_arch": [16, 16]}},
+    **{
+        algo: {"learning_starts": 60, "batch_size": 16, "buffer_size": 500, "policy_kwargs": {"net_arch": [16, 16]}}
+        for algo in ("SAC", "TD3")
+    },
 }  # fmt: skip
 """Networks and batches so small that a run of a thousand steps takes a second."""
 
