@@ -49,6 +49,8 @@ def add_commands(add: Add) -> None:
     export.add_argument("--output", type=Path, help="path to write; default: exports/step_<step> in the run")
     video.add_argument("--cameras", help="cameras, comma-separated, shown side by side; default: the task's first")
     video.add_argument("--failures", action="store_true", help="record the worst of the first 50 episodes")
+    divergence = "record the second before the physics diverged, instead of episodes"
+    video.add_argument("--divergence", action="store_true", help=divergence)
     video.add_argument("--size", type=int, default=320, metavar="N", help="height and width in pixels; default: 320")
     video.add_argument("--output", type=Path, help="path to write; default: videos/step_<step>.mp4 in the run")
 
@@ -80,6 +82,12 @@ def _video(options: argparse.Namespace) -> int:
             bar.total = at_most
             bar.update(done - bar.n)
 
+        if options.divergence:
+            from kit.runs.divergence import record_divergence
+
+            camera = cameras[0] if cameras else None
+            print(record_divergence(run, options.size, options.output, camera, on_frame))
+            return 0
         if options.failures:
             played, text = failures_first(run, options.step)
             print(text, file=sys.stderr)

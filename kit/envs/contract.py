@@ -11,6 +11,7 @@ import gymnasium
 import mujoco
 import torch
 
+from kit.envs.divergence import Divergence
 from kit.envs.obs import Groups, Obs
 
 Info = dict[str, Any]
@@ -63,6 +64,8 @@ class BatchEnv(ABC):
     Trainers use it instead of `done.nonzero()`, which waits for the GPU."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
+    stage: torch.Tensor | None = None
+    """() int64: the current stage of the task's curriculum, from 0; None for a task without one."""
     snapshots: bool = True
     """Whether `snapshot` holds the full state, so that `restore` continues identically."""
     snapshot_note: str = "The full state of every env is saved exactly, in every checkpoint."
@@ -74,16 +77,23 @@ class BatchEnv(ABC):
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. The same `seed` gives the same episodes."""
 
-    def stagger(self) -> None:
-        """Give the current episodes random, shorter time limits, so that they do not all end in the same step.
+    def start_training(self, seed: int | None = None, earlier: Mapping[str, torch.Tensor] | None = None) -> Obs:
+        """Start new episodes, as `reset`, for training: in the first stage of the task's curriculum, if it has one.
 
-        Trainers call it after `reset`. It does nothing unless the task asks for it (`Task.staggered`).
+        `earlier` is a snapshot of another number of envs; the curriculum then continues at its stage.
+
+        If the task asks for it (`Task.staggered`), these episodes get random, shorter time limits, so that they do not
+        all end in the same step. Trainers call this method, evaluations call `reset`.
         """
-        return None
+        return self.reset(seed)
 
     @abstractmethod
     def step(self, action: torch.Tensor) -> Step:
         """Step all envs with `action` (n, ...). Continuous actions are clipped to the action space."""
+
+    def take_divergences(self) -> list[Divergence]:
+        """Return the recordings of diverged physics since the last call, a few at most. On a GPU this waits for it."""
+        return []
 
     def scripted(self, name: str | None = None) -> torch.Tensor | None:
         """Return actions (n, ...) of the task's scripted policy `name` (`Task.scripts`; default: the first), or None if

@@ -168,6 +168,13 @@ class Randomizer:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
+    def apply(self, drawn: Mapping[str, torch.Tensor]) -> None:
+        """Replace the random numbers by `drawn`, term -> (n, values), and apply them to the model."""
+        for name, value in drawn.items():
+            self.drawn[name].copy_(value)
+        if self._sim is not None and self._fields:
+            self._apply(self._sim, torch.ones_like(self._age, dtype=torch.bool))
+
     def step(self, generator: torch.Generator) -> None:
         """Count a step. Draw again the terms whose interval `every_s` has passed."""
         if self._every:

@@ -223,10 +223,11 @@ def _is_task(entry: object) -> TypeIs[type[Task]]:
 
 
 def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
-    from kit.envs import groups, randomize
+    from kit.envs import curriculum, groups, randomize
 
-    terms, group_names = options.get(randomize.OPTION), options.get(groups.OPTION)
-    options = {key: value for key, value in options.items() if key not in (randomize.OPTION, groups.OPTION)}
+    terms, group_names, stages = (options.get(x.OPTION) for x in (randomize, groups, curriculum))
+    of_all = (randomize.OPTION, groups.OPTION, curriculum.OPTION)
+    options = {key: value for key, value in options.items() if key not in of_all}
     _check_names(name, task, options)
     try:
         made: Task = task(**options)
@@ -240,16 +241,19 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
         made.randomized = randomize.chosen(name, made.random_terms, terms)
     if group_names is not None:
         made.groups = groups.requested(name, made, group_names)
+    if stages is not None:
+        made.curriculum = curriculum.chosen(name, made.curriculum, stages)
     return made
 
 
 def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
-    from kit.envs.randomize import OPTION
+    from kit.envs import curriculum, randomize
 
     parameters = inspect.signature(task).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    check_names("env_options", options, env, [*(parameter.name for parameter in parameters), OPTION])
+    known = [*(parameter.name for parameter in parameters), randomize.OPTION, curriculum.OPTION]
+    check_names("env_options", options, env, known)
 
 
 def _import(env: str, module: str) -> Any:

@@ -11,6 +11,7 @@ import mujoco
 import torch
 from gymnasium import spaces
 
+from kit.envs.curriculum import Curriculum
 from kit.envs.obs import CRITIC, POLICY, Groups, Obs, tree_map
 from kit.envs.randomize import Term
 from kit.envs.task_info import TaskInfo
@@ -84,6 +85,11 @@ class Task(ABC):
     """Domain randomisation terms that the task offers, by name. See `kit.envs.randomize`."""
     randomized: Mapping[str, Term] = MappingProxyType({})
     """Terms that env_options `randomize` switches on; set before `build`."""
+    curriculum: Curriculum | None = None
+    """Stages to train on, from easy to the task itself. See `kit.envs.curriculum`."""
+    stage: torch.Tensor
+    """() int64: the current stage of the curriculum, set by the env before the first reset; outside training the last
+    stage."""
     keeps: tuple[str, ...] = ()
     """Names of the attributes that hold the task's state: tensors (n, ...), changed in place and saved in snapshots."""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mujoco
 import torch
 from gymnasium import spaces
 
+from kit.envs import curriculum
 from kit.envs.contract import BatchEnv, Info, Step
+from kit.envs.curriculum import Stages
+from kit.envs.divergence import Divergence, Recorder
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
@@ -51,12 +56,18 @@ class TensorEnv(BatchEnv):
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._limit: torch.Tensor | None = None
         """(n,) random, shorter time limits of the first episodes, set by `stagger`."""
+        self._stages: Stages | None = None
+        """Set by `start_training`; None: the task stays in the last stage of its curriculum."""
+        if declared := task.curriculum or type(task).curriculum:
+            self.stage = task.stage = torch.tensor(declared.stages - 1, device=self.device)
         self._generator = torch.Generator(self.device)
         self._is_checked = False
-        self._randomizer: Randomizer | None = None
+        self._recorder: Recorder | None = None
+        """Set by `start_training`, for tasks with MuJoCo physics."""
+        self.randomizer: Randomizer | None = None
         if task.randomized:
             sim = task.sim if isinstance(task, MujocoTask) else None
-            self._randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device)
+            self.randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device)
         self.reset(seed)
 
     @property
@@ -85,11 +96,19 @@ class TensorEnv(BatchEnv):
             check_first_obs(self.task, obs, self.num_envs)
         return self._stacks.reset(self._deliver(obs))
 
-    def stagger(self) -> None:
-        """Draw random time limits for the first episodes if the task is `staggered`; else do nothing."""
+    def start_training(self, seed: int | None = None, earlier: Mapping[str, torch.Tensor] | None = None) -> Obs:
+        if earlier is not None:
+            self._restore_stage(earlier)
+        elif self.task.curriculum is not None:
+            self._stages = Stages(self.task.curriculum, self.task.stage)
+        obs = self.reset(seed)
+        if isinstance(self.task, MujocoTask) and self._bounds is not None and len(self.action_space.shape or ()) == 1:
+            act, dt_s = self.action_space.shape[0], self.control_dt_s  # type: ignore[index]
+            self._recorder = Recorder(self.task.sim, dt_s, self.num_envs, act, self.randomizer)
         if self.task.staggered:
             high, device = self.episode_steps + 1, self.device
             self._limit = torch.randint(1, high, (self.num_envs,), generator=self._generator, device=device)
+        return obs
 
     def step(self, action: torch.Tensor) -> Step:
         task = self.task
@@ -97,9 +116,11 @@ class TensorEnv(BatchEnv):
             action = action.to(self.device)
         else:
             action = torch.clamp(action.to(self.device, task.dtype), *self._bounds)
-        if self._randomizer is not None:
-            self._randomizer.step(self._generator)
-        task.advance(action if self._randomizer is None else self._randomizer.delayed(action))
+        if self.randomizer is not None:
+            self.randomizer.step(self._generator)
+        if self._recorder is not None:
+            self._recorder.before(action)
+        task.advance(action if self.randomizer is None else self.randomizer.delayed(action))
         task.measure()
 
         obs = self._deliver(task.observe())
@@ -119,6 +140,8 @@ class TensorEnv(BatchEnv):
 
         self._return = self._return + reward
         self._length = self._length + 1
+        if self._recorder is not None:
+            self._recorder.after(failed, self._length)
         out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
         truncated = out_of_time & ~terminated
         done = out_of_time | terminated
@@ -126,6 +149,8 @@ class TensorEnv(BatchEnv):
         if success is not None:
             info["success"] = success
         self.done_envs = None
+        if self._stages is not None and maybe_any(done):
+            self._stages.count(done, info)
         if self.autoreset and maybe_any(done):
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
@@ -136,8 +161,8 @@ class TensorEnv(BatchEnv):
         return obs, reward.to(self.dtype), terminated, truncated, info
 
     def _reset_task(self, envs: torch.Tensor) -> None:
-        if self._randomizer is not None:
-            self._randomizer.reset(envs, self._generator)
+        if self.randomizer is not None:
+            self.randomizer.reset(envs, self._generator)
         self.task.reset(envs, self._generator)
         self.task.measure()
 
@@ -154,9 +179,12 @@ class TensorEnv(BatchEnv):
     def _deliver(self, obs: Obs) -> Obs:
         """Keep the delivered entries, add noise to the policy's entries, cast floating-point entries to `dtype`."""
         obs = pick(obs, self._entries, self.task.bare)
-        if self._randomizer is not None:
-            obs = self._randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
+        if self.randomizer is not None:
+            obs = self.randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
+
+    def take_divergences(self) -> list[Divergence]:
+        return [] if self._recorder is None else self._recorder.take()
 
     def scripted(self, name: str | None = None) -> torch.Tensor | None:
         if name is not None and name not in self.task.scripts:
@@ -172,6 +200,7 @@ class TensorEnv(BatchEnv):
             **self.task.snapshot(),
             **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},
             **self._randomizer_state(),
+            **({} if self._stages is None else _prefixed(curriculum.OPTION, self._stages.state())),
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
@@ -179,14 +208,12 @@ class TensorEnv(BatchEnv):
         }
 
     def _randomizer_state(self) -> dict[str, torch.Tensor]:
-        state = {} if self._randomizer is None else self._randomizer.state()
-        return {f"{OPTION}.{name}": value for name, value in state.items()}
+        return {} if self.randomizer is None else _prefixed(OPTION, self.randomizer.state())
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        if self._randomizer is not None:
-            prefix = f"{OPTION}."
-            state = {name.removeprefix(prefix): x for name, x in snapshot.items() if name.startswith(prefix)}
-            self._randomizer.load_state(state)
+        if self.randomizer is not None:
+            self.randomizer.load_state(_with_prefix(OPTION, snapshot))
+        self._restore_stage(snapshot)
         self.task.restore(snapshot)
         self.task.measure()
         self._stacks.load_state({name[7:]: value for name, value in snapshot.items() if name.startswith("frames.")})
@@ -195,8 +222,26 @@ class TensorEnv(BatchEnv):
         self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None
         self._generator.set_state(snapshot["generator"].cpu())
 
+    def _restore_stage(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Continue at the stage in `snapshot`; without one, as in evaluations and runs of kit 0.2, in the last."""
+        if self.task.curriculum is None:
+            return
+        self._stages = None
+        self.task.stage.fill_(self.task.curriculum.stages - 1)
+        if state := _with_prefix(curriculum.OPTION, snapshot):
+            self._stages = Stages(self.task.curriculum, self.task.stage)
+            self._stages.load_state(state)
+
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
         return self.task.render(cameras or self.cameras[:1], height, width)
 
     def close(self) -> None:
         self.task.close()
+
+
+def _prefixed(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": value for name, value in state.items()}
+
+
+def _with_prefix(prefix: str, snapshot: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name[len(prefix) + 1 :]: x for name, x in snapshot.items() if name.startswith(f"{prefix}.")}

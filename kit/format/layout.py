@@ -4,7 +4,7 @@
   config.yaml  provenance.json  status.json  metrics.jsonl  note.txt     text files, replaced atomically
   checkpoints/step_000100352/…  manifest.json                  the two newest, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
-  best/step_…/…  videos/…
+  best/step_…/…  videos/…  divergences/…
   latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. On
                  the Hugging Face Hub, which keeps old versions of files, also "put_bytes": bytes uploaded since
                  the history was last squashed
@@ -29,6 +29,10 @@ PASSED_OVER = ".passed-over.json"
 """File of a fetched run; see `passed_over`."""
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif", ".png", ".webp")
 MAX_VIDEO_BYTES = 200 * 2**20
+DIVERGENCES = "divergences"
+"""Folder of a run; see `kit.runs.divergence`."""
+FILMS = {"videos": VIDEO_SUFFIXES, DIVERGENCES: (".safetensors",)}
+"""Folders whose files are copied once -> suffixes of the files."""
 _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 

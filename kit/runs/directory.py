@@ -14,6 +14,7 @@ runs/<name>/
   policies/          up to 20 policies kept from evaluations, without optimizer or env state
   best/              the policy with the best evaluation, saved like those in policies/
   videos/            mp4 files
+  divergences/       recordings of diverged physics, see kit.runs.divergence
   control/           commands to the training process, one file each
   .lock              held (flock) by the training process; the system frees it when that process dies
 """

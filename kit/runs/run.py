@@ -121,8 +121,8 @@ class Run:
 
     @property
     def videos(self) -> list[Path]:
-        """Paths of the videos, by name."""
-        return sorted((self.path / "videos").glob("[!.]*.mp4"))
+        """Paths of the videos of policies, by name."""
+        return sorted((self.path / "videos").glob("step_*.mp4"))
 
     @property
     def log_path(self) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, byte_count, seconds
 from kit.errors import Interrupted, UserError
@@ -26,6 +26,9 @@ from kit.runs.run import Run, load_policy
 from kit.runs.status import Status
 from kit.runs.tracking import Tracker
 from kit.runs.writer import Writer
+
+if TYPE_CHECKING:
+    from kit.envs.divergence import Divergence
 
 LONG_ITERATION_S = 1.0
 """After an iteration longer than this, the state is copied, so that the next one can be interrupted. Without a copy, an
@@ -100,6 +103,7 @@ class Training:
             self._closing.append(tracker.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
+        self.trainer.on_divergence = self._keep_divergence
         self._evaluator = Evaluator(config, seed=EVAL_SEED)
         self._closing.append(self._evaluator.close)
         budget = byte_count("disk_budget", config.disk_budget)
@@ -271,6 +275,14 @@ class Training:
         self._unsaved_eval = True
         values = {f"test/{name}": value for name, value in result.items() if value is not None}
         self.metrics.add(self.step, {TESTED: best.step, **values})
+
+    def _keep_divergence(self, divergence: Divergence) -> None:
+        from kit.runs.divergence import write
+
+        try:
+            self._notify(write(self.run.path, self.trainer.num_timesteps, divergence))
+        except OSError as error:
+            self._notify(f"the physics of an env diverged; its recording could not be kept ({error.strerror})")
 
     def _try(self, keep: Callable[[], None]) -> None:
         """Call `keep`, which saves a policy; report an `OSError`."""

@@ -42,6 +42,10 @@ Progress = Callable[[int, int], None]
 """Called with the number of frames drawn so far and the maximum number of frames."""
 
 
+def no_progress(done: int, at_most: int) -> None:
+    """Show no progress."""
+
+
 class View(NamedTuple):
     """A policy of `run`, seen by one camera (default: the task's first).
 
@@ -61,7 +65,7 @@ def record(
     episodes: int | Sequence[int] = 3,
     size: int = 320,
     path: Path | None = None,
-    on_frame: Progress = lambda done, at_most: None,
+    on_frame: Progress = no_progress,
     trust: bool = False,
 ) -> Path:
     """Record a video (mp4) of the policy of `step`; return its path.
@@ -88,16 +92,14 @@ def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: in
 
     from kit.envs import make_vec
 
-    mediapy = need("mediapy", "video")
-    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     vec_env = make_vec(env, 1, seed=0, threads=1, env_options=dict(env_options))
     try:
         stride, fps, _ = timing(vec_env)
         vec_env.action_space.seed(0)
         vec_env.reset(seed=0)
-        with mediapy.VideoWriter(path, (size, size), fps=fps, qp=20) as writer:
+        with writing(path, (size, size), fps) as add:
             for _ in range(round(RANDOM_S * fps)):
-                writer.add_image(vec_env.render(None, size, size)[0, 0].cpu().numpy())
+                add(vec_env.render(None, size, size)[0, 0].cpu().numpy())
                 for _ in range(stride):
                     vec_env.step(torch.as_tensor(vec_env.action_space.sample())[None].to(vec_env.device))
     finally:
@@ -147,7 +149,7 @@ def render_video(
     path: Path,
     episodes: int | Sequence[int],
     size: int,
-    on_frame: Progress = lambda done, at_most: None,
+    on_frame: Progress = no_progress,
 ) -> Path:
     """Write a video of all `views` side by side, each `size` x `size` pixels; return `path`.
 
@@ -176,29 +178,38 @@ def _alone(path: Path) -> Iterator[None]:
 
 @one_thread()
 def _render(views: Sequence[View], path: Path, episodes: int | Sequence[int], size: int, on_frame: Progress) -> None:
-    mediapy = need("mediapy", "video")
-    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
     policies: dict[tuple[Path, Any], list[View]] = {}
     for view in views:
         policies.setdefault((view.run.path, view.step), []).append(view)
     players = [_Player(views) for views in policies.values()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
+    numbers = range(episodes) if isinstance(episodes, int) else episodes
     try:
-        with temporary(path.parent) as folder:
-            building = folder / "video.mp4"
-            with (
-                mediapy.VideoWriter(building, shape, fps=timing(players[0].env)[1], qp=20) as writer,
-                closing(
-                    _frames(players, range(episodes) if isinstance(episodes, int) else episodes, size, on_frame)
-                ) as frames,
-            ):
-                for frame in frames:  # mediapy.write_video would keep all frames in memory
-                    writer.add_image(frame)
-            building.replace(path)
+        with (
+            writing(path, shape, timing(players[0].env)[1]) as add,
+            closing(_frames(players, numbers, size, on_frame)) as frames,
+        ):
+            for frame in frames:  # a list would keep all frames in memory
+                add(frame)
     finally:
         for player in players:
             player.env.close()
+
+
+@contextmanager
+def writing(path: Path, shape: tuple[int, int], fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Write an mp4 at `path` while the block runs; yield the function that adds a frame, uint8 (*shape, 3).
+
+    An exception in the block leaves no file. Needs the extra `video`.
+    """
+    mediapy = need("mediapy", "video")
+    mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary(path.parent) as folder:
+        building = folder / "video.mp4"
+        with mediapy.VideoWriter(building, shape, fps=fps, qp=20) as writer:
+            yield writer.add_image
+        building.replace(path)
 
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:
@@ -282,7 +293,7 @@ class _Player:
             self._inset = _observed_images(self._actor.preprocess(self._obs), size)
         caption = f"episode {self._episode}   step {self._step}   return {self.episode_return:.2f}   {self._outcome}"
         return [
-            _captioned(image, self._inset, view.title, caption, self._colour)
+            captioned(image, self._inset, view.title, caption, self._colour)
             for image, view in zip(self._images, self._views, strict=True)
         ]
 
@@ -301,7 +312,7 @@ def _observed_images(obs: Obs, size: int) -> np.ndarray | None:
     return np.concatenate([image[rows][:, columns] for image, (rows, columns) in zip(images, indices, strict=True)], 1)
 
 
-def _captioned(
+def captioned(
     pixels: np.ndarray, inset: np.ndarray | None, title: str, caption: str, colour: tuple[int, int, int]
 ) -> np.ndarray:
     """Return a copy of `pixels` with title (top left), caption (bottom) and `inset` (top right)."""

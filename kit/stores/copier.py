@@ -24,7 +24,7 @@ from typing import Any
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, Damaged, committed
 from kit.format.files import sha256, step_of
-from kit.format.layout import LATEST, MAX_VIDEO_BYTES, TEXTS, VIDEO_SUFFIXES, folders_in, passed_over
+from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, TEXTS, folders_in, passed_over
 from kit.format.leftovers import temporary
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import lease, model_card
@@ -167,13 +167,14 @@ class Copier:
         return {}
 
     def _videos(self, stored: Mapping[str, int]) -> Files:
-        """Return the videos that have no verified copy of the same size in the store."""
+        """Return the videos and recordings that have no verified copy of the same size in the store."""
         files: Files = {}
-        for path in sorted((self.run_dir / "videos").glob("[A-Za-z0-9]*")):
+        for path in [path for folder in FILMS for path in sorted((self.run_dir / folder).glob("[A-Za-z0-9]*"))]:
             with contextlib.suppress(FileNotFoundError, Refused):
-                name, size = f"videos/{safe_name(path.name)}", path.stat().st_size
+                folder = path.parent.name
+                name, size = f"{folder}/{safe_name(path.name)}", path.stat().st_size
                 arrived = stored.get(name) == size and name in self._stored
-                if not arrived and path.suffix in VIDEO_SUFFIXES and size <= MAX_VIDEO_BYTES:
+                if not arrived and path.suffix in FILMS[folder] and size <= MAX_VIDEO_BYTES:
                     files[name] = path
         return files
 
@@ -271,7 +272,7 @@ class Copier:
             value = json.loads(self.store.read_or_none(f"{self.name}/{LATEST}") or b"{}")
             self.time, latest = float(value["time"]), int(value["step"])
             self._put_bytes = int(value.get("put_bytes", 0))
-        self._stored = {path: "" for path in stored if path.startswith("videos/")}
+        self._stored = {path: "" for path in stored if path.startswith(tuple(f"{folder}/" for folder in FILMS))}
         damaged = passed_over(self.run_dir)
         for folder, step in folders_in(stored).items():
             with contextlib.suppress(Refused, MissingFile):

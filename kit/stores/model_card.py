@@ -54,7 +54,7 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     if plot := curve(rows):
         files["curve.png"] = plot
         parts.append("![learning curve](curve.png)")
-    if videos := sorted((run_dir / "videos").glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime):
+    if videos := sorted((run_dir / "videos").glob("step_*.mp4"), key=lambda path: path.stat().st_mtime):
         files["replay.mp4"] = videos[-1]  # the Hub plays a file of this name on a reinforcement-learning page
         parts.append("The video of the trained policy is [replay.mp4](replay.mp4).")
     text = "\n\n".join([*parts, USE.format(url=store.url, name=run_dir.name)])

@@ -16,7 +16,7 @@ from typing import Any
 
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
-from kit.format.layout import LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, VIDEO_SUFFIXES, folders_in
+from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in
 from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
@@ -164,11 +164,13 @@ class _Pull:
         return []
 
     def _fetch_videos(self, building: Path) -> None:
-        for path in [p for p in self.files if p.startswith("videos/") and p.endswith(VIDEO_SUFFIXES)][-MAX_VIDEOS:]:
-            with self._tolerated(building / path):
-                safe_name(path.removeprefix("videos/"))
-                (building / "videos").mkdir(exist_ok=True)
-                self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
+        for folder, suffixes in FILMS.items():
+            found = [path for path in self.files if path.startswith(f"{folder}/") and path.endswith(suffixes)]
+            for path in found[-MAX_VIDEOS:]:
+                with self._tolerated(building / path):
+                    safe_name(path.removeprefix(f"{folder}/"))
+                    (building / folder).mkdir(exist_ok=True)
+                    self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
 
     @contextlib.contextmanager
     def _tolerated(self, path: Path) -> Iterator[None]:

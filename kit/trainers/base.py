@@ -16,7 +16,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 from torch.optim import Optimizer
 
 from kit.encoders.frozen import FrozenView
+from kit.envs import curriculum
 from kit.envs.contract import BatchEnv
+from kit.envs.divergence import Divergence
 from kit.envs.obs import Obs, from_leaves, leaves, tree_map
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import Interrupted, UserError
@@ -61,6 +63,7 @@ class TensorTrainer(BaseAlgorithm):
         """
         self.on_boundary: Callable[[], None] = lambda: None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.on_divergence: Callable[[Divergence], object] = lambda divergence: None
         self._normalize = normalize
         self._attached: dict[str, Component] = {}
         skip_compiler_import()
@@ -89,8 +92,7 @@ class TensorTrainer(BaseAlgorithm):
             self._reset_envs()
 
     def _reset_envs(self) -> None:
-        self._last_obs = self.tensor_env.reset(seed=self.seed)
-        self.tensor_env.stagger()
+        self._last_obs = self.tensor_env.start_training(seed=self.seed)
         if self.normalizer is not None:
             self.normalizer.begin(self.as_actor().view(self._last_obs))
 
@@ -207,6 +209,14 @@ class TensorTrainer(BaseAlgorithm):
         if success is not None:
             self.ep_success_buffer.extend(success.flatten()[ended].float().tolist())
 
+    def _log_episodes(self) -> None:
+        """Prepare SB3's `dump_logs`: read the episodes, diverged physics and the stage of the task's curriculum."""
+        self._read_episodes()
+        for divergence in self.tensor_env.take_divergences():
+            self.on_divergence(divergence)
+        if self.tensor_env.stage is not None:
+            self.logger.record("rollout/stage", int(self.tensor_env.stage))
+
     def _check_finite(self, rewards: torch.Tensor) -> None:
         """Raise `UserError` if one of the `rewards` (or returns) is NaN or infinite: the policy would become NaN."""
         if not bool(torch.isfinite(rewards).all()):
@@ -270,8 +280,7 @@ class TensorTrainer(BaseAlgorithm):
         if same_envs and self.tensor_env.snapshots:
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
         else:  # no usable snapshot: reset, with a seed that is the same at every resume from this step
-            self._last_obs = self.tensor_env.reset(seed=(self.seed or 0) + self.num_timesteps)
-            self.tensor_env.stagger()
+            self._last_obs = self.tensor_env.start_training((self.seed or 0) + self.num_timesteps, state["env"])
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=not same_envs)
         components["rng"].load_state(state["rng"])  # last, because resets draw random numbers too
@@ -283,6 +292,7 @@ class TensorTrainer(BaseAlgorithm):
         return all(
             name in snapshot and snapshot[name].shape == value.shape and snapshot[name].dtype == value.dtype
             for name, value in self.tensor_env.snapshot().items()
+            if not name.startswith(f"{curriculum.OPTION}.")  # runs of kit 0.2 have no curriculum, and go on without one
         )
 
     def load_policy(self, state: State) -> None:

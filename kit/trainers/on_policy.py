@@ -68,7 +68,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 self._check_finite(self.rollout_buffer.rewards)
             self.train()
             if self._log_now:
-                self._read_episodes()
+                self._log_episodes()
                 self.dump_logs(self.iteration)
             self._boundary()
         callback.on_training_end()

@@ -74,7 +74,7 @@ class ReplayTrainer(TensorTrainer):
             log_due = self.num_timesteps // log_interval > before // log_interval
             if log_due or self.num_timesteps >= total_timesteps:
                 self._log_update()
-                self._read_episodes()
+                self._log_episodes()
                 self.dump_logs()
             self._boundary()
         callback.on_training_end()

@@ -17,6 +17,7 @@ from kit.config import seconds
 from kit.errors import need
 from kit.format.files import GrowingRows
 from kit.runs.api import resume
+from kit.runs.divergence import recordings, video_path
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import heartbeat, style, videos
@@ -192,7 +193,7 @@ class Dashboard:
             callback(run)
 
     def _show_video(self, run: Run) -> None:
-        newest = run.videos[-1:]
+        newest = [*run.videos[-1:], *[path for found in recordings(run)[-1:] if (path := video_path(found)).exists()]]
         if newest != self._shown_videos:
             with contextlib.suppress(OSError):
                 self._video.value = style.wrap(*(videos.tag(path, videos.caption(path), 210) for path in newest))

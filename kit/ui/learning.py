@@ -28,6 +28,7 @@ MEANINGS = {
     "Reward terms": "Each term's share of the return, averaged over the episodes of an evaluation.",
     "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
+    "rollout/stage": "Stage of the task's curriculum, from 0; evaluations always use the last one.",
     "rollout/success_rate": "Share of recent training episodes that ended in success.",
     "eval/mean_return": "Mean return of the evaluation's episodes, without exploration noise.",
     "eval/std_return": "Standard deviation of the return over the evaluation's episodes.",

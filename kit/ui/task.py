@@ -104,7 +104,7 @@ def _episode(env: Any, info: TaskInfo) -> str:
 
 
 def _lessons(info: TaskInfo) -> str:
-    return f" per stage: {html.escape(info.lessons)}" if info.lessons else ""
+    return f", in stages: {html.escape(info.lessons)}" if info.lessons else ""
 
 
 def _about(env: str) -> str:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from kit.envs import child_environ
 from kit.errors import UserError
 from kit.machine.progress import progress_bar
 from kit.machine.settings import worker_environment
+from kit.runs.divergence import recordings, video_path
 from kit.runs.run import Run
 from kit.runs.video import View, render_video
 from kit.ui import style
@@ -72,17 +73,30 @@ class PolicyVideo:
             return path
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
-        """Start recording a single view in a separate process.
+        """Start recording a single view in a separate process; see `kit_video`."""
+        arguments = ("--step", str(self.views[0].step), "--episodes", str(self.episodes))
+        return kit_video(self.views[0].run, arguments, nice, stderr)
 
-        Raises `UserError` if that process could not create the env, for example an env defined in the notebook.
-        """
-        run = self.views[0].run
-        arguments = [str(run.path), "--step", str(self.views[0].step), "--episodes", str(self.episodes)]
-        return subprocess.Popen(
-            ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", *arguments],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
-            env=worker_environment(1) | child_environ(run.config),
-        )  # fmt: skip
+
+def kit_video(run: Run, arguments: Sequence[str], nice: int, stderr: int) -> subprocess.Popen[str]:
+    """Start `kit video` in a separate process.
+
+    Raises `UserError` if that process could not create the env, for example an env defined in the notebook.
+    """
+    return subprocess.Popen(
+        ["nice", "-n", str(nice), sys.executable, "-m", "kit", "video", str(run.path), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, text=True,
+        env=worker_environment(1) | child_environ(run.config),
+    )  # fmt: skip
+
+
+def missing_divergence(run: Run) -> bool:
+    """Whether physics diverged and the video of it (`kit video --divergence`) is still to be recorded."""
+    return bool(found := recordings(run)) and not video_path(found[-1]).exists() and _can_record()
+
+
+def _can_record() -> bool:
+    return bool(find_spec("mediapy") and find_spec("imageio_ffmpeg"))
 
 
 def missing_video(run: Run) -> PolicyVideo | None:
@@ -91,7 +105,7 @@ def missing_video(run: Run) -> PolicyVideo | None:
     Return None if there is no policy, if the video exists, or if the packages for videos are missing.
     """
     policies = [best] if (best := run.best()) else run.checkpoints()
-    if not policies or not find_spec("mediapy") or not find_spec("imageio_ffmpeg"):
+    if not policies or not _can_record():
         return None
     best_or_latest = PolicyVideo((View(run, policies[-1].step),))
     return None if best_or_latest.path.exists() else best_or_latest
@@ -111,7 +125,10 @@ def record_last(run: Run) -> str:
 
 
 class Recorder:
-    """Records `missing_video(run)` from time to time while the run trains. Call `poll` often; it never blocks."""
+    """Records videos from time to time while the run trains: of diverged physics, and of the best policy.
+
+    Call `poll` often; it never blocks.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -123,10 +140,16 @@ class Recorder:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
-        if due and (missing := missing_video(self._run)):
-            self._next = time.monotonic() + EVERY_S
-            with contextlib.suppress(UserError):
+        if not due:
+            return
+        with contextlib.suppress(UserError):
+            if missing_divergence(self._run):
+                self._process = kit_video(self._run, ("--divergence",), NICE, subprocess.DEVNULL)
+            elif missing := missing_video(self._run):
                 self._process = missing.start(NICE, subprocess.DEVNULL)
+            else:
+                return
+        self._next = time.monotonic() + EVERY_S
 
     def close(self) -> None:
         if self._process is not None:
@@ -177,4 +200,6 @@ def poster(path: Path) -> bytes | None:
 def caption(path: Path) -> str:
     """Make a caption such as "the policy of step 40,000" from a video's file name."""
     match = re.search(r"step_(\d+)", path.stem)
+    if match and path.stem.startswith("divergence"):
+        return f"the physics diverged before step {int(match[1]):,}"
     return f"the policy of step {int(match[1]):,}" if match else path.stem

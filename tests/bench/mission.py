@@ -63,7 +63,7 @@ def game(turns: int) -> None:
     """Measure env steps/s with random commands, including observations, rewards and resets."""
     torch.set_num_threads(1)
     env = kit.make_vec("Mission", WORLDS, "cpu", 0, 1)
-    env.stagger()  # otherwise no time limit would be reached while measuring
+    env.start_training(seed=0)  # otherwise no time limit would be reached while measuring
     commands = [torch.randint(9, (WORLDS, 4)) for _ in range(20)]
 
     def batched() -> None:

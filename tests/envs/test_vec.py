@@ -104,8 +104,7 @@ def test_only_the_first_episodes_are_staggered():
         staggered = True
 
     env = TensorEnv(Staggered(), 200)
-    env.reset(seed=0)
-    env.stagger()
+    env.start_training(seed=0)
     still = torch.zeros(200, 1)
     first = torch.zeros(200, dtype=torch.int64)
     for step in range(1, 5):
@@ -119,4 +118,4 @@ def test_only_the_first_episodes_are_staggered():
     other.restore(saved)
     assert torch.equal(torch.stack([other.step(still)[3] for _ in range(8)]), cuts)
     env.reset()
-    assert not env.step(still)[3].any(), "without `stagger`, as in evaluations, episodes are whole"
+    assert not env.step(still)[3].any(), "without `start_training`, as in evaluations, episodes are whole"

@@ -71,9 +71,9 @@ class Joined(BatchEnv):
     def reset(self, seed=None):
         return torch.cat([env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)])
 
-    def stagger(self):
-        for env in self.envs:
-            env.stagger()
+    def start_training(self, seed=None):
+        seeds = [None if seed is None else seed + i for i in range(len(self.envs))]
+        return torch.cat([env.start_training(at) for env, at in zip(self.envs, seeds, strict=True)])
 
     def step(self, action):
         steps = [env.step(part) for env, part in zip(self.envs, action.chunk(len(self.envs)), strict=True)]

@@ -280,6 +280,25 @@ def test_always_moving_commands_are_medium_speeds_in_all_directions(env):
         assert (task.command != before).any(1).all()
 
 
+def test_training_starts_with_medium_speeds(env):
+    """In the first stage commands are those of `always_moving`; in the second they are the task's own."""
+    crowd = TensorEnv(make_task(env.task.name), 200, threads=1)
+    crowd.start_training(seed=0)
+    task = crowd.task
+    shares = (task.command / task.constant(task.most_speed))[:, :2].norm(dim=1)
+    assert int(crowd.stage) == 0 and shares.min() >= 1 / 3 and shares.max() <= 2 / 3
+    task.stage.fill_(1)
+    crowd.reset(seed=0)
+    shares = (task.command / task.constant(task.most_speed))[:, :2].norm(dim=1)
+    assert shares.min() < 0.2 and shares.max() > 0.9
+    crowd.start_training(seed=0)
+    change(task, command_left=torch.full((200, 1), 0.01))
+    crowd.step(torch.zeros(200, *crowd.action_space.shape))
+    shares = (task.command / task.constant(task.most_speed))[:, :2].norm(dim=1)
+    assert shares.min() >= 1 / 3 and shares.max() <= 2 / 3, "commands that change too"
+    assert make_task(env.task.name, always_moving=True).curriculum is None
+
+
 def test_the_go1_example_walks():
     make_joystick("Go1Joystick")
     example = Run(Path(__file__).parents[2] / "notebooks" / "examples" / "go1")

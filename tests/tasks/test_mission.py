@@ -100,7 +100,7 @@ def test_a_tagged_attacker_waits_at_its_base() -> None:
 
 def test_two_units_hold_the_zone_and_capture_it() -> None:
     """Two units must hold the zone for 20 s, 80 commands. One alone does not hold it: the time counts down as fast."""
-    env = game()
+    env = game(presence=0.03)
     place(env, 0, 0.0, 14.9)
     place(env, 2, 15.1, 0.0)
     step(env, *[STAND] * 4, times=3)
@@ -118,6 +118,19 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     _, reward, terminated, truncated, info = step(env, *[STAND] * 4)
     assert terminated.item() and not truncated.item() and info["success"].item() and info["win_rate"].item()
     assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + (2 * 0.03 + 2 * 0.06) / 4)
+
+
+def test_the_first_stage_of_training_pays_for_each_attacker_in_the_zone() -> None:
+    """Two of four units are in the zone. In the last stage and in evaluations only pairs are paid, 0.06 a second."""
+    env, stand = game(), [STAND] * 4
+    paid = {}
+    for stage in (0, 1):
+        env.task.stage.fill_(stage)
+        place(env, 0, 0.0, 14.9)
+        place(env, 2, -14.9, 0.0)
+        paid[stage] = step(env, *stand)[4]["reward/holding"].item()
+    assert paid == pytest.approx({0: (2 * 0.03 + 2 * 0.06) / 4, 1: 2 * 0.06 / 4})
+    assert game(presence=0.5).task.curriculum is None, "a rule that is given holds in all of the training"
 
 
 def test_progress_reward_by_distance_but_no_loss_of_it_for_a_tag() -> None:

@@ -121,7 +121,6 @@ class Go1Joystick(Joystick):
 
     name = "Go1Joystick"
     train_steps = 2_000_000
-    lessons = 'first with env_options {"always_moving": true}, then a branch without it, as in notebook 04_walk'
     scene = views.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),

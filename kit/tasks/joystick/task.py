@@ -13,6 +13,7 @@ import mujoco
 import numpy as np
 import torch
 
+from kit.envs.curriculum import Curriculum
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask, maybe_any
@@ -44,6 +45,8 @@ SUCCESS_MPS = 0.25
 NOISE = {"linvel_b": 0.1, "gyro_b": 0.2, "down_b": 0.05, "joints": 0.03, "joint_velocities": 1.5}
 """Observation noise is uniform in ± these values, in the units of the observation."""
 
+LESSONS = "commands of medium speed first; all commands once the robot follows these"
+
 Rewards = Mapping[str, tuple[float, Callable[[Any], torch.Tensor]]]
 """Reward name -> (weight, term). A term is a function: task -> values (n,)."""
 
@@ -63,8 +66,9 @@ class Joystick(MujocoTask):
     Start states, commands, noise and pushes are always random. Friction, masses, joint properties and action delay are
     random only with env_options `randomize`.
 
-    `always_moving=True` is the first stage of a curriculum: every command is a medium speed in a random direction.
-    With `always_moving=False`, many commands are zero or a high speed, and an untrained policy learns to stand still.
+    Training starts with easier commands, the first stage of a curriculum (`kit.envs.curriculum`): each is a medium
+    speed in a random direction. Many of the task's own commands are zero or a high speed, and an untrained policy would
+    learn to stand still. `always_moving=True` keeps the easier commands, also in evaluations.
 
     `weights` replaces weights of reward terms by name, such as {"feet_clearance": 0.0}; 0 switches a term off.
 
@@ -79,6 +83,7 @@ class Joystick(MujocoTask):
     groups = (POLICY,)
     score = "success_rate"
     cameras = views.CAMERAS
+    curriculum: Curriculum | None = Curriculum(stages=2, at_least=0.8)
 
     scene: views.Scene
     rewards: ClassVar[Rewards]
@@ -103,8 +108,6 @@ class Joystick(MujocoTask):
     """Number of random numbers from which a command is drawn."""
     ends = "the robot falls"
     """Condition that ends an episode, for `TaskInfo.ends`."""
-    lessons = ""
-    """Description of the curriculum, for `TaskInfo.lessons`."""
     clocked = False
     """Whether a gait clock tells each foot when to step. The clock is observed as a cosine and a sine per foot."""
 
@@ -112,15 +115,18 @@ class Joystick(MujocoTask):
         if not isinstance(always_moving, bool):
             raise UserError(f"env_options always_moving={always_moving!r} must be true or false.")
         self._always_moving = always_moving
+        if always_moving:
+            self.curriculum = None
         self.terms = reweighted(self.rewards, {} if weights is None else weights)
         self.model = model
-        self.random_terms = {  # ranges as documented by MuJoCo Playground, except for "delay"
+        self.random_terms = {  # documented by MuJoCo Playground, except for "motor_gains" and "delay"
             "friction": ModelTerm(("pair_friction",), low=0.4, high=1.0, how="set", rows=_floor_pairs, columns=2),
             "mass": ModelTerm(("body_mass", "body_inertia"), low=0.9, high=1.1, each=True),
             "payload": ModelTerm(("body_mass",), low=-1.0, high=1.0, how="add", rows=_torso),
             "joint_friction": ModelTerm(("dof_frictionloss",), low=self.joint_friction_scale[0],
                                         high=self.joint_friction_scale[1], each=True),
             "armature": ModelTerm(("dof_armature",), low=1.0, high=1.05, each=True),
+            "motor_gains": ModelTerm(("actuator_gainprm", "actuator_biasprm"), low=0.8, high=1.2, each=True),
             "delay": ActionDelay(low=0, high=1),
         }  # fmt: skip
         self.substeps = round(CONTROL_DT_S / model.opt.timestep)
@@ -163,7 +169,7 @@ class Joystick(MujocoTask):
             pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.terms.values()],
             ends=self.ends,
             succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
-            lessons=self.lessons,
+            lessons=LESSONS if self.curriculum else "",
         )
 
     def bind(self, sim: Simulator) -> None:
@@ -228,7 +234,7 @@ class Joystick(MujocoTask):
 
         all_fresh = torch.zeros_like(self._all_memory)
         fresh = self._named(all_fresh)
-        fresh["command"][:] = self.moving_command(command) if self._always_moving else self.first_command(command)
+        fresh["command"][:] = self._in_stage(self.first_command, command)
         fresh["command_left"][:] = self.command_duration(command_left)
         fresh["push_left"][:] = between(push_left, *PUSH_EVERY_S)
         torch.addcmul(self._least_noise, noise, self._noise_width, out=fresh["noise"])
@@ -269,7 +275,7 @@ class Joystick(MujocoTask):
 
     def _change_command(self, due: torch.Tensor, command: torch.Tensor, left: torch.Tensor) -> None:
         """Draw a new command in the envs where `due` (n, 1) bool is True."""
-        changed = self.moving_command(command) if self._always_moving else self.next_command(command)
+        changed = self._in_stage(self.next_command, command)
         self.command.copy_(torch.where(due, changed, self.command))
         timer = self._memory["command_left"]
         timer.copy_(torch.where(due, self.command_duration(left), timer))
@@ -286,6 +292,14 @@ class Joystick(MujocoTask):
         """Return random numbers in [0, 1), (n, width) for each of `widths`, from a single draw, which is faster."""
         options: Any = {"generator": self._generator, "dtype": self.sim.dtype, "device": self.sim.device}
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
+
+    def _in_stage(self, draw: Callable[[torch.Tensor], torch.Tensor], chance: torch.Tensor) -> torch.Tensor:
+        """Return commands (n, 3) of the current stage; `draw` returns those of the last stage."""
+        if self._always_moving:
+            return self.moving_command(chance)
+        if self.curriculum is None:
+            return draw(chance)
+        return torch.where(self.stage == 0, self.moving_command(chance), draw(chance))
 
     def moving_command(self, chance: torch.Tensor) -> torch.Tensor:
         """Return commands (n, 3) for `always_moving`.

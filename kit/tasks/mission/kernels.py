@@ -234,7 +234,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
                 if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
                     holders += 1
             held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
-            there += c.presence * float(holders) + c.holding * float(holders * (holders - 1))
+            there += s.presence[0] * float(holders) + c.holding * float(holders * (holders - 1))
 
     nearer = float(0.0)
     for i in range(4):

@@ -69,7 +69,6 @@ class Constants:
     leash: float
     memory: float
     threat: float
-    presence: float
     holding: float
     pay: wp.vec4
 
@@ -78,7 +77,7 @@ class Constants:
 class Games:
     """State, observations and reward terms of all games; the arrays share memory with torch tensors.
 
-    `obs` is the observation of the attackers, `guard` that of the defenders.
+    `obs` is the observation of the attackers, `guard` that of the defenders; `presence` is the rule of this name.
     """
 
     attackers: wp.array2d(dtype=wp.vec4)
@@ -90,6 +89,7 @@ class Games:
     obs: wp.array2d(dtype=float)
     guard: wp.array2d(dtype=float)
     terms: wp.array(dtype=wp.vec4)
+    presence: wp.array(dtype=float)
 
 
 def constants(rules: Rules, guarded: bool) -> Any:
@@ -97,7 +97,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
     values = {f.name: getattr(rules, f.name) for f in fields(rules)}
     c = Constants()
     c.ticks, c.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
-    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "presence", "holding"):
+    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "holding"):
         setattr(c, name, values[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
         setattr(c, name, values[f"{name}_m"])

@@ -10,6 +10,7 @@ import gymnasium
 import torch
 from torch import nn
 
+from kit.envs.curriculum import Curriculum
 from kit.envs.play import HiddenState, Player, restart
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
@@ -18,6 +19,9 @@ from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
 STOCK = "stock"
+FIRST_PRESENCE = 0.03
+"""`Rules.presence` in the first stage of training. Without it, some teams never learn that the zone pays."""
+LESSONS = f"{FIRST_PRESENCE} per second for each attacker in the zone first; nothing once half of the games are won"
 BLOCK = 32
 """Threads per block, one game each. 4,096 games are then spread over all multiprocessors of a GPU: an H200 has 132."""
 _COMMON = (
@@ -72,7 +76,8 @@ class Mission(Task):
     video_speed = 15.0
     score = "win_rate"
     cameras = ("map",)
-    train_steps = 16_000_000
+    train_steps = 40_000_000
+    curriculum: Curriculum | None = Curriculum(stages=2, measure="win_rate", at_least=0.5, episodes=2000)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
     opponents = ("attackers", "defenders")
@@ -92,6 +97,8 @@ class Mission(Task):
         if own != STOCK:
             raise UserError(f"env_options {side}={own!r} cannot be set, because the {side} are the side that learns.")
         self.rules = Rules.of(options)
+        if side != "attackers" or "presence" in options:
+            self.curriculum = None
         self.action_space = gymnasium.spaces.MultiDiscrete([9] * UNITS[side])
         self.observation_space = numbers(SEES[side])
         sign = 1 if side == "attackers" else -1
@@ -109,7 +116,7 @@ class Mission(Task):
             ),
             ends=f"the zone has been held for {self.rules.hold_s:g} s",
             succeeds=held if side == "attackers" else defended,
-            lessons='with the defaults, then a branch of that run with env_options {"presence": 0} (07_mission)',
+            lessons=LESSONS if self.curriculum else "",
         )
 
     def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
@@ -140,6 +147,7 @@ class Mission(Task):
         self.terms = zeros(len(TERMS))
         self._commands = {side: zeros(units, dtype=torch.int64) for side, units in UNITS.items()}
         self._commands["defenders"].fill_(-1)
+        self._presence = torch.full((1,), self.rules.presence, device=self.device)
         self._mask, self._seeds = zeros(dtype=torch.bool), zeros(dtype=torch.int64)
         self._beside_torch = beside_torch
         self._renderers: dict[tuple[int, int], Any] = {}
@@ -148,6 +156,7 @@ class Mission(Task):
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(arrays, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
             arrays.obs, arrays.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)
+            arrays.presence = wp.from_torch(self._presence)
             commands = [wp.from_torch(self._commands[side]) for side in UNITS]
             inputs = [wp.from_torch(x) for x in (self._mask, self._seeds)]
             self._step = wp.launch(kernels.step, n, [constants, arrays, *commands], record_cmd=True, block_dim=BLOCK)
@@ -163,6 +172,8 @@ class Mission(Task):
 
     def advance(self, action: torch.Tensor) -> None:
         self._commands[self.side].copy_(action)
+        if self.curriculum is not None:
+            self._presence.copy_(torch.where(self.stage == 0, FIRST_PRESENCE, self.rules.presence))
         if self._opponent is not None:
             obs = self.guard if self.other == "defenders" else self.obs
             with torch.no_grad():

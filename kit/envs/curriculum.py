@@ -1,0 +1,92 @@
+"""Curriculum: train on easier stages of a task first, and go on when the policy succeeds often enough.
+
+    class MyTask(Task):
+        curriculum = Curriculum(stages=3, at_least=0.8)
+
+        def reset(self, mask, generator):
+            far = 0.1 + 0.2 * self.stage  # stage: int64 tensor without dimensions, 0 to 2
+
+    kit.train(env="my_tasks:MyTask", env_options={"curriculum": {"at_least": 0.9}})
+
+`curriculum` is true (the default), false (train on the last stage from the start) or a mapping of fields of
+`Curriculum` to values. Evaluations and videos use the last stage, which is the task itself. The stage is part of the
+env's snapshot, so a resumed run continues exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kit.errors import UserError, check_names, check_whole
+
+OPTION = "curriculum"
+"""Name of this option in env_options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """The number of stages, and when to go on to the next one."""
+
+    stages: int = 2
+    measure: str = "success"
+    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task."""
+    at_least: float = 0.8
+    """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
+    episodes: int = 100
+    """Window of the running mean: an exponential mean with weight 1/episodes per episode, 0 when a stage starts."""
+
+
+def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
+    """Return `own`, the env's curriculum, with the changes in `option`, the value of env_options `curriculum`."""
+    if option is False:
+        return None
+    if own is None:
+        raise UserError(f"env_options curriculum={option!r}: env={env!r} has no curriculum; leave it out.")
+    if option is True:
+        return own
+    if not isinstance(option, Mapping):
+        raise UserError(f"env_options curriculum={option!r} must be true, false, or a mapping such as at_least: 0.9.")
+    allowed = {"at_least": own.at_least, "episodes": own.episodes}
+    check_names("env_options curriculum", option, "the curriculum", allowed)
+    changed = dataclasses.replace(own, **option)
+    if isinstance(changed.at_least, bool) or not isinstance(changed.at_least, int | float) or not math.isfinite(
+        changed.at_least
+    ):
+        raise UserError(f"env_options curriculum at_least={changed.at_least!r} must be a number, such as 0.8.")
+    check_whole("env_options curriculum episodes", changed.episodes, 1)
+    return changed
+
+
+class Stages:
+    """The stage of a training env, and the running mean that decides when to go on."""
+
+    def __init__(self, curriculum: Curriculum, stage: torch.Tensor) -> None:
+        """`stage` () int64 is the task's `stage`, changed in place."""
+        self._curriculum, self._stage = curriculum, stage
+        self._mean = torch.zeros((), dtype=torch.float64, device=stage.device)
+        stage.zero_()
+
+    def count(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
+        """Count the episodes that ended, `done` (n,) bool, with their `info` (n,). Does not wait for a GPU."""
+        measure = self._curriculum.measure
+        if measure not in info:
+            raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
+        ended = done.sum()
+        mean = torch.where(done, info[measure].to(self._mean), 0.0).sum() / ended.clamp(min=1)
+        keep = (1.0 - 1.0 / self._curriculum.episodes) ** ended
+        self._mean.copy_(keep * self._mean + (1.0 - keep) * mean)
+        goes_on = (self._mean >= self._curriculum.at_least) & (self._stage < self._curriculum.stages - 1)
+        self._stage += goes_on
+        self._mean.masked_fill_(goes_on, 0.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"stage": self._stage.clone(), "mean": self._mean.clone()}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._stage.copy_(state["stage"])
+        self._mean.copy_(state["mean"])

@@ -1,0 +1,88 @@
+"""Record the last second before the physics of an env diverges: states, actions and randomised values.
+
+A training env keeps the recent states of its envs in memory. When one diverges (`Task.failed`), `take` returns its last
+second. The training process writes it to the run (`kit.runs.divergence`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from kit.envs.randomize import Randomizer
+    from kit.sim import Simulator
+
+SECONDS = 1.0
+"""Length of a recording in simulated seconds."""
+AT_MOST = 4
+"""Number of divergences that are recorded."""
+RECORDED_ENVS, UNREAD_STEPS = 256, 128
+"""On a GPU: number of envs that are recorded, and steps between two calls of `take` that a recording survives. Looking
+for a divergence after each step would wait for the GPU."""
+
+
+class Divergence(NamedTuple):
+    """The steps of one env up to the one that diverged: row t is the state before step t and the action of step t."""
+
+    env: int
+    length: int
+    """Number of steps of the episode, with the one that diverged."""
+    rows: dict[str, torch.Tensor]
+    """"qpos" (t, nq), "qvel" (t, nv), "action" (t, act), and "randomize.NAME" (t, values) for each randomised term."""
+
+
+class Recorder:
+    """A ring of the last steps of `sim`'s envs. Call `before` and `after` each step."""
+
+    def __init__(self, sim: Simulator, dt_s: float, n: int, act: int, randomizer: Randomizer | None) -> None:
+        self._on_cpu = sim.device.type == "cpu"
+        n = n if self._on_cpu else min(n, RECORDED_ENVS)
+        self._keep, self._n = max(1, round(SECONDS / dt_s)), n
+        drawn = {} if randomizer is None else {f"randomize.{name}": x[:n] for name, x in randomizer.drawn.items()}
+        self._sources = {"qpos": sim.qpos[:n], "qvel": sim.qvel[:n], **drawn}
+        self._widths = {name: x.shape[1] for name, x in self._sources.items()} | {"action": act}
+        steps = self._keep + (0 if self._on_cpu else UNREAD_STEPS)
+        width = sum(self._widths.values())
+        self._ring = torch.zeros(steps, n, width, dtype=sim.dtype, device=sim.device)
+        self._ended = torch.zeros(steps, n, dtype=torch.int64, device=sim.device)
+        """Length of the episode that diverged in this step; 0 if none did."""
+        self._row, self._unread = -1, 0
+        self._found: list[Divergence] = []
+        self._count = 0
+
+    def before(self, action: torch.Tensor) -> None:
+        """Record the current states, and `action` (n, act), which the env is about to take."""
+        self._row = (self._row + 1) % len(self._ring)
+        torch.cat([*self._sources.values(), action[: self._n].to(self._ring)], 1, out=self._ring[self._row])
+
+    def after(self, failed: torch.Tensor | None, length: torch.Tensor) -> None:
+        """Note which envs `failed` (n,) bool in this step, the last of an episode of `length` (n,) steps."""
+        if self._on_cpu:
+            for env in [] if failed is None else failed.nonzero().flatten().tolist():
+                self._add(env, self._row, int(length[env]))
+        else:
+            self._unread = min(self._unread + 1, UNREAD_STEPS)
+            ended = 0 if failed is None else length[: self._n] * failed[: self._n]
+            self._ended[self._row] = ended
+
+    def take(self) -> list[Divergence]:
+        """Return the divergences since the last call. On a GPU this waits for it."""
+        if not self._on_cpu and self._unread:
+            recent = (self._row - torch.arange(self._unread).flip(0)) % len(self._ring)
+            ended = self._ended[recent.to(self._ended.device)].cpu()
+            for at, env in ended.nonzero().tolist():
+                self._add(env, int(recent[at]), int(ended[at, env]))
+            self._unread = 0
+        found, self._found = self._found, []
+        return found
+
+    def _add(self, env: int, row: int, length: int) -> None:
+        if self._count == AT_MOST:
+            return
+        self._count += 1
+        steps = (row - torch.arange(min(length, self._keep)).flip(0)) % len(self._ring)
+        values = self._ring[steps.to(self._ring.device), env].cpu()
+        columns = values.split(list(self._widths.values()), 1)
+        self._found.append(Divergence(env, length, dict(zip(self._widths, columns, strict=True))))
