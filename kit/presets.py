@@ -37,7 +37,9 @@ GOALS: Row = {
 # Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 has a horizon of 33 steps;
 # reaching takes about 20 steps.
 TASKS: dict[tuple[str, str], Row] = {
-    ("Reach", "PPO"): {"n_envs": 8, "n_steps": 256, "batch_size": 256, "learning_rate": 1e-3},
+    **{(env, "PPO"): {
+        "n_envs": 8, "n_steps": 256, "batch_size": 256, "learning_rate": 1e-3,
+    } for env in ("Reach", "reach")},
     ("Reach", "A2C"): {
         "n_envs": 8, "n_steps": 8, "learning_rate": "lin_0.001", "gamma": 0.97, "gae_lambda": 0.95,
         "use_rms_prop": False, "normalize_advantage": True,
@@ -83,10 +85,11 @@ TASKS: dict[tuple[str, str], Row] = {
     ("PickAndPlace", "SAC"): GOALS | {
         "gradient_steps": 4, "batch_size": 256, "learning_starts": 3200, "tau": 0.01,
     },
-    # For a curriculum of two stages of two million steps each (notebook 04_walk). Without the first stage, the robot
-    # learns only to stand. tests/bench/README.md lists other settings that were tried.
-    ("Go1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
-    ("G1Joystick", "PPO"): WALK | {"n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128]},
+    # For the tasks' curriculum and four million steps (notebook 04_walk). Without its first stage, the robot learns
+    # only to stand. tests/bench/README.md lists other settings that were tried. "joystick" is for any robot.
+    **{(env, "PPO"): WALK | {
+        "n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128],
+    } for env in ("Go1Joystick", "G1Joystick", "joystick")},
 }  # fmt: skip
 
 # Used instead of `TASKS` on a GPU. With thousands of envs, a rollout of half a second is enough for an update. MuJoCo
@@ -94,5 +97,5 @@ TASKS: dict[tuple[str, str], Row] = {
 TASKS_ON_CUDA: dict[tuple[str, str], Row] = {
     (env, "PPO"): WALK | {
         "n_envs": 2048, "n_steps": 24, "batch_size": 12_288, "net_arch": [512, 256, 128], "activation_fn": "elu",
-    } for env in ("Go1Joystick", "G1Joystick")
+    } for env in ("Go1Joystick", "G1Joystick", "joystick")
 }  # fmt: skip

@@ -24,6 +24,8 @@ NAMES = ("env", "algo", "encoder")
 """Fields of RunConfig that may name a module, as module:NAME."""
 OWN = ("kit", "gymnasium")
 """Packages that are always trusted."""
+ROBOT_TASKS = ("joystick", "reach")
+"""Envs "joystick:ROBOT" and "reach:ROBOT" are kit's own tasks; ROBOT is a model, not a module."""
 TRUSTED_VARIABLE = "KIT_TRUSTED"
 """Environment variable of child processes: the names that their parent trusts, one per line."""
 
@@ -77,8 +79,9 @@ def permit(config: Config, trust: bool = False) -> None:
         name: str = getattr(config, field)
         if trust:
             _trusted.add(str(name))
-        if ":" in name:
-            check(name, name.partition(":")[0])
+        module = name.partition(":")[0]
+        if ":" in name and not (field == "env" and module in ROBOT_TASKS):  # these are kit's own, for a robot's model
+            check(name, module)
 
 
 def check(name: str, module: str) -> None:

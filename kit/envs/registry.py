@@ -44,6 +44,8 @@ _TASKS = {
     "Slide": "kit.tasks.fetch.task:Slide",
 }
 """Task name -> module:Class. The module is imported when the task is looked up."""
+_OF_ROBOTS = {"joystick": "kit.tasks.joystick.any_robot:AnyRobot", "reach": "kit.tasks.reach.any_arm:AnyArm"}
+"""Tasks for any robot, "joystick:ROBOT" -> module:Class; ROBOT is a name in the MuJoCo Menagerie, or a file."""
 MOVED = {
     "kit.envs.ant": "kit.tasks.ant",
     "kit.envs.dishwashing": "kit.tasks.dishwashing.task",
@@ -175,6 +177,8 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
         module, _, attribute = _TASKS[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     module, colon, attribute = env.partition(":")
+    if colon and module in trust.ROBOT_TASKS:
+        return _for_robot(env)
     module = MOVED.get(module, module)
     if colon and attribute.startswith("kit/"):
         return find(attribute)
@@ -192,6 +196,16 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     if isinstance(spec.entry_point, str):
         trust.check(env, spec.entry_point.partition(":")[0])
     return spec
+
+
+@functools.cache
+def _for_robot(env: str) -> type[Task]:
+    """Return the class of a task for any robot, such as "joystick:unitree_go2", with the robot as its attribute."""
+    kind, _, robot = env.partition(":")
+    module, _, attribute = _OF_ROBOTS[kind].partition(":")
+    task = getattr(importlib.import_module(module), attribute)
+    made: type[Task] = type(attribute, (task,), {"robot": robot, "name": env, "__doc__": task.__doc__})
+    return made
 
 
 def child_environ(config: RunConfig) -> dict[str, str]:

@@ -30,6 +30,7 @@ from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import complete
+from kit.trust import ROBOT_TASKS
 
 if TYPE_CHECKING:
     from kit.envs.contract import BatchEnv
@@ -190,7 +191,9 @@ def row_of(record: Algorithm, config: RunConfig, device: str) -> Row:
         named = NAMED[config.preset]
         return record.row | {"n_envs": named["n_envs"], **{name: named[name] for name in record.columns}}
     rows = TASKS if device == "cpu" else TASKS | TASKS_ON_CUDA
-    return rows.get((config.env, config.algo), record.row)
+    kind = config.env.partition(":")[0]
+    env = kind if kind in ROBOT_TASKS else config.env
+    return rows.get((env, config.algo), record.row)
 
 
 def device_of(config: RunConfig, images: bool) -> str:

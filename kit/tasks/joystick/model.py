@@ -1,19 +1,15 @@
-"""MuJoCo models of Unitree's G1 and Go1 from the MuJoCo Menagerie, with flat ground, foot contacts and sensors.
-
-The Menagerie's package downloads a robot on first use and caches it. If the environment variable `MENAGERIE_ROOT` names
-a folder, the robot is read from this folder.
-"""
+"""MuJoCo models of Unitree's G1 and Go1 from the MuJoCo Menagerie, with flat ground, foot contacts and sensors."""
 
 from __future__ import annotations
 
 import mujoco
 
-from kit.errors import UserError, need
 from kit.sim.studio import studio
 from kit.tasks.joystick.cameras import CAMERAS, add_arrow
+from kit.tasks.robot_file import fetch
 
 SITE_BASE, SITE_TORSO, FEET = "base", "torso", "foot{}"
-"""Names of sites, the same for every robot; see `_add_sensors`."""
+"""Names of sites, the same for every robot; see `add_sensors`."""
 
 _GEOM, _SITE = mujoco.mjtObj.mjOBJ_GEOM, mujoco.mjtObj.mjOBJ_SITE
 _FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA_FOUND,
@@ -26,20 +22,20 @@ def g1_model() -> mujoco.MjModel:
 
     Contacts: feet with floor, feet with each other and with the shins, hands with thighs.
     """
-    spec = _fetch("unitree_g1", "scene_mjx")
+    spec = fetch("unitree_g1", "scene_mjx")
     spec.delete(spec.geom("floor"))  # also deletes its contact pairs
     for pair in list(spec.pairs):
         spec.delete(pair)
-    _dress(spec)
+    dress(spec)
     sides = ("left", "right")
     feet = [f"{side}_foot_box_collision" for side in sides]
     for foot in feet:
-        _stand_on_floor(spec, foot, friction=0.6)
+        stand_on_floor(spec, foot, friction=0.6)
     crossed = [(feet[0], feet[1]), (feet[0], "right_shin_collision"), (feet[1], "left_shin_collision")]
     touching = [(f"{side}_hand_collision", f"{side}_thigh_collision") for side in sides]
     for one, two in crossed + touching:
         spec.add_pair(geomname1=one, geomname2=two, condim=1)
-    _add_sensors(spec, base="imu_in_pelvis", torso="imu_in_torso", feet=[f"{side}_foot" for side in sides], soles=feet)
+    add_sensors(spec, base="imu_in_pelvis", torso="imu_in_torso", feet=[f"{side}_foot" for side in sides], soles=feet)
     for number, pair in enumerate(crossed):
         _add_contact_sensor(spec, f"crossed{number}", *pair)
     for number, pair in enumerate(touching):
@@ -53,7 +49,7 @@ def g1_model() -> mujoco.MjModel:
 
 def go1_model() -> mujoco.MjModel:
     """Build the Go1: quadruped, 12 joints, 13 kg, standing in key frame "home"; physics at 250 Hz."""
-    spec = _fetch("unitree_go1", "go1")
+    spec = fetch("unitree_go1", "go1")
     spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
     spec.option.iterations, spec.option.ls_iterations = 5, 8
@@ -64,31 +60,14 @@ def go1_model() -> mujoco.MjModel:
         spec.joint(actuator.target).damping = [0.5, 0, 0]
     spec.material("dark").rgba = [0.32, 0.33, 0.35, 1]
     feet = ["FR", "FL", "RR", "RL"]
-    _dress(spec)
+    dress(spec)
     for foot in feet:
-        _stand_on_floor(spec, foot, friction=0.6)
-    _add_sensors(spec, base="imu", torso="imu", feet=feet, soles=feet)
+        stand_on_floor(spec, foot, friction=0.6)
+    add_sensors(spec, base="imu", torso="imu", feet=feet, soles=feet)
     return spec.compile()
 
 
-def _fetch(robot: str, entry: str) -> mujoco.MjSpec:
-    """Load a robot's model from the Menagerie without its sensors and cameras."""
-    menagerie = need("mujoco_menagerie", "all")
-    try:
-        spec = menagerie.get(robot).spec(entry)
-    except (menagerie.MenagerieError, OSError) as error:
-        raise UserError(
-            f"the model of {robot} could not be fetched ({error}); connect to the internet once, or set MENAGERIE_ROOT "
-            "to a folder that holds it."
-        ) from error
-    for sensor in list(spec.sensors):
-        spec.delete(sensor)
-    for camera in list(spec.cameras):
-        spec.delete(camera)
-    return spec
-
-
-def _dress(spec: mujoco.MjSpec) -> None:
+def dress(spec: mujoco.MjSpec) -> None:
     """Add lights, ground, cameras and the command arrow. `kit.tasks.joystick.cameras` moves cameras and arrow."""
     studio(spec, soft=True)
     spec.geom("floor").contype = spec.geom("floor").conaffinity = 0  # contacts only by explicit pairs
@@ -97,15 +76,17 @@ def _dress(spec: mujoco.MjSpec) -> None:
         spec.worldbody.add_camera(name=name, fovy=45)
 
 
-def _stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:
+def stand_on_floor(spec: mujoco.MjSpec, geom: str, friction: float) -> None:
     spec.add_pair(name=f"{geom}_floor", geomname1=geom, geomname2="floor", condim=3,
                   friction=[friction, friction, 0.005, 0.0001, 0.0001])  # fmt: skip
 
 
-def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], soles: list[str]) -> None:
+def add_sensors(
+    spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], soles: list[str], sole: mujoco.mjtObj = _GEOM
+) -> None:
     """Add sites and sensors, with the same names for every robot.
 
-    `base`, `torso` and `feet` are names of sites of the robot; `soles` are names of geoms.
+    `base`, `torso` and `feet` are names of sites of the robot; `soles` are names of geoms, or of bodies (`sole`).
     """
     for name, original in {
         SITE_BASE: base,
@@ -125,11 +106,14 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, torso: str, feet: list[str], so
         *((f"foot{i}_linvel_w", kinds.mjSENS_FRAMELINVEL, FEET.format(i)) for i in range(len(feet))),
     ):
         spec.add_sensor(name=name, type=kind, objtype=_SITE, objname=place)
-    for i, sole in enumerate(soles):
-        _add_contact_sensor(spec, f"foot{i}_contact", sole, "floor", force=True)
+    for i, name in enumerate(soles):
+        _add_contact_sensor(spec, f"foot{i}_contact", name, "floor", force=True, kind=sole)
 
 
-def _add_contact_sensor(spec: mujoco.MjSpec, name: str, geom: str, other: str, force: bool = False) -> None:
-    """Add a sensor of contacts between two geoms: number of contacts and, with `force`, their net force (3,), N."""
-    spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=_GEOM, objname=geom, reftype=_GEOM,
+def _add_contact_sensor(
+    spec: mujoco.MjSpec, name: str, one: str, other: str, force: bool = False, kind: mujoco.mjtObj = _GEOM
+) -> None:
+    """Add a sensor of contacts between a geom or body (`kind`) and a geom: number of contacts and, with `force`, their
+    net force (3,), N."""
+    spec.add_sensor(name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=kind, objname=one, reftype=_GEOM,
                     refname=other, intprm=[_FOUND | (_FORCE if force else 0), _NET_FORCE, 1])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Joystick tasks for two robots: Unitree's humanoid G1 and quadruped Go1."""
+"""Joystick tasks for Unitree's humanoid G1 and quadruped Go1, and for any legged robot."""
 
 from __future__ import annotations
 
@@ -100,27 +100,26 @@ class G1Joystick(Joystick):
         return self.touching("touching0", "touching1")
 
 
-def pose_kept(task: Go1Joystick) -> torch.Tensor:
+def pose_kept(task: Quadruped) -> torch.Tensor:
     """Joints close to the home pose, exp(-weighted squared deviation), with a small weight for the knees."""
     return torch.exp(-vecdot(task.joint_offset.square(), task.joint_costs))
 
 
-def torques(task: Go1Joystick) -> torch.Tensor:
+def torques(task: Quadruped) -> torch.Tensor:
     """Motor torques, norm plus sum of absolute values, N m."""
     force = task.actuator_force
     return force.norm(dim=1) + force.abs().sum(1)
 
 
-def energy(task: Go1Joystick) -> torch.Tensor:
+def energy(task: Quadruped) -> torch.Tensor:
     """Motor power, W."""
     return (task.sim.qvel[:, 6:] * task.actuator_force).abs().sum(1)
 
 
-class Go1Joystick(Joystick):
-    """A quadruped with 12 joints trots at a commanded velocity."""
+class Quadruped(Joystick):
+    """Rewards and commands of a robot with four legs, of the size of a Go1."""
 
-    name = "Go1Joystick"
-    train_steps = 2_000_000
+    train_steps = 4_000_000
     scene = views.GO1
     rewards: ClassVar[Rewards] = {
         "tracking_lin_vel": (1.0, r.tracking_lin_vel),
@@ -153,9 +152,8 @@ class Go1Joystick(Joystick):
     """Probability, for each component, that it changes when a new command is due."""
     command_chances = 9
     mean_command_s = 5.0
-
-    def __init__(self, always_moving: bool = False, weights: Mapping[str, float] | None = None) -> None:
-        super().__init__(go1_model(), always_moving, weights)
+    knees: tuple[int, ...] = (2, 5, 8, 11)
+    """Joints that may leave the home pose at a tenth of the cost."""
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
@@ -163,7 +161,7 @@ class Go1Joystick(Joystick):
         # The first access of `sim.actuator_force` computes it from the current state; after a step it is a substep old.
         # Access it before the first step, so that its values do not depend on when it is first used.
         self.actuator_force = sim.actuator_force  # (n, joints), N m
-        self.joint_costs = self.constant([1.0, 1.0, 0.1] * 4)  # small for the knees
+        self.joint_costs = self.constant([0.1 if i in self.knees else 1.0 for i in range(self.model.nu)])
 
     def first_command(self, chance: torch.Tensor) -> torch.Tensor:
         return between(chance[:, :3], -1.0, 1.0) * self._most_speed
@@ -174,3 +172,12 @@ class Go1Joystick(Joystick):
 
     def command_duration(self, chance: torch.Tensor) -> torch.Tensor:
         return -self.mean_command_s * torch.log1p(-chance)  # exponential
+
+
+class Go1Joystick(Quadruped):
+    """A quadruped with 12 joints trots at a commanded velocity."""
+
+    name = "Go1Joystick"
+
+    def __init__(self, always_moving: bool = False, weights: Mapping[str, float] | None = None) -> None:
+        super().__init__(go1_model(), always_moving, weights)

@@ -171,19 +171,27 @@ class Reach(MujocoTask):
         return self.toward(self._goal_w)
 
     def toward(self, target_w: torch.Tensor) -> torch.Tensor:
-        """Return actions (n, 7) that move the hand in a straight line to `target_w` (n, 3), world frame, m.
-
-        Damped least squares (Wampler, 1986): joint velocities J^T (J J^T + damping^2)^-1 v for the hand's velocity v.
-        """
-        axes_w, anchors_w = self.sim.xaxis[:, self._joint_ids], self.sim.xanchor[:, self._joint_ids]
-        jacobian_t = torch.linalg.cross(axes_w, self.hand_w.unsqueeze(1) - anchors_w)  # (n, 7, 3)
-        to_target_w = target_w - self.hand_w
-        distance = to_target_w.norm(dim=1, keepdim=True).clamp(min=1e-6)
-        velocity_w = to_target_w / distance * (HAND_GAIN_PER_S * distance).clamp(max=HAND_SPEED_MPS)
-        square = jacobian_t.mT @ jacobian_t + DAMPING_M**2 * torch.eye(3, dtype=target_w.dtype, device=target_w.device)
-        action = (jacobian_t @ torch.linalg.solve(square, velocity_w.unsqueeze(2))).squeeze(2)
-        return action / action.abs().amax(1, keepdim=True).clamp(min=1.0)
+        """Return actions (n, 7) that move the hand in a straight line to `target_w` (n, 3), world frame, m."""
+        return joint_speeds_towards(self.sim, self._joint_ids, self.hand_w, target_w)
 
     def info(self) -> dict[str, torch.Tensor]:
         rewards = {f"reward/{name}": term for name, term in self._terms.items()}
         return {"distance": self._distance, "within_5cm": self._distance < PRECISE_M, **rewards}
+
+
+def joint_speeds_towards(
+    sim: Simulator, joint_ids: torch.Tensor, hand_w: torch.Tensor, target_w: torch.Tensor
+) -> torch.Tensor:
+    """Return joint velocities (n, joints), rad/s, at most 1, that move a hand in a straight line to its target.
+
+    `joint_ids` (joints,): hinges from the base to the hand. `hand_w` and `target_w` (n, 3): world frame, m. Damped
+    least squares (Wampler, 1986): joint velocities J^T (J J^T + damping^2)^-1 v for the hand's velocity v.
+    """
+    axes_w, anchors_w = sim.xaxis[:, joint_ids], sim.xanchor[:, joint_ids]
+    jacobian_t = torch.linalg.cross(axes_w, hand_w.unsqueeze(1) - anchors_w)  # (n, joints, 3)
+    to_target_w = target_w - hand_w
+    distance = to_target_w.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    velocity_w = to_target_w / distance * (HAND_GAIN_PER_S * distance).clamp(max=HAND_SPEED_MPS)
+    square = jacobian_t.mT @ jacobian_t + DAMPING_M**2 * torch.eye(3, dtype=target_w.dtype, device=target_w.device)
+    action = (jacobian_t @ torch.linalg.solve(square, velocity_w.unsqueeze(2))).squeeze(2)
+    return action / action.abs().amax(1, keepdim=True).clamp(min=1.0)

@@ -1,0 +1,220 @@
+"""Find what a joystick task needs in the model of any legged robot: base, joints, feet, standing pose, motor gains.
+
+    robot = find_robot("unitree_go2")                  # a robot of the MuJoCo Menagerie, by name
+    robot = find_robot("my_dog.urdf", feet=["paw_l", "paw_r"], gains=[30, 0.6])  # your own MJCF or URDF
+
+What cannot be found raises a `UserError` that names the option to give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+
+from kit.errors import UserError, check_names
+from kit.tasks.joystick.model import add_sensors, dress, stand_on_floor
+from kit.tasks.robot_file import FREE, hinges, load, ranges, torque_limits
+
+SAME_HEIGHT = 0.1
+"""The lowest point of a limb is a foot if it is within this fraction of the standing height of the robot's lowest
+point."""
+SOLE = 0.03
+"""Geoms of a foot touch the ground if they are within this fraction of the standing height of the foot's lowest
+point."""
+STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
+"""Gains from a joint's torque limit: an error of 1 rad asks for the full torque (kp), and kd = 0.02 s · kp. The Go1
+then gets 24 to 36 N m/rad (35 in its own task), the hips of a G1 88 (75)."""
+FRICTION = 0.6
+
+
+class Legged(NamedTuple):
+    """A legged robot on flat ground, ready for a joystick task."""
+
+    model: mujoco.MjModel
+    feet: int
+    height_m: float
+    """Height of the base above the ground in the standing pose."""
+    mass_kg: float
+    knees: tuple[int, ...]
+    """Indices, among the motors, of the last joint of each leg."""
+
+
+def find_robot(
+    robot: str,
+    feet: Sequence[str] | None = None,
+    home: Mapping[str, float] | None = None,
+    gains: Sequence[float] | None = None,
+) -> Legged:
+    """Build the model of `robot`, a name in the MuJoCo Menagerie or the path of an MJCF or URDF file.
+
+    `feet`: names of the bodies that touch the ground. `home`: joint -> angle, rad, of the standing pose; joints that
+    are not named are at 0. `gains`: [kp, kd] of all motors, N m/rad and N m s/rad.
+    """
+    spec = load(robot)
+    base = _float(robot, spec)
+    original = spec.compile()
+    joints = hinges(robot, original, 1)
+    limits = torque_limits(original, joints)
+    kp, kd = _gains(robot, joints, limits, gains)
+    data = _standing(robot, original, joints, home)
+    soles = _soles(robot, original, data, feet)
+    height = float(data.qpos[2] - min(low for geoms in soles.values() for low in geoms.values()))
+    angles = [float(data.qpos[original.joint(name).qposadr[0]]) for name in joints]
+    _replace_motors(spec, joints, kp, kd, limits)
+    for geom in spec.geoms:
+        geom.contype = geom.conaffinity = 0
+    spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
+    spec.option.iterations, spec.option.ls_iterations = 5, 8
+    dress(spec)
+    for body, geoms in soles.items():
+        for geom in geoms:
+            stand_on_floor(spec, geom, FRICTION)
+        centre_w = np.mean([data.geom(geom).xpos for geom in geoms], 0)
+        centre_b = data.body(body).xmat.reshape(3, 3).T @ (centre_w - data.body(body).xpos)
+        spec.body(body).add_site(name=f"kit/{body}", pos=centre_b)
+    spec.body(base).add_site(name="kit/base")
+    sites = [f"kit/{body}" for body in soles]
+    add_sensors(spec, "kit/base", "kit/base", sites, list(soles), mujoco.mjtObj.mjOBJ_BODY)
+    spec.add_key(name="home", qpos=[0, 0, height, 1, 0, 0, 0, *angles], ctrl=angles)
+    knees = tuple(joints.index(_last_joint(original, body)) for body in soles)
+    mass_kg = float(original.body_subtreemass[original.body(base).id])
+    return Legged(spec.compile(), len(soles), height, mass_kg, knees)
+
+
+def _float(robot: str, spec: mujoco.MjSpec) -> str:
+    """Return the name of the body that moves freely; give a robot that stands fixed in the world a free joint."""
+    roots = list(spec.worldbody.bodies)
+    floating = [body for body in roots if any(joint.type == FREE for joint in body.joints)]
+    if not floating and len(roots) == 1 and not list(roots[0].joints):
+        spec.compiler.fusestatic = False  # else MuJoCo merges the root of a URDF into the world
+        roots[0].add_freejoint()
+        floating = roots
+    if len(floating) != 1:
+        raise UserError(f"robot {robot!r} has {len(floating)} bodies with a free joint; a legged robot has one.")
+    return str(floating[0].name)
+
+
+def _gains(
+    robot: str, joints: list[str], limits: list[float], gains: Sequence[float] | None
+) -> tuple[list[float], list[float]]:
+    """Return stiffness, N m/rad, and damping, N m s/rad, of each motor."""
+    if gains is not None:
+        valid = isinstance(gains, list | tuple) and len(gains) == 2 and all(type(x) in (int, float) for x in gains)
+        if not valid or gains[0] <= 0 or gains[1] < 0:
+            raise UserError(f"env_options gains={gains!r} must be [kp, kd], N m/rad and N m s/rad, such as [35, 0.5].")
+        return [float(gains[0])] * len(joints), [float(gains[1])] * len(joints)
+    if missing := [name for name, limit in zip(joints, limits, strict=True) if math.isinf(limit)]:
+        raise UserError(
+            f"robot {robot!r}: joint {missing[0]} has no torque limit, from which its motor's gains follow; set "
+            "env_options gains=[kp, kd], N m/rad and N m s/rad, such as [35, 0.5]."
+        )
+    kp = [STIFFNESS_PER_RAD * limit for limit in limits]
+    return kp, [DAMPING_S * stiffness for stiffness in kp]
+
+
+def _standing(robot: str, model: mujoco.MjModel, joints: list[str], home: Any) -> mujoco.MjData:
+    """Return the state of the standing pose: that of `home`, of a keyframe, or all joints at 0."""
+    data = mujoco.MjData(model)
+    if home is not None:
+        if not isinstance(home, Mapping) or any(type(angle) not in (int, float) for angle in home.values()):
+            raise UserError(f"env_options home={home!r} must map joints to angles in rad, such as knee: 0.8.")
+        check_names("env_options home", home, robot, joints)
+        for name, angle in home.items():
+            data.qpos[model.joint(name).qposadr[0]] = angle
+    elif model.nkey:
+        names = [model.key(i).name for i in range(model.nkey)]
+        preferred = [names.index(name) for name in ("home", "stand", "standing") if name in names]
+        data.qpos[:] = model.key(preferred[0] if preferred else 0).qpos
+    data.qpos[:7] = 0, 0, 0, 1, 0, 0, 0
+    for name, (low, high) in zip(joints, ranges(model, joints), strict=True):
+        angle = float(data.qpos[model.joint(name).qposadr[0]])
+        if not low - 1e-6 <= angle <= high + 1e-6:
+            raise UserError(
+                f"robot {robot!r}: joint {name} would stand at {angle:g} rad, outside its range of {low:g} to "
+                f"{high:g}; set env_options home to the standing pose, joint -> rad."
+            )
+    mujoco.mj_kinematics(model, data)
+    return data
+
+
+def _soles(
+    robot: str, model: mujoco.MjModel, data: mujoco.MjData, feet: Sequence[str] | None
+) -> dict[str, dict[str, float]]:
+    """Return body -> its geoms that touch the ground -> their lowest points, m, for each foot."""
+    lows = {
+        geom: _lowest(model, data, geom) for geom in range(model.ngeom)
+        if model.geom_contype[geom] or model.geom_conaffinity[geom]
+    }  # fmt: skip
+    bodies = {int(model.geom_bodyid[geom]) for geom in lows}
+    if feet is not None:
+        names = {model.body(body).name: body for body in bodies}
+        if not isinstance(feet, list | tuple) or len(feet) < 2:
+            raise UserError(f"env_options feet={feet!r} must be a list of at least two bodies of the robot.")
+        check_names("env_options feet", dict.fromkeys(feet), f"{robot}, as bodies with contacts,", names)
+        bodies = {names[name] for name in feet}
+    else:
+        parents = set(model.body_parentid.tolist())
+        bodies = {body for body in bodies if body not in parents and model.body_dofnum[body]}
+    if not bodies:
+        raise UserError(f"robot {robot!r} has no limbs with contacts; name its feet in env_options feet.")
+    by_body = {body: {geom: low for geom, low in lows.items() if model.geom_bodyid[geom] == body} for body in bodies}
+    ground = min(min(geoms.values()) for geoms in by_body.values())
+    height = max(1e-6, -ground)
+    found = {
+        body: {geom: low for geom, low in geoms.items() if low < min(geoms.values()) + SOLE * height}
+        for body, geoms in sorted(by_body.items())
+        if feet is not None or min(geoms.values()) < ground + SAME_HEIGHT * height
+    }
+    if len(found) < 2:
+        raise UserError(
+            f"robot {robot!r}: only {model.body(next(iter(found))).name} reaches the ground in its standing pose; set "
+            "env_options home to the standing pose, joint -> rad, or feet to its feet."
+        )
+    return {
+        model.body(body).name: {model.geom(geom).name: low for geom, low in geoms.items()}
+        for body, geoms in found.items()
+    }
+
+
+def _lowest(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> float:
+    """Return the height of a geom's lowest point, m; for cylinders and ellipsoids, of their box."""
+    kinds = mujoco.mjtGeom
+    kind, size, up = model.geom_type[geom], model.geom_size[geom], data.geom_xmat[geom].reshape(3, 3)[2]
+    z = float(data.geom_xpos[geom, 2])
+    if kind == kinds.mjGEOM_SPHERE:
+        return z - float(size[0])
+    if kind == kinds.mjGEOM_CAPSULE:
+        return z - float(size[0] + size[1] * abs(up[2]))
+    if kind == kinds.mjGEOM_MESH:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        return z + float((model.mesh_vert[first : first + model.mesh_vertnum[mesh]] @ up).min())
+    return z + float(model.geom_aabb[geom, :3] @ up - model.geom_aabb[geom, 3:] @ abs(up))
+
+
+def _last_joint(model: mujoco.MjModel, body: str) -> str:
+    """Return the joint that is nearest to `body` on the way to the base, the knee of a quadruped."""
+    at = model.body(body).id
+    while not model.body_jntnum[at]:
+        at = int(model.body_parentid[at])
+    return str(model.joint(int(model.body_jntadr[at])).name)
+
+
+def _replace_motors(
+    spec: mujoco.MjSpec, joints: list[str], kp: list[float], kd: list[float], limits: list[float]
+) -> None:
+    """Replace all actuators by one for the position of each joint, in the order of `joints`."""
+    for part in [*spec.actuators, *spec.keys, *spec.pairs]:
+        spec.delete(part)
+    for name, stiffness, damping, limit in zip(joints, kp, kd, limits, strict=True):
+        joint = spec.joint(name)
+        joint.damping, joint.stiffness = [damping, 0, 0], [0, 0, 0]
+        motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.set_to_position(kp=stiffness)
+        if math.isfinite(limit):
+            motor.forcelimited, motor.forcerange = True, (-limit, limit)

@@ -1,0 +1,105 @@
+"""Load a robot by its name in the MuJoCo Menagerie, or from an MJCF or URDF file of your own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from kit.errors import UserError, need, suggest
+
+SUFFIXES = (".xml", ".mjcf", ".urdf")
+HINGE, FREE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_FREE
+_KINDS = {mujoco.mjtJoint.mjJNT_SLIDE: "slides", mujoco.mjtJoint.mjJNT_BALL: "is a ball joint", FREE: "moves freely"}
+
+
+def load(robot: str) -> mujoco.MjSpec:
+    """Load the model of `robot` without sensors, cameras and what is fixed to the world; name all of its parts."""
+    path = Path(robot).expanduser()
+    if path.suffix not in SUFFIXES:
+        spec = fetch(robot)
+    elif not path.is_file():
+        raise UserError(f"the robot's file {robot} does not exist in {Path.cwd()}; put it there.")
+    else:
+        try:
+            spec = mujoco.MjSpec.from_file(str(path))
+        except ValueError as error:
+            raise UserError(f"MuJoCo cannot read the robot's file {robot}: {str(error).strip()}.") from None
+        without_sensors(spec)
+    for geom in list(spec.worldbody.geoms):
+        spec.delete(geom)
+    for kind, parts in (("geom", spec.geoms), ("joint", spec.joints), ("body", spec.bodies)):
+        for number, part in enumerate(parts):
+            part.name = part.name or f"{kind}{number}"
+    return spec
+
+
+def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:
+    """Load a robot's model from the Menagerie without its sensors and cameras; `entry` None: the default model.
+
+    The Menagerie's package downloads a robot on first use and caches it. If the environment variable `MENAGERIE_ROOT`
+    names a folder, the robot is read from this folder.
+    """
+    menagerie = need("mujoco_menagerie", "all")
+    if robot not in (names := menagerie.names()):
+        files = " or ".join(SUFFIXES)
+        raise UserError(f"robot {robot!r} is not in the MuJoCo Menagerie, nor a {files} file; {suggest(robot, names)}.")
+    try:
+        spec: mujoco.MjSpec = menagerie.get(robot).spec(entry)
+    except (menagerie.MenagerieError, OSError) as error:
+        raise UserError(
+            f"the model of {robot} could not be fetched ({error}); connect to the internet once, or set MENAGERIE_ROOT "
+            "to a folder that holds it."
+        ) from error
+    without_sensors(spec)
+    return spec
+
+
+def without_sensors(spec: mujoco.MjSpec) -> None:
+    """Delete the sensors and cameras of `spec`."""
+    for part in [*spec.sensors, *spec.cameras]:
+        spec.delete(part)
+
+
+def hinges(robot: str, model: mujoco.MjModel, first: int = 0) -> list[str]:
+    """Return the names of the joints from number `first` on, in the order of qpos.
+
+    Raises `UserError` if they are not all hinges, or if tendons or equality constraints tie them together.
+    """
+    if model.ntendon or model.neq:
+        what = "tendons" if model.ntendon else "equality constraints, such as closed loops"
+        raise UserError(f"robot {robot!r} has {what}, which are not supported; remove them from a copy of its file.")
+    for joint in map(model.joint, range(first, model.njnt)):
+        if joint.type[0] != HINGE:
+            kind = _KINDS[mujoco.mjtJoint(joint.type[0])]
+            raise UserError(f"robot {robot!r}: joint {joint.name} {kind}, and only hinges are supported; weld it.")
+    if model.njnt <= first:
+        raise UserError(f"robot {robot!r} has no joints, so it cannot move.")
+    return [model.joint(i).name for i in range(first, model.njnt)]
+
+
+def torque_limits(model: mujoco.MjModel, joints: list[str]) -> list[float]:
+    """Return the greatest torque of each joint, N m; infinite if the model has no limit."""
+    limits = []
+    for name in joints:
+        joint = model.joint(name).id
+        found = [float(model.jnt_actfrcrange[joint, 1])] if model.jnt_actfrclimited[joint] else []
+        for motor in np.flatnonzero(model.actuator_trnid[:, 0] == joint):
+            gear = abs(float(model.actuator_gear[motor, 0]))
+            if model.actuator_forcelimited[motor]:
+                found.append(gear * float(model.actuator_forcerange[motor, 1]))
+            elif model.actuator_biastype[motor] == mujoco.mjtBias.mjBIAS_NONE and model.actuator_ctrllimited[motor]:
+                found.append(gear * float(model.actuator_gainprm[motor, 0] * model.actuator_ctrlrange[motor, 1]))
+        limits.append(min([limit for limit in found if limit > 0], default=math.inf))
+    return limits
+
+
+def ranges(model: mujoco.MjModel, joints: list[str]) -> list[tuple[float, float]]:
+    """Return the range of each joint, rad; infinite if it has no limits."""
+    found = [model.joint(name) for name in joints]
+    return [
+        (float(joint.range[0]), float(joint.range[1])) if model.jnt_limited[joint.id] else (-math.inf, math.inf)
+        for joint in found
+    ]
