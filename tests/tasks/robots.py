@@ -6,13 +6,13 @@ from pathlib import Path
 
 LEG = """
     <body name="{name}_hip" pos="{x} {y} 0">
-      <joint name="{name}_hip" axis="1 0 0" range="-0.8 0.8" actuatorfrcrange="-20 20"/>
+      <joint name="{name}_hip" axis="1 0 0" range="-0.8 0.8" actuatorfrcrange="-35 35"/>
       <geom type="sphere" size="0.04" mass="0.5"/>
       <body name="{name}_thigh">
-        <joint name="{name}_thigh" axis="0 1 0" range="-1 3" actuatorfrcrange="-20 20"/>
+        <joint name="{name}_thigh" axis="0 1 0" range="-1 3" actuatorfrcrange="-35 35"/>
         <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.025" mass="0.6"/>
         <body name="{name}_shin" pos="0 0 -0.2">
-          <joint name="{name}_knee" axis="0 1 0" range="-2.6 -0.2" actuatorfrcrange="-20 20"/>
+          <joint name="{name}_knee" axis="0 1 0" range="-2.6 -0.2" actuatorfrcrange="-35 35"/>
           <geom type="capsule" fromto="0 0 0 0 0 -0.17" size="0.015" mass="0.2"/>
           <geom type="sphere" pos="0 0 -0.2" size="0.02" mass="0.05"/>
         </body>
@@ -71,7 +71,7 @@ def _joint(
     return (
         f'<joint name="{name}" type="revolute"><parent link="{parent}"/><child link="{child}"/>'
         f'<origin xyz="{at[0]} {at[1]} {at[2]}"/><axis xyz="{axis}"/>'
-        f'<limit lower="{limits[0]}" upper="{limits[1]}" effort="20" velocity="20"/></joint>'
+        f'<limit lower="{limits[0]}" upper="{limits[1]}" effort="35" velocity="20"/></joint>'
     )
 
 
