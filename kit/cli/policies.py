@@ -28,6 +28,9 @@ def add_commands(add: Add) -> None:
     record = add("record", "record episodes of a policy as a dataset in Minari's format", _record)
     record.add_argument("source", metavar="RUN|scripted[:NAME]", help="a run, or a scripted policy of the task --env")
     record.add_argument("output", metavar="FOLDER", help="the folder to write, which must not exist")
+    for sub in (evaluate, video):
+        changes = "changes of the run's env_options, such as another friction"
+        sub.add_argument("--env-options", default="{}", metavar="JSON", help=changes)
     for sub, use in ((record, "of a scripted policy"), (view, "without RUN")):
         sub.add_argument("--env", default="Reach", help=f"the task {use}; default: Reach")
         sub.add_argument("--env-options", default="", metavar="JSON", help="options of that task; default: none")
@@ -62,7 +65,8 @@ def _step(text: str) -> int | str:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    scores = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust)
+    changes = RunConfig.from_text("env_options", options.env_options)
+    scores = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust, env_options=changes)
     rate = "" if scores["success_rate"] is None else f", success {scores['success_rate']:.1%}"
     line = f"{scores['episodes']} episodes: return {scores['mean_return']:.2f} ± {scores['std_return']:.2f}{rate}"
     others = [f"{name:32} {value:10.3f}" for name, value in scores.items() if name not in HEADLINE]
@@ -92,7 +96,10 @@ def _video(options: argparse.Namespace) -> int:
             played, text = failures_first(run, options.step)
             print(text, file=sys.stderr)
             episodes = played[:episodes]
-        path = record(run, options.step, cameras, episodes, options.size, options.output, on_frame)
+        changes = RunConfig.from_text("env_options", options.env_options)
+        path = record(
+            run, options.step, cameras, episodes, options.size, options.output, on_frame, env_options=changes
+        )  # fmt: skip
     print(path)
     return 0
 

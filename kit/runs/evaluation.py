@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,12 +105,14 @@ def evaluate(
     step: int | str | None = None,
     scripted: bool | str = False,
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate the policy of `step` (default: the best) over `episodes` test episodes, with deterministic actions.
 
     `scripted`: evaluate the task's scripted policy instead; a string names one of `Task.scripts`. The test
-    episodes differ from the training episodes and from the validation episodes, which selected the best policy. `trust`
-    as in `kit.resume`.
+    episodes differ from the training episodes and from the validation episodes, which selected the best policy.
+    `env_options`: changes of the run's own, such as {"randomize": {"friction": [0.2, 0.2]}}. `trust` as in
+    `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task does not define success),
     "mean_length" (env steps)}, and the task's own metrics (`Task.info`), such as Reach's "within_5cm".
@@ -118,13 +120,18 @@ def evaluate(
     if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
     run = opened(run, trust)
-    evaluator = Evaluator(run.config.replace(device="cpu"), episodes)
+    evaluator = Evaluator(elsewhere(run.config, env_options), episodes)
     with one_thread():
         script = Script(evaluator.env, scripted if isinstance(scripted, str) else None) if scripted else None
         result = evaluator(script or run.policy(step).as_actor())
     evaluator.close()
     assert result is not None
     return result
+
+
+def elsewhere(config: RunConfig, env_options: Mapping[str, Any] | None) -> RunConfig:
+    """Return `config` on the CPU, with changes of its `env_options`."""
+    return config.replace(device="cpu", env_options={**config.env_options, **(env_options or {})})
 
 
 class Script:

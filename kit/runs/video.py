@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from kit.errors import UserError, need
 from kit.format.leftovers import temporary
 from kit.machine.settings import one_thread
-from kit.runs.evaluation import EVAL_SEED
+from kit.runs.evaluation import EVAL_SEED, elsewhere
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
 
@@ -50,12 +51,14 @@ class View(NamedTuple):
     """A policy of `run`, seen by one camera (default: the task's first).
 
     `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic; an untrained policy's are sampled.
+    `env_options`: changes of the run's own, as in `kit.evaluate`.
     """
 
     run: Run
     step: int | str | None = None
     camera: str = ""
     title: str = ""
+    env_options: Mapping[str, Any] = MappingProxyType({})
 
 
 def record(
@@ -67,18 +70,21 @@ def record(
     path: Path | None = None,
     on_frame: Progress = no_progress,
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Record a video (mp4) of the policy of `step`; return its path.
 
     Cameras are side by side, each `size` x `size` pixels. `episodes`: how many, or a list of episode numbers. The
-    default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes.
-    Needs the extra `video`. `trust` as in `kit.resume`.
+    default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes and
+    with `env_options`, which are changes of the run's own. Needs the extra `video`. `trust` as in `kit.resume`.
     """
     run = opened(run, trust)
     saved = run.find_or_new(step)
     number = saved.step if saved else 0
-    views = [View(run, number, camera, camera if len(cameras or ()) > 1 else "") for camera in cameras or ("",)]
-    folder = run.path / "videos" if isinstance(episodes, int) else run.path / "videos" / "chosen"
+    titled, options = len(cameras or ()) > 1, env_options or {}
+    views = [View(run, number, camera, camera if titled else "", options) for camera in cameras or ("",)]
+    usual = isinstance(episodes, int) and not options
+    folder = run.path / "videos" if usual else run.path / "videos" / "chosen"
     return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
 
 
@@ -178,9 +184,9 @@ def _alone(path: Path) -> Iterator[None]:
 
 @one_thread()
 def _render(views: Sequence[View], path: Path, episodes: int | Sequence[int], size: int, on_frame: Progress) -> None:
-    policies: dict[tuple[Path, Any], list[View]] = {}
+    policies: dict[tuple[Path, Any, str], list[View]] = {}
     for view in views:
-        policies.setdefault((view.run.path, view.step), []).append(view)
+        policies.setdefault((view.run.path, view.step, repr(view.env_options)), []).append(view)
     players = [_Player(views) for views in policies.values()]
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     numbers = range(episodes) if isinstance(episodes, int) else episodes
@@ -261,7 +267,7 @@ class _Player:
         self._views = views
         saved = run.find_or_new(step)
         self._actor = load_policy(run.config, saved).as_actor(deterministic=not run.is_untrained(saved))
-        self.env = make_env(run.config.replace(device="cpu"), 1, self._seed, 1)
+        self.env = make_env(elsewhere(run.config, views[0].env_options), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:
             if camera not in self.env.cameras:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,10 +91,19 @@ def checkpoints_side_by_side(
     return _video([View(run, step, camera, _title(run, step)) for step in steps], episodes)
 
 
-def runs_side_by_side(runs: Sequence[Run], camera: str | None = None, episodes: int = EPISODES) -> Page:
-    """Video of the best policies of `runs` in the same episodes. The runs must have the same task and seed."""
-    camera = camera or _cameras(runs[0])[0]
-    return _video([View(run, run.find().step, camera, f"{run.config.algo}, {run.name}") for run in runs], episodes)
+def runs_side_by_side(
+    runs: Sequence[Run],
+    camera: str | None = None,
+    episodes: int = EPISODES,
+    env_options: Mapping[str, Any] | None = None,
+) -> Page:
+    """Video of the best policies of `runs` in the same episodes. The runs must have the same task and seed.
+
+    `env_options`: changes of the runs' own, such as {"randomize": {"friction": [0.2, 0.2]}}.
+    """
+    camera, changes = camera or _cameras(runs[0])[0], env_options or {}
+    views = [View(run, run.find().step, camera, f"{run.config.algo}, {run.name}", changes) for run in runs]
+    return _video(views, episodes)
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:

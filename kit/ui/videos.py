@@ -51,11 +51,12 @@ class PolicyVideo:
         A single view from the default camera, of the first `EPISODES` episodes, has the same path as in `kit video`:
         `videos/step_<step>.mp4`. The name of any other video, in `videos/views`, is a hash of views, size and episodes.
         """
-        run, step, camera, _ = self.views[0]
+        run, step, camera, _, options = self.views[0]
         folder = run.path / "videos"
-        if len(self.views) == 1 and not camera and self.episodes == EPISODES:
+        if len(self.views) == 1 and not camera and self.episodes == EPISODES and not options:
             return folder / f"step_{step:09d}.mp4"
-        key = [(view.run.name, *view[1:]) for view in self.views], self.size, self.episodes
+        views = [(view.run.name, *view[1:4], *([dict(options)] if options else [])) for view in self.views]
+        key = views, self.size, self.episodes
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
     def file(self) -> Path:

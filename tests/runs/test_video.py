@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import kit
+from kit.errors import UserError
 from kit.runs import video
 from kit.runs.run import Run
 from kit.runs.video import View, record, timing
+from kit.ui.videos import PolicyVideo
 from tests.runs.crash import create
 
 SIZE, EPISODES = 448, 10
@@ -137,3 +139,20 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [episode for episode, *_ in played] == order and sorted(order) == list(range(8))
     assert [how for _, *how in played] == sorted(how for _, *how in played), "failures, then successes, by return"
     assert text == f"{sum(not success for _, success, _ in played)} of 8 episodes failed"
+
+
+def test_a_policy_is_judged_and_shown_in_a_changed_env(tmp_path: Path) -> None:
+    """Actions that arrive five steps late, and an option that the task does not have."""
+    pytest.importorskip("mediapy")
+    fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": {"n_steps": 64}}
+    run = kit.train(env="Reach", total_steps=512, runs_dir=str(tmp_path), **fields)
+    late = {"randomize": {"delay": [5, 5]}}
+    usual, changed = (kit.evaluate(run, 4, env_options=options) for options in (None, late))
+    assert usual == kit.evaluate(run, 4) and changed["mean_return"] != usual["mean_return"]
+    path = record(run, episodes=1, size=64, env_options=late)
+    assert path.parent == run.path / "videos" / "chosen" and run.videos == []
+    videos = [PolicyVideo((View(run, 512, "", "", options),)).path for options in ({}, late, {"randomize": True})]
+    assert videos[0].parent.name == "videos" and videos[1].parent.name == videos[2].parent.name == "views"
+    assert videos[1] != videos[2]
+    with pytest.raises(UserError, match="env_options wind=3 is not one of Reach's"):
+        kit.evaluate(run, 4, env_options={"wind": 3})

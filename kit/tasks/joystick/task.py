@@ -83,7 +83,7 @@ class Joystick(MujocoTask):
     groups = (POLICY,)
     score = "success_rate"
     cameras = views.CAMERAS
-    curriculum: Curriculum | None = Curriculum(stages=2, at_least=0.8)
+    curriculum: Curriculum | None = Curriculum(stages=2, at_least=0.5)
 
     scene: views.Scene
     rewards: ClassVar[Rewards]
