@@ -10,7 +10,8 @@
     kit.train(env="my_tasks:MyTask", env_options={"randomize": {"mass": [0.5, 2.0], "delay": True}})
 
 `randomize` is true for all terms of the task, a list of term names, or a mapping from names to true or [low, high].
-Without it nothing is randomised. Random numbers come from the env's generator and are part of its snapshot.
+Without it nothing is randomised. In tasks with a curriculum, randomisation begins with the last stage. Random numbers
+come from the env's generator and are part of its snapshot.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 OPTION = "randomize"
 """Name of this option in env_options."""
+ACTIVE = "active"
+"""Entry of `Randomizer.state`: whether each env's episode is randomised."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,9 +133,18 @@ class Randomizer:
     """Draw and apply `terms` for `n` envs. `sim` is the task's simulator, None without MuJoCo."""
 
     def __init__(
-        self, terms: Mapping[str, Term], n: int, control_dt_s: float, sim: Simulator | None, device: torch.device
+        self,
+        terms: Mapping[str, Term],
+        n: int,
+        control_dt_s: float,
+        sim: Simulator | None,
+        device: torch.device,
+        begun: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        self.terms, self.n = terms, n
+        """`begun`: function that returns () bool, whether new episodes are randomised; None: always."""
+        self.terms, self.n, self._begun = terms, n, begun
+        self._active = torch.ones(n, dtype=torch.bool, device=device)
+        """Whether the env's current episode is randomised."""
         self._every = {name: max(1, round(t.every_s / control_dt_s)) for name, t in terms.items() if t.every_s}
         self._noise = [term for term in terms.values() if isinstance(term, ObservationNoise)]
         self._delays = [name for name, term in terms.items() if isinstance(term, ActionDelay)]
@@ -163,6 +175,8 @@ class Randomizer:
 
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
         """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
+        if self._begun is not None:
+            self._active = torch.where(envs, self._begun(), self._active)
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
@@ -170,6 +184,7 @@ class Randomizer:
 
     def apply(self, drawn: Mapping[str, torch.Tensor]) -> None:
         """Replace the random numbers by `drawn`, term -> (n, values), and apply them to the model."""
+        self._active.fill_(True)
         for name, value in drawn.items():
             self.drawn[name].copy_(value)
         if self._sim is not None and self._fields:
@@ -192,7 +207,7 @@ class Randomizer:
         if self._recent is None:
             self._recent = torch.zeros(self.n, longest + 1, *action.shape[1:], dtype=action.dtype, device=action.device)
         self._recent = torch.cat([action.unsqueeze(1), self._recent[:, :-1]], 1)
-        delays = torch.stack([self.drawn[name] for name in self._delays]).sum(0)
+        delays = torch.stack([self.drawn[name] for name in self._delays]).sum(0) * self._active.unsqueeze(1)
         delay = delays.long().view(-1, 1, *[1] * (action.ndim - 1))
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
@@ -203,8 +218,10 @@ class Randomizer:
         for term in self._noise:
 
             def add_noise(entry: torch.Tensor, term: Term = term) -> torch.Tensor:
-                real = entry.is_floating_point()
-                return entry + term.draw(tuple(entry.shape), generator, entry.dtype) if real else entry
+                if not entry.is_floating_point():
+                    return entry
+                active = self._active.view(-1, *[1] * (entry.ndim - 1))
+                return entry + term.draw(tuple(entry.shape), generator, entry.dtype) * active
 
             obs = tree_map(add_noise, obs)
         return obs
@@ -232,16 +249,20 @@ class Randomizer:
                 term = self.terms[name]
                 assert isinstance(term, ModelTerm)
                 term.apply(value, self.drawn[name], self._rows[name])
-            sim.parameter(field).copy_(value)
+            active = self._active.view(-1, *[1] * (value.ndim - 1))
+            sim.parameter(field).copy_(torch.where(active, value, self._compiled[field]))
         sim.derive(envs)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copy the random numbers, step counts and stored actions. Model fields are in the simulator's snapshot."""
         recent = {} if self._recent is None else {"late": self._recent.clone()}
-        return {"age": self._age.clone(), **{name: x.clone() for name, x in self.drawn.items()}, **recent}
+        drawn = {name: number.clone() for name, number in self.drawn.items()}
+        return {"age": self._age.clone(), ACTIVE: self._active.clone(), **drawn, **recent}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self._age.copy_(state["age"])
+        if ACTIVE in state:  # snapshots of kit 0.2 lack it
+            self._active.copy_(state[ACTIVE])
         for name, value in self.drawn.items():
             value.copy_(state[name])
         self._recent = state["late"].to(self._age.device, copy=True) if "late" in state else None

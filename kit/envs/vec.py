@@ -67,7 +67,8 @@ class TensorEnv(BatchEnv):
         self.randomizer: Randomizer | None = None
         if task.randomized:
             sim = task.sim if isinstance(task, MujocoTask) else None
-            self.randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device)
+            begun = None if task.curriculum is None else self._in_last_stage
+            self.randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device, begun)
         self.reset(seed)
 
     @property
@@ -221,6 +222,10 @@ class TensorEnv(BatchEnv):
         self._length = snapshot["length"].to(self._length, copy=True)
         self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None
         self._generator.set_state(snapshot["generator"].cpu())
+
+    def _in_last_stage(self) -> torch.Tensor:
+        assert self.task.curriculum is not None
+        return self.task.stage == self.task.curriculum.stages - 1
 
     def _restore_stage(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Continue at the stage in `snapshot`; without one, as in evaluations and runs of kit 0.2, in the last."""

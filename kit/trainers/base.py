@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 from torch.optim import Optimizer
 
 from kit.encoders.frozen import FrozenView
-from kit.envs import curriculum
+from kit.envs import curriculum, randomize
 from kit.envs.contract import BatchEnv
 from kit.envs.divergence import Divergence
 from kit.envs.obs import Obs, from_leaves, leaves, tree_map
@@ -26,6 +26,8 @@ from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
+NEW_IN_ENV = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
+"""Parts of an env's snapshot that runs of kit 0.2 lack; they continue without a curriculum."""
 READ_EVERY = 4
 """On a GPU, metrics are by default logged at most every `READ_EVERY` iterations, since reading them waits for the GPU.
 Off-policy trainers count steps of all envs instead of iterations, and raise a smaller `log_interval` to this value."""
@@ -292,7 +294,7 @@ class TensorTrainer(BaseAlgorithm):
         return all(
             name in snapshot and snapshot[name].shape == value.shape and snapshot[name].dtype == value.dtype
             for name, value in self.tensor_env.snapshot().items()
-            if not name.startswith(f"{curriculum.OPTION}.")  # runs of kit 0.2 have no curriculum, and go on without one
+            if not name.startswith(NEW_IN_ENV)
         )
 
     def load_policy(self, state: State) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import kit
 from kit.envs import make_vec
+from kit.envs.curriculum import Curriculum
 from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.errors import UserError
 from kit.sim.warp import WarpSim
@@ -105,3 +106,27 @@ def test_nothing_is_randomised_by_default() -> None:
 def test_invalid_randomize_options_are_refused(option: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         kit.resolve(kit.RunConfig(env=ENV, env_options={"randomize": option}))
+
+
+class Taught(Varied):
+    """In three stages; the number of the stage is all that a policy sees of it."""
+
+    curriculum = Curriculum(stages=3, at_least=0.5, episodes=10)
+
+
+def test_randomisation_begins_with_the_last_stage_and_the_next_episode(simulator: None) -> None:
+    """Before that a mass of 1 kg starts with 1 m/s, no delay and no noise. Delayed by a step, it starts with 0."""
+    terms = {"mass": [2, 2], "delay": True, "noise": [0.25, 0.25]}
+    env, other = (make_vec(f"{__name__}:Taught", 3, seed=s, env_options={"randomize": terms}) for s in (0, 1))
+    env.start_training(seed=0)
+    assert env.step(PUSH)[0].tolist() == [[1, 1]] * 3
+    env.task.stage.fill_(2)
+    assert env.step(PUSH)[0].tolist() == [[3, 2]] * 3, "the episode goes on as it began"
+    env.step(PUSH)  # at 6 m the first episode ends
+    other.start_training(seed=1)
+    other.restore(env.snapshot())
+    for last in (env, other):
+        assert last.step(PUSH)[0].tolist() == [[0.25, 0.25]] * 3, "nothing but noise, as the first action is late"
+        assert last.step(PUSH)[0].tolist() == [[0.75, 0.75]] * 3, "1 N moves 2 kg"
+    judged = make_vec(f"{__name__}:Taught", 3, env_options={"randomize": terms})
+    assert judged.step(PUSH)[0].tolist() == [[0.25, 0.25]] * 3, "evaluations are randomised"

@@ -23,29 +23,28 @@ SMALL_WALK = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_go1_trains_in_two_stages(workplace: Path) -> None:
+def test_go1_trains_and_is_tried_on_other_grounds(workplace: Path) -> None:
     menagerie = pytest.importorskip("mujoco_menagerie")
     try:
         menagerie.load("unitree_go1", "go1")
     except menagerie.MenagerieError as error:
         pytest.skip(f"no model of the Go1: {error}")
     (workplace / "puppies.py").write_text(PUPPY)
-    little = {"total_steps": 256, "branch_steps": 256, "without_steps": 256, "n_envs": 4, "eval_every": 256}
-    little |= {"episodes": 2, "film_episodes": 1}
+    little = {"total_steps": 256, "without_steps": 256, "n_envs": 4, "eval_every": 256}
+    little |= {"episodes": 2, "film_episodes": 1, "ground_episodes": 1}
     little |= {"env": "puppies:Puppy", "runs_dir": "walks", "run_name": "walk"}
     shown = execute("04_walk", workplace, overrides=SMALL_WALK, **little)
     assert "No GPU here" not in shown
     run = Run(workplace / "walks" / "walk")
-    second, third = (Run(path) for path in sorted(run.path.parent.iterdir()) if path.name != "walk")
-    for each in (run, second, third):
+    (second,) = (Run(path) for path in run.path.parent.iterdir() if path.name != "walk")
+    for each in (run, second):
         assert (each.status()["state"], each.status()["step"]) == ("finished", 256)
-    assert [each.config.env_options["always_moving"] for each in (run, second)] == [True, False]
-    assert second.parent == ("walk", 256) and third.parent == (second.name, 256)
-    assert list(third.config.env_options["weights"].values()) == [0.0]
+    assert run.rows()[-1].keys() >= {"test/step"} and second.parent == ("walk", 256)
+    assert list(second.config.env_options["weights"].values()) == [0.0]
     assert re.search(r"puppies:Puppy with PPO: \d+ % success after 256 steps", shown)
     assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
-    assert shown.count("data:video/mp4;base64") == 3, "report, three cameras, with and without the term"
-    assert shown.count('"image/png": ') == 6, "commands, reward terms and stages; the poster of each video"
+    assert shown.count("data:video/mp4;base64") == 4, "report, three cameras, two dogs late, with and without the term"
+    assert shown.count('"image/png": ') == 7, "commands, pay and stages; the poster of each video"
 
 
 def test_g1_run_without_gpu_is_reduced_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,12 +70,12 @@ def test_team_trains_in_stages_and_against_trained_defenders(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KIT_EVAL_EPISODES", "2")
-    small = {"n_envs": 32, "total_steps": 512, "branch_steps": 512, "rival_steps": 512, "eval_every": 512}
+    small = {"n_envs": 32, "total_steps": 512, "rival_steps": 512, "eval_every": 512}
     small |= {"checkpoint_every": 512, "runs_dir": "games", "episodes": 2, "overrides": {"n_steps": 16}}
     shown = execute("07_mission", workplace, **small, env_options={"endurance_s": 10.0})
     games = {run.name: run for run in local_runs(workplace / "games")}
-    assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
-    assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
+    assert len(games) == 3 and all(run.status()["state"] == "finished" for run in games.values())
+    assert sorted(run.parent is not None for run in games.values()) == [False, False, True]
     assert "video/mp4" in shown and "reward/capture" in shown and "per defender (3)" in shown
     by_hand, reward = re.findall(r"by hand (\S+), reward (\S+)\\n", shown)[0]
     assert by_hand == reward

@@ -100,7 +100,7 @@ def test_a_tagged_attacker_waits_at_its_base() -> None:
 
 def test_two_units_hold_the_zone_and_capture_it() -> None:
     """Two units must hold the zone for 20 s, 80 commands. One alone does not hold it: the time counts down as fast."""
-    env = game(presence=0.03)
+    env = game()
     place(env, 0, 0.0, 14.9)
     place(env, 2, 15.1, 0.0)
     step(env, *[STAND] * 4, times=3)
@@ -120,17 +120,19 @@ def test_two_units_hold_the_zone_and_capture_it() -> None:
     assert info["reward/capture"].item() == 30 and reward.item() == pytest.approx(30 + (2 * 0.03 + 2 * 0.06) / 4)
 
 
-def test_the_first_stage_of_training_pays_for_each_attacker_in_the_zone() -> None:
-    """Two of four units are in the zone. In the last stage and in evaluations only pairs are paid, 0.06 a second."""
-    env, stand = game(), [STAND] * 4
-    paid = {}
-    for stage in (0, 1):
+def test_in_early_stages_of_training_the_zone_must_be_held_for_less() -> None:
+    """A tenth of 20 s in the first stage, 8 commands of 0.25 s; 20, 40 and 80 commands in the later ones."""
+    for stage, commands in enumerate((8, 20, 40, 80)):
+        env = game()
         env.task.stage.fill_(stage)
         place(env, 0, 0.0, 14.9)
         place(env, 2, -14.9, 0.0)
-        paid[stage] = step(env, *stand)[4]["reward/holding"].item()
-    assert paid == pytest.approx({0: (2 * 0.03 + 2 * 0.06) / 4, 1: 2 * 0.06 / 4})
-    assert game(presence=0.5).task.curriculum is None, "a rule that is given holds in all of the training"
+        *_, terminated, _, info = step(env, *[STAND] * 4, times=commands - 1)
+        assert not terminated.item() and info["reward/capture"].item() == 0
+        obs, *_, terminated, _, info = step(env, *[STAND] * 4)
+        assert terminated.item() and info["success"].item() and info["reward/capture"].item() == 30, stage
+        assert info["final_obs"][0, 40].item() == pytest.approx(commands / 80), "the fraction of the whole time"
+    assert game(side="defenders").task.curriculum is None
 
 
 def test_progress_reward_by_distance_but_no_loss_of_it_for_a_tag() -> None:

@@ -171,7 +171,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
             minds[j] = wp.vec4(minds[j, 0], alert, goal[0], goal[1])
 
     for _tick in range(c.ticks):
-        if held < c.hold:
+        if held < s.hold[0]:
             for i in range(4):
                 a = attackers[i]
                 if a[2] > 0.0:
@@ -234,7 +234,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
                 if attackers[i, 2] == 0.0 and wp.dot(to, to) <= c.zone * c.zone:
                     holders += 1
             held = wp.where(holders >= c.hold_units, held + 1.0, wp.max(held - 1.0, 0.0))
-            there += s.presence[0] * float(holders) + c.holding * float(holders * (holders - 1))
+            there += c.presence * float(holders) + c.holding * float(holders * (holders - 1))
 
     nearer = float(0.0)
     for i in range(4):
@@ -246,7 +246,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
         s.defenders[w, j] = defenders[j]
         s.minds[w, j] = minds[j]
     round_ = wp.normalize(turned(round_, c.patrol_cos, c.patrol_sin))
-    captured = wp.where(held >= c.hold, 1.0, 0.0)
+    captured = wp.where(held >= s.hold[0], 1.0, 0.0)
     s.terms[w] = wp.cw_mul(c.pay, wp.vec4(nearer, there, captured, lost))
     g = wp.vec4(held, g[1] + 1.0, round_[0], round_[1])
     s.field[w, 1] = g

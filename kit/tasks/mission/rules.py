@@ -93,15 +93,14 @@ class Rules(Options):
     progress: float = number(0.05, 0.0, 100.0)
     """Reward per 100 m that an attacker moves closer to the zone, negative per 100 m that it moves away. Being sent
     back to the base costs nothing in this term."""
-    presence: float = number(0.0, 0.0, 100.0)
-    """Reward per second for each attacker in the zone; `FIRST_PRESENCE` in the first stage of the curriculum. The term
-    "holding" is the sum of this and `holding`."""
+    presence: float = number(0.03, 0.0, 100.0)
+    """Reward per second for each attacker in the zone. The term "holding" is the sum of this and `holding`."""
     holding: float = number(0.06, 0.0, 100.0)
     """Additional reward per second for each attacker in the zone, times the number of other attackers in the zone. In
     total: twice this value for two attackers in the zone, six times for three, twelve times for four."""
     capture: float = number(30.0, 0.0, 100.0)
     """Reward for holding the zone for `hold_s`, which ends the episode. For comparison: a single attacker in the zone,
-    which does not hold it, earns at most 9 in an episode by `presence` of 0.03."""
+    which does not hold it, earns at most 9 in an episode by `presence`."""
     losses: float = number(0.03, 0.0, 100.0)
     """Cost of each attacker that is tagged or runs out of endurance."""
 

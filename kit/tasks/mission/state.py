@@ -69,6 +69,7 @@ class Constants:
     leash: float
     memory: float
     threat: float
+    presence: float
     holding: float
     pay: wp.vec4
 
@@ -77,7 +78,8 @@ class Constants:
 class Games:
     """State, observations and reward terms of all games; the arrays share memory with torch tensors.
 
-    `obs` is the observation of the attackers, `guard` that of the defenders; `presence` is the rule of this name.
+    `obs` is the observation of the attackers, `guard` that of the defenders. `hold` is the number of ticks for which
+    the zone must be held, fewer in early stages of training.
     """
 
     attackers: wp.array2d(dtype=wp.vec4)
@@ -89,7 +91,7 @@ class Games:
     obs: wp.array2d(dtype=float)
     guard: wp.array2d(dtype=float)
     terms: wp.array(dtype=wp.vec4)
-    presence: wp.array(dtype=float)
+    hold: wp.array(dtype=float)
 
 
 def constants(rules: Rules, guarded: bool) -> Any:
@@ -97,7 +99,7 @@ def constants(rules: Rules, guarded: bool) -> Any:
     values = {f.name: getattr(rules, f.name) for f in fields(rules)}
     c = Constants()
     c.ticks, c.guarded = MOTION_HZ // COMMAND_HZ, int(guarded)
-    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "holding"):
+    for name in ("maps", "obstacles", "hold_units", "hover_share", "threat", "presence", "holding"):
         setattr(c, name, values[name])
     for name in ("zone", "ground_sight", "air_sight", "tag", "patrol", "leash"):
         setattr(c, name, values[f"{name}_m"])

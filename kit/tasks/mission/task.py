@@ -19,9 +19,10 @@ from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
 STOCK = "stock"
-FIRST_PRESENCE = 0.03
-"""`Rules.presence` in the first stage of training. Without it, some teams never learn that the zone pays."""
-LESSONS = f"{FIRST_PRESENCE} per second for each attacker in the zone first; nothing once half of the games are won"
+HOLD_SHARES = (0.1, 0.25, 0.5, 1.0)
+"""Stages of training: the time for which the attackers must hold the zone, as a fraction of `Rules.hold_s`. With the
+full time from the start, some teams never capture a zone, and so never learn that it pays."""
+LESSONS = "the zone must be held for a tenth of the time first; for longer each time that half of the games are won"
 BLOCK = 32
 """Threads per block, one game each. 4,096 games are then spread over all multiprocessors of a GPU: an H200 has 132."""
 _COMMON = (
@@ -77,7 +78,7 @@ class Mission(Task):
     score = "win_rate"
     cameras = ("map",)
     train_steps = 60_000_000
-    curriculum: Curriculum | None = Curriculum(stages=2, measure="win_rate", at_least=0.5, episodes=2000)
+    curriculum: Curriculum | None = Curriculum(len(HOLD_SHARES), "win_rate", at_least=0.5, episodes=2000)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
     opponents = ("attackers", "defenders")
@@ -97,7 +98,7 @@ class Mission(Task):
         if own != STOCK:
             raise UserError(f"env_options {side}={own!r} cannot be set, because the {side} are the side that learns.")
         self.rules = Rules.of(options)
-        if side != "attackers" or "presence" in options:
+        if side != "attackers":
             self.curriculum = None
         self.action_space = gymnasium.spaces.MultiDiscrete([9] * UNITS[side])
         self.observation_space = numbers(SEES[side])
@@ -147,7 +148,10 @@ class Mission(Task):
         self.terms = zeros(len(TERMS))
         self._commands = {side: zeros(units, dtype=torch.int64) for side, units in UNITS.items()}
         self._commands["defenders"].fill_(-1)
-        self._presence = torch.full((1,), self.rules.presence, device=self.device)
+        stages = torch.tensor(HOLD_SHARES if self.curriculum else (1.0,), device=self.device)
+        self._holds = (stages * self.rules.hold_s * MOTION_HZ).round()
+        """Ticks for which the zone must be held, in each stage of the curriculum."""
+        self._hold = self._holds[-1:].clone()
         self._mask, self._seeds = zeros(dtype=torch.bool), zeros(dtype=torch.int64)
         self._beside_torch = beside_torch
         self._renderers: dict[tuple[int, int], Any] = {}
@@ -156,7 +160,7 @@ class Mission(Task):
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(arrays, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
             arrays.obs, arrays.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)
-            arrays.presence = wp.from_torch(self._presence)
+            arrays.hold = wp.from_torch(self._hold)
             commands = [wp.from_torch(self._commands[side]) for side in UNITS]
             inputs = [wp.from_torch(x) for x in (self._mask, self._seeds)]
             self._step = wp.launch(kernels.step, n, [constants, arrays, *commands], record_cmd=True, block_dim=BLOCK)
@@ -173,7 +177,7 @@ class Mission(Task):
     def advance(self, action: torch.Tensor) -> None:
         self._commands[self.side].copy_(action)
         if self.curriculum is not None:
-            self._presence.copy_(torch.where(self.stage == 0, FIRST_PRESENCE, self.rules.presence))
+            self._hold.copy_(self._holds[self.stage])
         if self._opponent is not None:
             obs = self.guard if self.other == "defenders" else self.obs
             with torch.no_grad():
@@ -201,7 +205,7 @@ class Mission(Task):
 
     def _captured(self) -> torch.Tensor:
         """Return whether the zone has been held for `hold_s`, (n,) bool."""
-        return self.field[:, 1, 0] >= round(self.rules.hold_s * MOTION_HZ)
+        return self.field[:, 1, 0] >= self._hold
 
     def info(self) -> dict[str, torch.Tensor]:
         rewards = {f"reward/{name}": term for name, term in zip(TERMS, self._reward_terms().unbind(1), strict=True)}
