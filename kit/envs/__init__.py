@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kit.envs.registry import (
+    BOTH_SIDES,
     child_environ,
     describe,
     find,
@@ -17,6 +18,7 @@ from kit.envs.registry import (
     make_task,
     make_vec,
     names,
+    on_side,
     opponents,
     without_opponents,
 )
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from kit.envs.vec import TensorEnv as TensorEnv
 
 __all__ = [
-    "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
-    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "opponents",
-    "without_opponents",
+    "BOTH_SIDES", "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
+    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "on_side",
+    "opponents", "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
 """Former name -> present name, kept for one release."""

@@ -34,7 +34,8 @@ class Curriculum:
 
     stages: int = 2
     measure: str = "success"
-    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task."""
+    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task. Episodes in
+    which it is NaN are not counted."""
     at_least: float = 0.8
     """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
     episodes: int = 100
@@ -76,8 +77,10 @@ class Stages:
         measure = self._curriculum.measure
         if measure not in info:
             raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
-        ended = done.sum()
-        mean = torch.where(done, info[measure].to(self._mean), 0.0).sum() / ended.clamp(min=1)
+        value = info[measure].to(self._mean)
+        counted = done & value.isfinite()
+        ended = counted.sum()
+        mean = torch.where(counted, value, 0.0).sum() / ended.clamp(min=1)
         keep = (1.0 - 1.0 / self._curriculum.episodes) ** ended
         self._mean.copy_(keep * self._mean + (1.0 - keep) * mean)
         goes_on = (self._mean >= self._curriculum.at_least) & (self._stage < self._curriculum.stages - 1)

@@ -56,6 +56,8 @@ MOVED = {
     "kit.envs.reach_vision": "kit.tasks.reach.vision",
 }
 """Module of a task up to kit 0.2 -> its present module, for configs of older runs."""
+BOTH_SIDES = "both"
+"""Side of a policy that learnt both sides of a game by self-play."""
 CARRIED = "KIT_REGISTERED_ENV"
 """Environment variable for child processes: the JSON spec of a Gymnasium env that this process has registered."""
 
@@ -136,6 +138,14 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
     """Return the side that the learning policy plays, or "" for a task without opponents."""
     sides = getattr(find(env), "opponents", ())
     return str(env_options.get("side", sides[0])) if sides else ""
+
+
+def on_side(env: str, env_options: Mapping[str, Any], player: Any, side: str) -> Any:
+    """Return `player`, trained with `env_options`, as an opponent on `side`; a policy may have learnt both sides."""
+    if learner_side(env, env_options) != BOTH_SIDES:
+        return player
+    task: Any = find(env)
+    return task.one_side(player, side)
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:

@@ -11,7 +11,7 @@ from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
     from kit.envs import BatchEnv
-    from kit.trainers.actor import Actor
+    from kit.envs.play import Player
 
 
 def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
@@ -44,17 +44,18 @@ def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
     except UserError as error:
         raise UserError(f"env_options {option}={value!r}: {error}") from None
     role = envs.learner_side(run.config.env, run.config.env_options)
-    if (run.config.env, role) != (config.env, option):
+    if run.config.env != config.env or role not in (option, envs.BOTH_SIDES):
         played = f"{run.config.env} as {role}" if role else run.config.env
         remedy = f"name a run that plays {config.env} as {option}."
         raise UserError(f"env_options {option}={value!r} plays {played}; {remedy}")
     return run, saved
 
 
-def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
+def team(config: RunConfig, option: str, device: str = "cpu") -> Player:
     """Load the opponent named in the env option `option`; it plays deterministic actions."""
     import torch
 
+    from kit import envs
     from kit.trainers.saving import RandomGenerators
 
     run, saved = _find(config, option)
@@ -62,4 +63,4 @@ def team(config: RunConfig, option: str, device: str = "cpu") -> Actor:
     before = generators.state()
     actor = load_policy(run.config, saved).as_actor().to(device)
     generators.load_state(before)  # building a network draws random numbers; undo that
-    return actor
+    return envs.on_side(config.env, run.config.env_options, actor, option)

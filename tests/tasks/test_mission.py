@@ -129,7 +129,7 @@ def test_in_early_stages_of_training_the_zone_must_be_held_for_less() -> None:
         place(env, 2, -14.9, 0.0)
         *_, terminated, _, info = step(env, *[STAND] * 4, times=commands - 1)
         assert not terminated.item() and info["reward/capture"].item() == 0
-        obs, *_, terminated, _, info = step(env, *[STAND] * 4)
+        *_, terminated, _, info = step(env, *[STAND] * 4)
         assert terminated.item() and info["success"].item() and info["reward/capture"].item() == 30, stage
         assert info["final_obs"][0, 40].item() == pytest.approx(commands / 80), "the fraction of the whole time"
     assert game(side="defenders").task.curriculum is None
