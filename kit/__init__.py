@@ -20,6 +20,7 @@ _WHERE = {
     "notebooks": "kit.scale.notebooks",
     "runs": "kit.runs",
     "Run": "kit.runs.run",
+    "example": "kit.runs.examples",
     "evaluate": "kit.runs.evaluation",
     "fingerprint": "kit.runs.fingerprint",
     "record": "kit.runs.demonstrations",

@@ -9,8 +9,9 @@
     kit.train(env="my_tasks:MyTask", env_options={"curriculum": {"at_least": 0.9}})
 
 `curriculum` is true (the default), false (train on the last stage from the start) or a mapping of fields of
-`Curriculum` to values. Evaluations and videos use the last stage, which is the task itself. The stage is part of the
-env's snapshot, so a resumed run continues exactly.
+`Curriculum` to values. Evaluations and videos use the last stage, which is the task itself. With domain randomisation
+(`kit.envs.randomize`) there is one more stage, in which it begins. The stage is part of the env's snapshot, so a
+resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -66,11 +67,17 @@ def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
 class Stages:
     """The stage of a training env, and the running mean that decides when to go on."""
 
-    def __init__(self, curriculum: Curriculum, stage: torch.Tensor) -> None:
-        """`stage` () int64 is the task's `stage`, changed in place."""
-        self._curriculum, self._stage = curriculum, stage
+    def __init__(self, curriculum: Curriculum, stage: torch.Tensor, of_task: torch.Tensor, extra: int) -> None:
+        """`stage` () int64 and `of_task`, the task's `stage`, are changed in place. `extra`: stages after the task's.
+        """
+        self._curriculum, self._stage, self._of_task = curriculum, stage, of_task
+        self._last = curriculum.stages - 1 + extra
         self._mean = torch.zeros((), dtype=torch.float64, device=stage.device)
-        stage.zero_()
+        self._set(torch.zeros_like(stage))
+
+    def _set(self, stage: torch.Tensor) -> None:
+        self._stage.copy_(stage)
+        self._of_task.copy_(stage.clamp(max=self._curriculum.stages - 1))
 
     def count(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
         """Count the episodes that ended, `done` (n,) bool, with their `info` (n,). Does not wait for a GPU."""
@@ -83,13 +90,13 @@ class Stages:
         mean = torch.where(counted, value, 0.0).sum() / ended.clamp(min=1)
         keep = (1.0 - 1.0 / self._curriculum.episodes) ** ended
         self._mean.copy_(keep * self._mean + (1.0 - keep) * mean)
-        goes_on = (self._mean >= self._curriculum.at_least) & (self._stage < self._curriculum.stages - 1)
-        self._stage += goes_on
+        goes_on = (self._mean >= self._curriculum.at_least) & (self._stage < self._last)
+        self._set(self._stage + goes_on)
         self._mean.masked_fill_(goes_on, 0.0)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"stage": self._stage.clone(), "mean": self._mean.clone()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._stage.copy_(state["stage"])
+        self._set(state["stage"])
         self._mean.copy_(state["mean"])

@@ -10,7 +10,7 @@
     kit.train(env="my_tasks:MyTask", env_options={"randomize": {"mass": [0.5, 2.0], "delay": True}})
 
 `randomize` is true for all terms of the task, a list of term names, or a mapping from names to true or [low, high].
-Without it nothing is randomised. In tasks with a curriculum, randomisation begins with the last stage. Random numbers
+Without it nothing is randomised. In tasks with a curriculum, randomisation is one more stage at the end. Random numbers
 come from the env's generator and are part of its snapshot.
 """
 

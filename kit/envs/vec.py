@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from kit.envs import curriculum
 from kit.envs.contract import BatchEnv, Info, Step
-from kit.envs.curriculum import Stages
+from kit.envs.curriculum import Curriculum, Stages
 from kit.envs.divergence import Divergence, Recorder
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
@@ -60,7 +60,8 @@ class TensorEnv(BatchEnv):
         self._stages: Stages | None = None
         """Set by `start_training`; None: the task stays in the last stage of its curriculum."""
         if declared := task.curriculum or type(task).curriculum:
-            self.stage = task.stage = torch.tensor(declared.stages - 1, device=self.device)
+            task.stage = torch.tensor(declared.stages - 1, device=self.device)
+            self.stage = task.stage + self._extra_stages
         self._generator = torch.Generator(self.device)
         self._is_checked = False
         self._recorder: Recorder | None = None
@@ -103,7 +104,7 @@ class TensorEnv(BatchEnv):
         if earlier is not None:
             self._restore_stage(earlier)
         elif self.task.curriculum is not None:
-            self._stages = Stages(self.task.curriculum, self.task.stage)
+            self._stages = self._first_stage(self.task.curriculum)
         obs = self.reset(seed)
         if isinstance(self.task, MujocoTask) and self._bounds is not None and len(self.action_space.shape or ()) == 1:
             act, dt_s = self.action_space.shape[0], self.control_dt_s  # type: ignore[index]
@@ -228,18 +229,29 @@ class TensorEnv(BatchEnv):
         self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None
         self._generator.set_state(snapshot["generator"].cpu())
 
+    @property
+    def _extra_stages(self) -> int:
+        """Number of stages that follow those of the task: one if domain randomisation is on."""
+        return int(bool(self.task.randomized))
+
+    def _first_stage(self, curriculum: Curriculum) -> Stages:
+        assert self.stage is not None
+        return Stages(curriculum, self.stage, self.task.stage, self._extra_stages)
+
     def _in_last_stage(self) -> torch.Tensor:
-        assert self.task.curriculum is not None
-        return self.task.stage == self.task.curriculum.stages - 1
+        assert self.task.curriculum is not None and self.stage is not None
+        return self.stage == self.task.curriculum.stages - 1 + self._extra_stages
 
     def _restore_stage(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Continue at the stage in `snapshot`; without one, as in evaluations and runs of kit 0.2, in the last."""
         if self.task.curriculum is None:
             return
         self._stages = None
+        assert self.stage is not None
         self.task.stage.fill_(self.task.curriculum.stages - 1)
+        self.stage.copy_(self.task.stage + self._extra_stages)
         if state := _with_prefix(curriculum.OPTION, snapshot):
-            self._stages = Stages(self.task.curriculum, self.task.stage)
+            self._stages = self._first_stage(self.task.curriculum)
             self._stages.load_state(state)
 
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:

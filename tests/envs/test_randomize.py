@@ -109,7 +109,7 @@ def test_invalid_randomize_options_are_refused(option: Any, words: str) -> None:
 
 
 class Taught(Varied):
-    """In three stages; the number of the stage is all that a policy sees of it."""
+    """With three stages of its own."""
 
     curriculum = Curriculum(stages=3, at_least=0.5, episodes=10)
 
@@ -120,7 +120,7 @@ def test_randomisation_begins_with_the_last_stage_and_the_next_episode(simulator
     env, other = (make_vec(f"{__name__}:Taught", 3, seed=s, env_options={"randomize": terms}) for s in (0, 1))
     env.start_training(seed=0)
     assert env.step(PUSH)[0].tolist() == [[1, 1]] * 3
-    env.task.stage.fill_(2)
+    env.stage.fill_(3)  # the task's last stage is 2, and then randomisation begins
     assert env.step(PUSH)[0].tolist() == [[3, 2]] * 3, "the episode goes on as it began"
     env.step(PUSH)  # at 6 m the first episode ends
     other.start_training(seed=1)

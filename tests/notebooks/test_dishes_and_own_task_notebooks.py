@@ -36,10 +36,10 @@ def test_dishwashing_trains_from_numbers_and_from_clips(workplace: Path) -> None
 
 @pytest.mark.timeout(CELL_LIMIT_S)
 def test_own_tasks_train_from_empty_files(tmp_path: Path) -> None:
-    shown = execute("10_your_own_task", tmp_path, total_steps=512, device="cpu", film_episodes=1)
+    shown = execute("10_your_own_task", tmp_path, total_steps=512, robot_steps=512, device="cpu", film_episodes=1)
     assert {run.config.env for run in local_runs(tmp_path / "runs")} == {
-        "chase:Chase", "pendulum:SwingUp", "mended:StayUp",
+        "chase:Chase", "pendulum:SwingUp", "mended:StayUp", "joystick:dog.xml",
     }  # fmt: skip
     for text in ("torque of the motor", "pendulum:SwingUp with PPO: 0 % success", "before training", "hacked"):
         assert text in shown
-    assert shown.count("data:video/mp4;base64") == 5
+    assert shown.count("data:video/mp4;base64") == 6

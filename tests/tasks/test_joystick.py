@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import kit
-from kit import Run
 from kit.envs import make_task, make_vec
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
@@ -299,9 +298,9 @@ def test_training_starts_with_medium_speeds(env):
     assert make_task(env.task.name, always_moving=True).curriculum is None
 
 
-def test_the_go1_example_walks():
+def test_the_go1_example_walks(tmp_path: Path):
     make_joystick("Go1Joystick")
-    example = Run(Path(__file__).parents[2] / "notebooks" / "examples" / "go1")
+    example = kit.example("go1", tmp_path)
     reached = kit.evaluate(example, episodes=32)
     assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # a robot that stands: 0.05 and 0.8
     assert example.find("best").step == 1_200_128
