@@ -23,10 +23,13 @@ from typing import Any
 
 import torch
 
+from kit.envs.masks import maybe_any
 from kit.errors import UserError, check_names, check_whole
 
 OPTION = "curriculum"
 """Name of this option in env_options."""
+CHECK_EVERY = 16
+"""Env steps between two decisions whether to go on. Each takes a dozen kernels on a GPU; counting takes five."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Curriculum:
     at_least: float = 0.8
     """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
     episodes: int = 100
-    """Window of the running mean: an exponential mean with weight 1/episodes per episode, 0 when a stage starts."""
+    """Window of the running mean: an exponential mean with weight 1/episodes per episode, 0 when a stage starts. It is
+    compared with `at_least` every `CHECK_EVERY` steps."""
 
 
 def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
@@ -73,30 +77,50 @@ class Stages:
         self._curriculum, self._stage, self._of_task = curriculum, stage, of_task
         self._last = curriculum.stages - 1 + extra
         self._mean = torch.zeros((), dtype=torch.float64, device=stage.device)
+        self._sums = torch.zeros(2, dtype=torch.float64, device=stage.device)
+        """Number of episodes since the last decision, and the sum of their measures."""
+        self._steps = 0
         self._set(torch.zeros_like(stage))
 
     def _set(self, stage: torch.Tensor) -> None:
         self._stage.copy_(stage)
         self._of_task.copy_(stage.clamp(max=self._curriculum.stages - 1))
 
-    def count(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
-        """Count the episodes that ended, `done` (n,) bool, with their `info` (n,). Does not wait for a GPU."""
+    def step(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
+        """Count the episodes that ended in this step, `done` (n,) bool, with their `info` (n,); go on if it is time.
+
+        Does not wait for a GPU.
+        """
+        self._steps += 1
+        if maybe_any(done):
+            self._count(done, info)
+        if self._steps % CHECK_EVERY == 0:
+            self._decide()
+
+    def _count(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
         measure = self._curriculum.measure
         if measure not in info:
             raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
-        value = info[measure].to(self._mean)
-        counted = done & value.isfinite()
-        ended = counted.sum()
-        mean = torch.where(counted, value, 0.0).sum() / ended.clamp(min=1)
+        value = info[measure]
+        counted = done & value.isfinite() if value.is_floating_point() else done
+        self._sums += torch.stack([counted.to(self._sums), torch.where(counted, value, 0).to(self._sums)]).sum(1)
+
+    def _decide(self) -> None:
+        ended, total = self._sums.unbind()
+        mean = total / ended.clamp(min=1)
         keep = (1.0 - 1.0 / self._curriculum.episodes) ** ended
         self._mean.copy_(keep * self._mean + (1.0 - keep) * mean)
         goes_on = (self._mean >= self._curriculum.at_least) & (self._stage < self._last)
         self._set(self._stage + goes_on)
         self._mean.masked_fill_(goes_on, 0.0)
+        self._sums.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"stage": self._stage.clone(), "mean": self._mean.clone()}
+        steps = torch.tensor(self._steps)
+        return {"stage": self._stage.clone(), "mean": self._mean.clone(), "sums": self._sums.clone(), "steps": steps}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self._set(state["stage"])
         self._mean.copy_(state["mean"])
+        self._sums.copy_(state["sums"])
+        self._steps = int(state["steps"])

@@ -15,10 +15,11 @@ from kit.envs.curriculum import Curriculum, Stages
 from kit.envs.divergence import Divergence, Recorder
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
+from kit.envs.masks import maybe_any
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.outputs import check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
-from kit.envs.task import MujocoTask, Task, maybe_any
+from kit.envs.task import MujocoTask, Task
 from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
 
@@ -153,8 +154,8 @@ class TensorEnv(BatchEnv):
         if success is not None:
             info["success"] = success
         self.done_envs = None
-        if self._stages is not None and maybe_any(done):
-            self._stages.count(done, info)
+        if self._stages is not None:
+            self._stages.step(done, info)
         if self.autoreset and maybe_any(done):
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)

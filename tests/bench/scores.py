@@ -4,10 +4,9 @@
     python tests/bench/scores.py runs/scores --only Mission --jobs 2
     python tests/bench/scores.py runs/scores --report    # only table and plots, from existing runs
 
-A run is `kit train` with the arguments below and one thread; a second stage starts from the last policy of the first.
-The score is that of `kit evaluate RUN`: the best policy, in episodes that were not used to train or to choose it. Runs
-of other code or on another processor model are refused, because their results differ by rounding. If the command is
-interrupted, run it again to continue.
+A run is `kit train` with the arguments below and one thread. The score is that of `kit evaluate RUN`: the best policy, in
+episodes that were not used to train or to choose it. Runs of other code or on another processor model are refused,
+because their results differ by rounding. If the command is interrupted, run it again to continue.
 """
 
 from __future__ import annotations
@@ -37,28 +36,23 @@ SEEDS = range(100, 105)
 class Score:
     """A row of the table."""
 
-    stages: tuple[str, ...]
-    """Arguments of `kit train`, one string per stage."""
+    arguments: str
+    """Arguments of `kit train`."""
     figure: str
     """Name of the metric in the output of `kit evaluate`."""
     form: str = "{:.0%}"
     episodes: int = 100
 
 
-MISSION = ("--env Mission --total-steps 16000000",
-           """--total-steps 24000000 --env-options '{"presence": 0}' --overrides '{"ent_coef": 0.002}'""")  # fmt: skip
-GO1 = ("""--env Go1Joystick --env-options '{"always_moving": true}' --total-steps 2000000""",
-       """--env-options '{"always_moving": false}' --total-steps 2000000""")  # fmt: skip
-DISHES = ("notebooks/configs/dishwashing_state.yaml",)
 SCORES = {
-    "Reach-PPO": Score(("--env Reach --algo PPO",), "success_rate"),
-    "Reach-A2C": Score(("--env Reach --algo A2C",), "success_rate"),
-    "Reach-SAC": Score(("--env Reach --algo SAC",), "success_rate"),
-    "Dishwashing": Score(DISHES, "shift/profit_per_hour", "{:.0f} $/h"),
-    "Mission": Score(MISSION, "win_rate", episodes=224),
-    "Go1Joystick": Score(GO1, "success_rate", episodes=200),
-    "ReachVision": Score(("--env ReachVision --total-steps 300000",), "success_rate"),
-    "Push-SAC": Score(("--env Push --algo SAC",), "success_rate"),
+    "Reach-PPO": Score("--env Reach --algo PPO", "success_rate"),
+    "Reach-A2C": Score("--env Reach --algo A2C", "success_rate"),
+    "Reach-SAC": Score("--env Reach --algo SAC", "success_rate"),
+    "Dishwashing": Score("notebooks/configs/dishwashing_state.yaml", "shift/profit_per_hour", "{:.0f} $/h"),
+    "Mission": Score("--env Mission --total-steps 60000000", "win_rate", episodes=224),
+    "Go1Joystick": Score("--env Go1Joystick --total-steps 4000000", "success_rate", episodes=200),
+    "ReachVision": Score("--env ReachVision --total-steps 300000", "success_rate"),
+    "Push-SAC": Score("--env Push --algo SAC", "success_rate"),
 }
 
 
@@ -87,31 +81,30 @@ def main() -> None:
     report(args.folder, args.only, args.seeds)
 
 
-def path_of(folder: Path, name: str, seed: int, stage: int) -> Path:
-    return folder / f"{name.lower()}-{seed}-{stage + 1}"
+def path_of(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name.lower()}-{seed}"
 
 
 def train(folder: Path, name: str, seed: int) -> None:
-    """Train the unfinished stages of a seed; write each stage's CPU time to a JSON file beside its run."""
-    for stage, arguments in enumerate(SCORES[name].stages):
-        run = path_of(folder, name, seed, stage)
-        command = ["train", *shlex.split(arguments), "--run-name", run.name, "--runs-dir", str(folder), "--threads=1"]
-        command += ["--from", f"{path_of(folder, name, seed, stage - 1)}@latest"] if stage else ["--seed", str(seed)]
-        if run.exists():
-            if Run(run).status()["state"] == "finished":
-                continue
-            command = ["resume", str(run)]
-        begun = time.monotonic()
-        with (folder / f"{run.name}.log").open("a") as log:
-            child = subprocess.Popen([sys.executable, "-m", "kit", *command], stdout=log, stderr=log, cwd=ROOT)
-            _, code, used = os.wait4(child.pid, 0)
-        child.returncode = code
-        if code:
-            raise SystemExit(f"{run.name} ended with {code}; see {log.name}")
-        seconds = folder / f"{run.name}.json"
-        before = json.loads(seconds.read_text())["cpu_s"] if seconds.exists() else 0.0
-        seconds.write_text(json.dumps({"cpu_s": before + used.ru_utime + used.ru_stime}))
-        print(f"{run.name}: {time.monotonic() - begun:.0f} s", flush=True)
+    """Train a seed unless it is finished; write its CPU time to a JSON file beside its run."""
+    run = path_of(folder, name, seed)
+    command = ["train", *shlex.split(SCORES[name].arguments), "--run-name", run.name, "--runs-dir", str(folder)]
+    command += ["--threads=1", "--seed", str(seed)]
+    if run.exists():
+        if Run(run).status()["state"] == "finished":
+            return
+        command = ["resume", str(run)]
+    begun = time.monotonic()
+    with (folder / f"{run.name}.log").open("a") as log:
+        child = subprocess.Popen([sys.executable, "-m", "kit", *command], stdout=log, stderr=log, cwd=ROOT)
+        _, code, used = os.wait4(child.pid, 0)
+    child.returncode = code
+    if code:
+        raise SystemExit(f"{run.name} ended with {code}; see {log.name}")
+    seconds = folder / f"{run.name}.json"
+    before = json.loads(seconds.read_text())["cpu_s"] if seconds.exists() else 0.0
+    seconds.write_text(json.dumps({"cpu_s": before + used.ru_utime + used.ru_stime}))
+    print(f"{run.name}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def report(folder: Path, names: list[str], seeds: list[int]) -> None:
@@ -120,15 +113,14 @@ def report(folder: Path, names: list[str], seeds: list[int]) -> None:
     for name in names:
         score, found, minutes = SCORES[name], [], []
         for seed in seeds:
-            runs = [Run(path_of(folder, name, seed, i)) for i in range(len(score.stages))
-                    if path_of(folder, name, seed, i).exists()]  # fmt: skip
-            if len(runs) < len(score.stages) or runs[-1].status()["state"] != "finished":
+            path = path_of(folder, name, seed)
+            if not path.exists() or Run(path).status()["state"] != "finished":
                 continue
-            made |= {code_of(run) for run in runs}
+            made.add(code_of(Run(path)))
             if len(made) > 1:
-                raise SystemExit(f"{runs[-1].path} is of other code or another processor than those before: {made}")
-            found.append(evaluate(runs[-1], score.episodes)[score.figure])
-            minutes.append(sum(json.loads((folder / f"{run.name}.json").read_text())["cpu_s"] for run in runs) / 60)
+                raise SystemExit(f"{path} is of other code or another processor than those before: {made}")
+            found.append(evaluate(path, score.episodes)[score.figure])
+            minutes.append(json.loads((folder / f"{path.name}.json").read_text())["cpu_s"] / 60)
         if found:
             cells = [name, *(score.form.format(x) for x in (min(found), statistics.median(found)))]
             cells += [", ".join(score.form.format(x) for x in found), f"{statistics.median(minutes):.1f}"]
@@ -142,7 +134,7 @@ def report(folder: Path, names: list[str], seeds: list[int]) -> None:
 
 
 def draw(folder: Path, name: str, seeds: list[int]) -> None:
-    """Plot the evaluations during training, over the steps of all stages."""
+    """Plot the evaluations during training."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -151,12 +143,8 @@ def draw(folder: Path, name: str, seeds: list[int]) -> None:
     picture, column, scale, title = PICTURES[name]
     figure, axis = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
     for seed in seeds:
-        points, before = [], 0
-        for stage in range(len(SCORES[name].stages)):
-            run = Run(path_of(folder, name, seed, stage))
-            points += [((before + row["step"]) / 1e6, scale * row[column]) for row in run.rows() if column in row]
-            before += run.config.total_steps
-            axis.axvline(before / 1e6, color="black", linestyle="--", linewidth=0.8)
+        rows = Run(path_of(folder, name, seed)).rows()
+        points = [(row["step"] / 1e6, scale * row[column]) for row in rows if column in row]
         axis.plot(*zip(*points, strict=True), "-o", markersize=3, linewidth=1.5, label=f"seed {seed}")
     axis.set(xlabel="million steps", ylabel=title, title=name)
     axis.spines[["top", "right"]].set_visible(False)

@@ -6,12 +6,19 @@ import pytest
 import torch
 
 import kit
-from kit.envs import make_vec
+from kit.envs import curriculum, make_vec
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 
+pytestmark = pytest.mark.usefixtures("decided_in_each_step")
 STAIRS = "tests.envs.stairs:Stairs"
 UP, STAY = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.fixture
+def decided_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers worked by hand are easier then; in training it is every `CHECK_EVERY` steps."""
+    monkeypatch.setattr(curriculum, "CHECK_EVERY", 1)
 
 
 def stages(env, actions) -> list[int]:
@@ -31,6 +38,14 @@ def test_a_stage_ends_when_the_running_mean_is_high_enough():
     assert env.task.left.item() == 2, "the new episode has two stairs"
     assert stages(env, [UP] * 6) == [1, 1, 1, 1, 1, 2], "the mean starts from 0 in each stage"
     assert set(stages(env, [UP] * 40)) == {2}, "the last stage has no end"
+
+
+def test_whether_to_go_on_is_decided_every_sixteen_steps(monkeypatch):
+    """The first decision is after the 16th step. Its mean of 16 successes is 1 - (3/4)^16 = 0.99."""
+    monkeypatch.setattr(curriculum, "CHECK_EVERY", 16)
+    env = make_vec(STAIRS)
+    env.start_training(seed=0)
+    assert stages(env, [UP] * 33) == [0] * 15 + [1] * 16 + [2] * 2
 
 
 def test_failures_count():

@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 import torch
 
+from kit.envs.masks import maybe_any
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
-from kit.envs.task import MujocoTask, maybe_any
+from kit.envs.task import MujocoTask
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator
 from kit.tasks.dishwashing import dirt, economy

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from kit.envs.curriculum import Curriculum
+from kit.envs.masks import maybe_any
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
-from kit.envs.task import MujocoTask, maybe_any
+from kit.envs.task import MujocoTask
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError, check_names
 from kit.sim import Simulator

@@ -203,7 +203,7 @@ class Mission(Task):
 
     def advance(self, action: torch.Tensor) -> None:
         if self.curriculum is not None:
-            self._hold.copy_(self._holds[self.stage])
+            self._hold.copy_(self._holds.index_select(0, self.stage.view(1)))
         if self.self_play:
             self._play_both(action)
         else:

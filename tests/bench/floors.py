@@ -1,0 +1,174 @@
+"""Benchmark of domain randomisation: a dog trained with it beside one without, on floors, loads and delays of neither.
+
+    python tests/bench/floors.py runs/floors                # train missing runs, print the table, draw the plot
+    python tests/bench/floors.py runs/floors --report       # only table and plot
+    python tests/bench/floors.py runs/floors --other        # the same in MuJoCo Warp, on the CPU, 32 episodes each
+
+Both are `kit train --env Go1Joystick --total-steps 6000000` with one thread; the second has the env_options below.
+Every entry of the grid is outside of the ranges that it was trained with. Interrupted, run it again to continue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kit
+from kit.machine.settings import one_thread
+from kit.runs.evaluation import TEST_SEED, Evaluator
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (350, 351, 352)
+"""Seeds for tests only; tune with other seeds."""
+TRAINED = {
+    "friction": [0.3, 1.2], "payload": [-1, 3], "mass": True, "motor_gains": [0.8, 1.2], "delay": [0, 1],
+    "joint_friction": True,
+}  # fmt: skip
+KINDS = {"plain": {}, "randomised": {"randomize": TRAINED}}
+STEPS = 6_000_000
+GRID = {"friction": (0.2, 0.25), "payload": (3.5, 4.5), "motor_gains": (0.75, 1.25)}
+"""Term -> values that neither dog was trained with."""
+EPISODES = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the runs")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--other", action="store_true", help="evaluate in MuJoCo Warp; trains nothing")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    args = parser.parse_args()
+    if not args.report and not args.other:
+        for seed, kind in itertools.product(args.seeds, KINDS):
+            train(args.folder, kind, seed)
+    found = {
+        kind: {seed: scores(path_of(args.folder, kind, seed), args.other) for seed in args.seeds
+               if finished(path_of(args.folder, kind, seed))}
+        for kind in KINDS
+    }  # fmt: skip
+    table(found)
+    if not args.other:
+        draw(found)
+
+
+def path_of(folder: Path, kind: str, seed: int) -> Path:
+    return folder / f"{kind}-{seed}"
+
+
+def finished(path: Path) -> bool:
+    return path.exists() and kit.Run(path).status()["state"] == "finished"
+
+
+def train(folder: Path, kind: str, seed: int) -> None:
+    """Train a run, or resume it; do nothing if it is finished."""
+    path = path_of(folder, kind, seed)
+    if finished(path):
+        return
+    options = ["--env-options", json.dumps(KINDS[kind]), "--seed", str(seed), "--run-name", path.name]
+    options += ["--env", "Go1Joystick", "--total-steps", str(STEPS), "--threads", "1", "--runs-dir", str(folder)]
+    command = ["resume", str(path)] if path.exists() else ["train", *options]
+    subprocess.run([sys.executable, "-m", "kit", *command], cwd=ROOT, check=True)
+
+
+def conditions() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and randomisation of each evaluation: as usual, then the grid, one or all terms at a time."""
+    yield "as usual", {}
+    for term, values in GRID.items():
+        for value in values:
+            yield f"{term} {value:g}", {term: [value, value]}
+    yield "delay 1 step", {"delay": [1, 1]}
+    for values in itertools.product(*GRID.values()):
+        name = ", ".join(f"{value:g}" for value in values)
+        yield f"{', '.join(GRID)} {name}", {term: [value, value] for term, value in zip(GRID, values, strict=True)}
+
+
+def scores(path: Path, other: bool) -> dict[str, float]:
+    """Return condition -> success rate of a run's best policy; keep them in a file beside the run."""
+    file = path.with_name(f"{path.name}{'-warp' if other else ''}.json")
+    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    run = kit.Run(path)
+    for name, terms in conditions():
+        if name in known or (other and "," in name):
+            continue
+        options = {"curriculum": False, **({"randomize": terms} if terms else {})}
+        config, episodes = run.config.replace(device="cpu", env_options=options), 32 if other else EPISODES
+        evaluator = Evaluator(config, episodes, TEST_SEED)
+        if other:
+            into_warp(evaluator)
+        with one_thread():
+            result = evaluator(run.policy("best").as_actor())
+        evaluator.close()
+        assert result is not None
+        known[name] = result["success_rate"]
+        file.write_text(json.dumps(known, indent=1))
+        print(path.name, name, f"{known[name]:.0%}", file=sys.stderr, flush=True)
+    return known
+
+
+def into_warp(evaluator: Evaluator) -> None:
+    """Replace the evaluator's env by one that MuJoCo Warp simulates on the CPU."""
+    from kit.envs.vec import TensorEnv
+    from kit.sim.warp import WarpSim
+
+    old: Any = evaluator.env
+    task = type(old.task)()
+    task.curriculum, task.randomized = old.task.curriculum, old.task.randomized
+    task.build = lambda n, *_: task.bind(WarpSim(task.model, n, "cpu"))  # type: ignore[method-assign]
+    evaluator.env = TensorEnv(task, old.num_envs, "cpu", evaluator.seed)
+    old.close()
+
+
+def table(found: dict[str, dict[int, dict[str, float]]]) -> None:
+    """Print the median over seeds of each condition, and of the mean over the grid, worst to best."""
+    print("| | plain | randomised |\n|---|---:|---:|")
+    for name in [name for name, _ in conditions() if "," not in name]:
+        cells = [spread([rates[name] for rates in found[kind].values() if name in rates]) for kind in KINDS]
+        print("| " + " | ".join([name, *cells]) + " |")
+    grid = {kind: [mean_of_grid(s) for s in found[kind].values()] for kind in KINDS}
+    print("| mean of the grid | " + " | ".join(spread(grid[kind]) for kind in KINDS) + " |")
+
+
+def mean_of_grid(known: dict[str, float]) -> float:
+    rows = [rate for name, rate in known.items() if "," in name]
+    return statistics.mean(rows) if rows else float("nan")
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.0%} ({min(values):.0%} to {max(values):.0%})" if values else "–"
+
+
+def draw(found: dict[str, dict[int, dict[str, float]]]) -> None:
+    """Plot the success rates of both kinds on every condition."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    names = [name for name, _ in conditions() if "," not in name]
+    figure, axis = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    for offset, (kind, colour) in enumerate(zip(KINDS, ("#9aa5b1", "#e8743b"), strict=True)):
+        runs = list(found[kind].values())
+        means = [statistics.median(run[name] for run in runs) for name in names]
+        means.append(statistics.median(mean_of_grid(run) for run in runs))
+        places = [i + 0.4 * offset for i in range(len(means))]
+        axis.bar(places, [100 * mean for mean in means], 0.38, color=colour, label=kind)
+        for place, name in zip(places, names, strict=False):
+            axis.plot([place] * len(runs), [100 * run[name] for run in runs], ".", color="black", markersize=3)
+    ticks = [i + 0.2 for i in range(len(names) + 1)]
+    axis.set_xticks(ticks, [*names, "all at once"], rotation=40, ha="right", fontsize=8)
+    axis.set(ylabel="success, %", ylim=(0, 104))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="lower left")
+    figure.savefig(ROOT / ".github" / "floors.png", dpi=110, facecolor="white")
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
