@@ -4,8 +4,8 @@
     python tests/bench/scores.py runs/scores --only Mission --jobs 2
     python tests/bench/scores.py runs/scores --report    # only table and plots, from existing runs
 
-A run is `kit train` with the arguments below and one thread. The score is that of `kit evaluate RUN`: the best policy, in
-episodes that were not used to train or to choose it. Runs of other code or on another processor model are refused,
+A run is `kit train` with the arguments below and one thread. The score is that of `kit evaluate RUN`: the best policy,
+in episodes that were not used to train or to choose it. Runs of other code or on another processor model are refused,
 because their results differ by rounding. If the command is interrupted, run it again to continue.
 """
 
