@@ -48,13 +48,13 @@ class Recorder:
         self._ring = torch.zeros(steps, n, width, dtype=sim.dtype, device=sim.device)
         self._ended = torch.zeros(steps, n, dtype=torch.int64, device=sim.device)
         """Length of the episode that diverged in this step; 0 if none did."""
-        self._row, self._unread = -1, 0
+        self._row, self._unread, self._recorded = -1, 0, 0
         self._found: list[Divergence] = []
         self._count = 0
 
     def before(self, action: torch.Tensor) -> None:
         """Record the current states, and `action` (n, act), which the env is about to take."""
-        self._row = (self._row + 1) % len(self._ring)
+        self._row, self._recorded = (self._row + 1) % len(self._ring), self._recorded + 1
         torch.cat([*self._sources.values(), action[: self._n].to(self._ring)], 1, out=self._ring[self._row])
 
     def after(self, failed: torch.Tensor | None, length: torch.Tensor) -> None:
@@ -82,7 +82,8 @@ class Recorder:
         if self._count == AT_MOST:
             return
         self._count += 1
-        steps = (row - torch.arange(min(length, self._keep)).flip(0)) % len(self._ring)
+        count = min(length, self._keep, self._recorded)  # a resumed episode has steps that were not recorded
+        steps = (row - torch.arange(count).flip(0)) % len(self._ring)
         values = self._ring[steps.to(self._ring.device), env].cpu()
         columns = values.split(list(self._widths.values()), 1)
         self._found.append(Divergence(env, length, dict(zip(self._widths, columns, strict=True))))

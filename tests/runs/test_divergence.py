@@ -52,6 +52,20 @@ def test_an_episode_shorter_than_a_second_is_recorded_from_its_start():
     assert [len(one.rows["qpos"]) for one in found] == [3] * AT_MOST
 
 
+def test_of_a_resumed_episode_only_the_steps_since_then_are_recorded():
+    first, env = (TensorEnv(Exploding(hit_env=0, hit_step=6), 2, threads=1) for _ in range(2))
+    first.start_training(seed=0)
+    for _ in range(4):
+        first.step(torch.zeros(2, 1))
+    env.start_training(seed=0)
+    env.restore(first.snapshot())
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        for _ in range(2):
+            env.step(torch.zeros(2, 1))
+    (found,) = env.take_divergences()
+    assert found.length == 6 and len(found.rows["qpos"]) == 2
+
+
 def test_evaluations_do_not_record():
     env = TensorEnv(Exploding(hit_env=0, hit_step=3), 2, threads=1)
     with pytest.warns(RuntimeWarning, match="diverged"):
