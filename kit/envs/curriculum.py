@@ -72,7 +72,7 @@ class Stages:
     """The stage of a training env, and the running mean that decides when to go on."""
 
     def __init__(self, curriculum: Curriculum, stage: torch.Tensor, of_task: torch.Tensor, extra: int) -> None:
-        """`stage` () int64 and the task's own, `of_task`, are changed in place. `extra`: stages after the task's own."""
+        """`stage` () int64 and `of_task`, the task's own, are changed in place. `extra`: stages after those."""
         self._curriculum, self._stage, self._of_task = curriculum, stage, of_task
         self._last = curriculum.stages - 1 + extra
         self._mean = torch.zeros((), dtype=torch.float64, device=stage.device)

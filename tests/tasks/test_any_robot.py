@@ -182,3 +182,34 @@ def test_wrong_options_of_an_arm_are_refused(options, sentence, tmp_path):
 def test_a_robot_with_legs_is_not_an_arm(tmp_path):
     with pytest.raises(UserError, match="is not fixed to the world; robots with legs have env='joystick:"):
         make_vec(f"reach:{dog(tmp_path / 'dog.xml')}")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("robot", "feet", "options"),
+    [
+        ("unitree_go2", 4, {}),
+        ("anybotics_anymal_c", 4, {}),
+        ("boston_dynamics_spot", 4, {"gains": [120, 2.4]}),
+        ("robotis_op3", 2, {"gains": [10, 0.2]}),
+    ],
+)
+def test_downloaded_robots_stand(robot, feet, options):
+    """Downloads the models. Each robot stands for half a second while it is told to."""
+    env = make_vec(f"joystick:{robot}", 2, env_options=options)
+    task = env.task
+    home = task.constant(task.model.key("home").qpos).repeat(2, 1)
+    task.sim.reset(torch.ones(2, dtype=torch.bool), qpos=home, ctrl=home[:, 7:])
+    for _ in range(25):
+        assert not env.step(torch.zeros(2, task.model.nu))[2].any()
+    assert task.feet_velocity_w.shape[1] == feet and (task.sim.qpos[:, 2] > 0.7 * home[0, 2]).all()
+
+
+@pytest.mark.live
+def test_a_downloaded_arm_reaches_its_goals():
+    env = make_vec("reach:franka_emika_panda", 16)
+    env.reset(seed=0)
+    reached = torch.zeros(16, dtype=torch.bool)
+    for _ in range(100):
+        reached |= env.step(env.scripted())[2]
+    assert env.action_space.shape == (7,) and reached.double().mean() > 0.5
