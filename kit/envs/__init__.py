@@ -20,6 +20,7 @@ from kit.envs.registry import (
     names,
     on_side,
     opponents,
+    robot_envs,
     without_opponents,
 )
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BOTH_SIDES", "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
     "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "on_side",
-    "opponents", "without_opponents",
+    "opponents", "robot_envs", "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
 """Former name -> present name, kept for one release."""

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -67,6 +68,17 @@ def names() -> list[str]:
     return sorted(_TASKS)
 
 
+def robot_envs() -> list[str]:
+    """Return the tasks for robots of the MuJoCo Menagerie, such as "joystick:unitree_go2", by the kind of robot."""
+    if not importlib.util.find_spec("mujoco_menagerie"):
+        return []
+    import mujoco_menagerie
+
+    kinds = {"quadruped": "joystick", "humanoid": "joystick", "arm": "reach"}
+    robots = [(kinds.get(robot.category), robot.name) for robot in mujoco_menagerie.robots()]
+    return sorted(f"{kind}:{name}" for kind, name in robots if kind)
+
+
 def make_vec(
     env: str,
     n_envs: int = 1,
@@ -77,8 +89,10 @@ def make_vec(
 ) -> BatchEnv:
     """Make a vector env of `n_envs` envs.
 
-    `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), your own class ("my_tasks:Corridor", a `Task` or a
-    Gymnasium env) or a Gymnasium id ("Ant-v5", "package:Id-v0"). `env_options` are passed to the env's constructor;
+    `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), one of any robot ("joystick:unitree_go2",
+    "reach:arm.xml"), your own class ("my_tasks:Corridor", a `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5",
+    "package:Id-v0").
+    `env_options` are passed to the env's constructor;
     every `Task` also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the
     number of CPU threads for the physics of a `Task`, by default one per usable core.
     """
@@ -297,7 +311,8 @@ def _unknown(env: str) -> str:
     folded = {name.lower(): name for name in ids}
     close = [folded[name] for name in difflib.get_close_matches(env.lower(), folded, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(close)}?" if close else "any registered Gymnasium id works too."
-    return f"env={env!r} is unknown; kit's own are {', '.join(names())}; {hint}"
+    own = f"{', '.join(names())}, joystick:ROBOT and reach:ROBOT"
+    return f"env={env!r} is unknown; kit's own are {own}; {hint}"
 
 
 for _name in _TASKS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from kit.errors import UserError, need, suggest
+from kit.errors import UserError, need
 
 SUFFIXES = (".xml", ".mjcf", ".urdf")
 HINGE, FREE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_FREE
@@ -44,8 +45,10 @@ def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:
     """
     menagerie = need("mujoco_menagerie", "all")
     if robot not in (names := menagerie.names()):
+        close = difflib.get_close_matches(robot.lower(), names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "its names are like unitree_go2."
         files = " or ".join(SUFFIXES)
-        raise UserError(f"robot {robot!r} is not in the MuJoCo Menagerie, nor a {files} file; {suggest(robot, names)}.")
+        raise UserError(f"robot {robot!r} is not in the MuJoCo Menagerie, nor a {files} file; {hint}")
     try:
         spec: mujoco.MjSpec = menagerie.get(robot).spec(entry)
     except (menagerie.MenagerieError, OSError) as error:

@@ -96,7 +96,7 @@ class Form:
         if name in CHOICES:
             options = tuple(dict.fromkeys((*CHOICES[name], text)))
             return text_entry(w, name, explanation, kind=w.Dropdown, options=options, value=text)
-        kind = {"kind": w.Combobox, "options": envs.names()} if name == "env" else {}
+        kind = {"kind": w.Combobox, "options": [*envs.names(), *envs.robot_envs()]} if name == "env" else {}
         return text_entry(w, name, explanation, value=text, placeholder=PLACEHOLDERS.get(name, ""), **kind)
 
 
