@@ -10,7 +10,6 @@ from kit.envs import curriculum, make_vec
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 
-pytestmark = pytest.mark.usefixtures("decided_in_each_step")
 STAIRS = "tests.envs.stairs:Stairs"
 UP, STAY = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
@@ -30,7 +29,7 @@ def stages(env, actions) -> list[int]:
     return found
 
 
-def test_a_stage_ends_when_the_running_mean_is_high_enough():
+def test_a_stage_ends_when_the_running_mean_is_high_enough(decided_in_each_step):
     """With weight 1/4, k successes in a row give 1 - (3/4)^k: 0.25, 0.44, 0.58. At 0.5 the next stage begins."""
     env = make_vec(STAIRS)
     assert env.start_training(seed=0).item() == 1, "one stair in the first stage"
@@ -40,22 +39,21 @@ def test_a_stage_ends_when_the_running_mean_is_high_enough():
     assert set(stages(env, [UP] * 40)) == {2}, "the last stage has no end"
 
 
-def test_whether_to_go_on_is_decided_every_sixteen_steps(monkeypatch):
+def test_whether_to_go_on_is_decided_every_sixteen_steps():
     """The first decision is after the 16th step. Its mean of 16 successes is 1 - (3/4)^16 = 0.99."""
-    monkeypatch.setattr(curriculum, "CHECK_EVERY", 16)
     env = make_vec(STAIRS)
     env.start_training(seed=0)
     assert stages(env, [UP] * 33) == [0] * 15 + [1] * 16 + [2] * 2
 
 
-def test_failures_count():
+def test_failures_count(decided_in_each_step):
     """Success, failure of five steps, success, success, success: 0.25, 0.19, 0.39, 0.54."""
     env = make_vec(STAIRS)
     env.start_training(seed=0)
     assert stages(env, [UP, *[STAY] * 5, UP, UP]) == [*[0] * 7, 1]
 
 
-def test_envs_count_together():
+def test_envs_count_together(decided_in_each_step):
     """Two of four envs succeed in the same step. Four episodes of mean 1/2 give (1 - (3/4)^2) / 2 = 0.22, then ..."""
     env = make_vec(STAIRS, 4)
     env.start_training(seed=0)
@@ -74,7 +72,7 @@ def test_evaluations_use_the_last_stage():
     assert make_vec(STAIRS, env_options={"curriculum": False}).start_training(seed=0).item() == 4
 
 
-def test_snapshots_continue_the_stage_also_in_another_number_of_envs():
+def test_snapshots_continue_the_stage_also_in_another_number_of_envs(decided_in_each_step):
     env = make_vec(STAIRS)
     env.start_training(seed=0)
     stages(env, [UP] * 5)
@@ -89,18 +87,19 @@ def test_snapshots_continue_the_stage_also_in_another_number_of_envs():
     old = {name: value for name, value in saved.items() if not name.startswith("curriculum")}
     other.restore(old)
     assert int(other.stage) == 2, "runs from before curricula stay on the task itself"
+    assert "curriculum.stage" not in other.snapshot()
 
 
 def test_a_resumed_run_ends_with_the_fingerprint_of_an_uncut_one(tmp_path):
-    """The cut is in the second of three stages."""
+    """The cut is in the second of three stages, and between two decisions: after 120 steps of each env."""
     config = kit.RunConfig(
         env=STAIRS, n_envs=2, device="cpu", threads=1, runs_dir=str(tmp_path), eval_every=0,
-        overrides={"n_steps": 32, "batch_size": 32, "n_epochs": 1}, env_options={"curriculum": {"episodes": 100}},
+        overrides={"n_steps": 24, "batch_size": 48, "n_epochs": 1}, env_options={"curriculum": {"episodes": 100}},
     )  # fmt: skip
-    uncut = kit.train(config, total_steps=1024, run_name="uncut")
-    cut = kit.train(config, total_steps=256, run_name="cut")
+    uncut = kit.train(config, total_steps=960, run_name="uncut")
+    cut = kit.train(config, total_steps=240, run_name="cut")
     assert [cut.rows()[-1]["rollout/stage"], uncut.rows()[-1]["rollout/stage"]] == [1, 2]
-    cut = kit.resume(cut.path, total_steps=1024)
+    cut = kit.resume(cut.path, total_steps=960)
     assert fingerprint(cut) == fingerprint(uncut)
     assert [row.get("rollout/stage") for row in cut.rows()] == [row.get("rollout/stage") for row in uncut.rows()]
 

@@ -91,7 +91,6 @@ def _float(robot: str, spec: mujoco.MjSpec) -> str:
     roots = list(spec.worldbody.bodies)
     floating = [body for body in roots if any(joint.type == FREE for joint in body.joints)]
     if not floating and len(roots) == 1 and not list(roots[0].joints):
-        spec.compiler.fusestatic = False  # else MuJoCo merges the root of a URDF into the world
         roots[0].add_freejoint()
         floating = roots
     if len(floating) != 1:
