@@ -105,7 +105,7 @@ def scores(path: Path, other: bool) -> dict[str, float]:
     for name, terms in conditions():
         if name in known or (other and "," in name):
             continue
-        options = {"curriculum": False, **({"randomize": terms} if terms else {})}
+        options = {**run.config.env_options, "randomize": terms}
         config, episodes = run.config.replace(device="cpu", env_options=options), 32 if other else EPISODES
         evaluator = Evaluator(config, episodes, TEST_SEED)
         if other:
