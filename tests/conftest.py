@@ -45,7 +45,7 @@ SLOW = {
     *("test_trust", "test_copier", "test_copier_killed", "test_copier_hub", "test_resume_elsewhere", "test_publish"),
     *("test_own_task", "test_own", "test_old_runs", "test_gpu_benchmark", "test_image_envs"),
     *("test_views", "test_encoders", "test_sync", "test_policies", "test_gymnasium_env", "test_compiling", "test_fit"),
-    *("test_video", "test_teacher", "test_demonstrations", "test_cli"),
+    *("test_video", "test_teacher", "test_demonstrations", "test_cli", "test_divergence", "test_any_robot"),
 }
 """Files whose tests train runs, render videos, kill processes or open a browser; all others are `-m fast`."""
 BY_HAND = ("storm", "bench", "live")
