@@ -26,7 +26,7 @@ from kit.machine.settings import one_thread
 from kit.runs.evaluation import TEST_SEED, Evaluator
 
 ROOT = Path(__file__).parents[2]
-SEEDS = (350, 351, 352)
+SEEDS = (351, 352)
 """Seeds for tests only; tune with other seeds."""
 TRAINED = {
     "friction": [0.3, 1.2], "payload": [-1, 3], "mass": True, "motor_gains": [0.8, 1.2], "delay": [0, 1],
@@ -34,7 +34,7 @@ TRAINED = {
 }  # fmt: skip
 CRITIC = {"obs_groups": ["critic"]}
 """The value function sees friction, masses and contacts, which the policy does not."""
-LONG = ("--total-steps", "8000000", "--overrides", '{"learning_rate": "lin_0.0005"}', "--env-options")
+LONG = ("--total-steps", "8000000", "--overrides", '{"learning_rate": "lin_0.0005", "gamma": 0.99}', "--env-options")
 KINDS = {
     "plain": ("--total-steps", "4000000"),
     "longer": (*LONG, json.dumps(CRITIC)),
