@@ -72,10 +72,10 @@ class Mission(Task):
     The other side is played by "stock" or by a policy. Stock defenders follow fixed rules; stock attackers move
     straight to the zone. With `side="defenders"` the defenders learn. Their reward is the attackers' reward, negated.
 
-    With `side="both"` one policy learns both sides by self-play: it attacks in half of the games and defends in the
-    others. In the share `pool` of either half, its opponents are earlier versions of itself (`kit.envs.self_play`), in
-    the rest stock. It observes the numbers of both sides, those of the side that it does not play being 0. Evaluations
-    let it attack against stock defenders.
+    With `side="both"` one policy learns both sides by self-play. In the first stages it attacks stock defenders. In the
+    last one it attacks in half of the games and defends in the others, and in the share `pool` of either half its
+    opponents are earlier versions of itself (`kit.envs.self_play`), in the rest stock. It observes the numbers of both
+    sides, those of the side that it does not play being 0. Evaluations let it attack stock defenders.
     """
 
     name = "Mission"
@@ -218,8 +218,13 @@ class Mission(Task):
 
     @property
     def attacking(self) -> torch.Tensor:
-        """Games in which the learning policy attacks, (n,) bool, with `side="both"`."""
-        return self._first_half if self.training else self._all
+        """Games in which a policy of both sides attacks, (n,) bool: half in training's last stage, else all."""
+        return self._first_half | ~self._in_last_stage if self.training else self._all
+
+    @property
+    def _in_last_stage(self) -> torch.Tensor:
+        """Whether training has reached the task itself, () bool."""
+        return self.stage == len(HOLD_SHARES) - 1
 
     def _play_both(self, action: torch.Tensor) -> None:
         """Set the commands of both sides: `action` (n, 4), and those of stock and of the pool's members."""
@@ -229,7 +234,8 @@ class Mission(Task):
         for member, rows in enumerate(self._rows):
             with torch.no_grad():
                 commands = self._pool.act(member, seen[rows])
-            against[rows] = torch.cat([commands, commands[:, :DEFENDERS]], 1)
+            commands = torch.cat([commands, commands[:, :DEFENDERS]], 1)
+            against[rows] = torch.where(self._in_last_stage, commands, against[rows])
         self._commands["attackers"].copy_(torch.where(attacks, action, against[:, :ATTACKERS]))
         self._commands["defenders"].copy_(torch.where(attacks, against[:, ATTACKERS:], action[:, :DEFENDERS]))
 
@@ -277,10 +283,7 @@ class Mission(Task):
 
     def info(self) -> dict[str, torch.Tensor]:
         rewards = {f"reward/{name}": term for name, term in zip(TERMS, self._reward_terms().unbind(1), strict=True)}
-        won = self.success()
-        if self.self_play and self.training:  # the curriculum counts attacks on stock defenders
-            won = torch.where(self._first_half & ~self._in_pool, won.to(self.dtype), torch.nan)
-        return {"win_rate": won, **rewards}
+        return {"win_rate": self.success(), **rewards}
 
     def state(self) -> dict[str, torch.Tensor]:
         pool = {f"pool.{name}": x for name, x in self._pool.state().items()}
