@@ -47,7 +47,7 @@ def test_a_cause_is_named_with_its_value(tmp_path: Path, rows: list[dict[str, An
 def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Path) -> None:
     run = run_with(tmp_path, [GOOD] * 6, step=20_000, success_rate=0.3)
     first, second = next_steps.advice(run, improved=True)
-    assert first == "Reach with PPO and preset auto reached 100 % success after 100,000 steps (five seeds)."
+    assert first == "Reach with PPO and preset auto reached 100 % success after 100,000 steps."
     assert second == "It trained for 20,000 steps; this task needs about 100,000. Train longer."
 
 
