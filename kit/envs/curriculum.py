@@ -38,7 +38,8 @@ class Curriculum:
 
     stages: int = 2
     measure: str = "success"
-    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task."""
+    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task. Episodes in
+    which it is NaN are not counted."""
     at_least: float = 0.8
     """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
     episodes: int = 100
@@ -99,7 +100,9 @@ class Stages:
         measure = self._curriculum.measure
         if measure not in info:
             raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
-        self._sums += torch.stack([done.to(self._sums), torch.where(done, info[measure], 0).to(self._sums)]).sum(1)
+        value = info[measure]
+        counted = done & value.isfinite() if value.is_floating_point() else done
+        self._sums += torch.stack([counted.to(self._sums), torch.where(counted, value, 0).to(self._sums)]).sum(1)
 
     def _decide(self) -> None:
         ended, total = self._sums.unbind()

@@ -95,19 +95,23 @@ def test_the_share_of_games_against_the_pool_and_what_its_members_see_and_do():
     assert (defenders[2:4, :, :2].norm(dim=2) > 0.5).any(1).all(), "games 2 and 3: stock defenders"
 
 
-def test_before_the_last_stage_all_games_are_attacks_on_stock_defenders():
-    """Two members of the pool would send everybody west and east; nobody asks them."""
+def test_before_the_last_stage_all_opponents_are_stock():
+    """A member of the pool would send everybody west; nobody obeys it."""
     env = training(pool=1.0)
     env.task._pool = Pool(every=100)
-    member = Marcher(5)
-    env.task.learn_from(member, 100)
+    env.task.learn_from(Marcher(5), 100)
     env.task.stage.fill_(2)
-    env.task.defenders[:, :, :2] = torch.tensor([60.0, -60.0])
+    env.task.attackers[:, :, :2], env.task.defenders[:, :, :2] = torch.tensor([0.0, 80.0]), torch.tensor([60.0, -60.0])
     attackers, defenders = env.task.attackers.clone(), env.task.defenders.clone()
-    obs, reward, *_ = env.step(torch.full((8, 4), 3))
-    assert (obs[:, 42:] == 0).all() and torch.allclose(reward, env.task.terms.sum(1))
-    assert ((env.task.attackers - attackers)[:, 0, 1] > 0.9).all(), "1 m to the north, as told"
-    assert not ((env.task.defenders - defenders)[:, 0, 0] < -0.9).all(), "stock defenders do not all go west"
+    straight = mission.Mission.straight(env.task.obs)
+    env.step(torch.full((8, 4), 3))
+    assert not ((env.task.attackers - attackers)[4:, 0, 0] < -0.9).any() or (straight[4:, 0] == 5).any()
+    assert not ((env.task.defenders - defenders)[:4, :, 0] < -0.9).all(1).any()
+
+
+def test_only_attacks_count_for_the_curriculum():
+    won = training().step(torch.zeros(8, 4, dtype=torch.int64))[4]["win_rate"]
+    assert won.isnan().tolist() == [False] * 4 + [True] * 4
 
 
 def test_a_full_pool_keeps_every_second_member_the_oldest_included():

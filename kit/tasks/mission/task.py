@@ -72,10 +72,10 @@ class Mission(Task):
     The other side is played by "stock" or by a policy. Stock defenders follow fixed rules; stock attackers move
     straight to the zone. With `side="defenders"` the defenders learn. Their reward is the attackers' reward, negated.
 
-    With `side="both"` one policy learns both sides by self-play. In the first stages it attacks stock defenders. In the
-    last one it attacks in half of the games and defends in the others, and in the share `pool` of either half its
-    opponents are earlier versions of itself (`kit.envs.self_play`), in the rest stock. It observes the numbers of both
-    sides, those of the side that it does not play being 0. Evaluations let it attack stock defenders.
+    With `side="both"` one policy learns both sides by self-play: it attacks in half of the games and defends in the
+    others. Its opponents are stock; in the last stage of training, in the share `pool` of either half, they are earlier
+    versions of itself (`kit.envs.self_play`). It observes the numbers of both sides, those of the side that it does not
+    play being 0. Evaluations let it attack stock defenders.
     """
 
     name = "Mission"
@@ -218,13 +218,8 @@ class Mission(Task):
 
     @property
     def attacking(self) -> torch.Tensor:
-        """Games in which a policy of both sides attacks, (n,) bool: half in training's last stage, else all."""
-        return self._first_half | ~self._in_last_stage if self.training else self._all
-
-    @property
-    def _in_last_stage(self) -> torch.Tensor:
-        """Whether training has reached the task itself, () bool."""
-        return self.stage == len(HOLD_SHARES) - 1
+        """Games in which a policy of both sides attacks, (n,) bool: half in training, all in evaluations."""
+        return self._first_half if self.training else self._all
 
     def _play_both(self, action: torch.Tensor) -> None:
         """Set the commands of both sides: `action` (n, 4), and those of stock and of the pool's members."""
@@ -235,7 +230,8 @@ class Mission(Task):
             with torch.no_grad():
                 commands = self._pool.act(member, seen[rows])
             commands = torch.cat([commands, commands[:, :DEFENDERS]], 1)
-            against[rows] = torch.where(self._in_last_stage, commands, against[rows])
+            in_last_stage = self.stage == len(HOLD_SHARES) - 1
+            against[rows] = torch.where(in_last_stage, commands, against[rows])
         self._commands["attackers"].copy_(torch.where(attacks, action, against[:, :ATTACKERS]))
         self._commands["defenders"].copy_(torch.where(attacks, against[:, ATTACKERS:], action[:, :DEFENDERS]))
 
@@ -283,7 +279,10 @@ class Mission(Task):
 
     def info(self) -> dict[str, torch.Tensor]:
         rewards = {f"reward/{name}": term for name, term in zip(TERMS, self._reward_terms().unbind(1), strict=True)}
-        return {"win_rate": self.success(), **rewards}
+        won = self.success()
+        if self.self_play and self.training:  # the curriculum counts attacks
+            won = torch.where(self._first_half, won.to(self.dtype), torch.nan)
+        return {"win_rate": won, **rewards}
 
     def state(self) -> dict[str, torch.Tensor]:
         pool = {f"pool.{name}": x for name, x in self._pool.state().items()}
