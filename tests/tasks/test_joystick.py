@@ -301,9 +301,10 @@ def test_training_starts_with_medium_speeds(env):
 def test_the_go1_example_walks(tmp_path: Path):
     make_joystick("Go1Joystick")
     example = kit.example("go1", tmp_path)
-    reached = kit.evaluate(example, episodes=32)
-    assert reached["success_rate"] > 0.85 and reached["velocity_error"] < 0.2  # a robot that stands: 0.05 and 0.8
-    assert example.find("best").step == 1_200_128
+    assert example.find("best").step == 8_003_584
+    for terms in ({}, {"delay": [1, 1]}):  # as usual, and motors 20 ms late, with which a dog that never met them falls
+        reached = kit.evaluate(example, episodes=32, env_options={"randomize": terms})
+        assert reached["success_rate"] > 0.8 and reached["velocity_error"] < 0.2  # a robot that stands: 0.05 and 0.8
 
 
 def test_always_moving_must_be_a_bool():
