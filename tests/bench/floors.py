@@ -26,7 +26,7 @@ from kit.machine.settings import one_thread
 from kit.runs.evaluation import TEST_SEED, Evaluator
 
 ROOT = Path(__file__).parents[2]
-SEEDS = (351, 352)
+SEEDS = (350, 351)
 """Seeds for tests only; tune with other seeds."""
 TRAINED = {
     "friction": [0.3, 1.2], "payload": [-1, 3], "mass": True, "motor_gains": [0.8, 1.2], "delay": [0, 1],
@@ -138,12 +138,13 @@ def into_warp(evaluator: Evaluator) -> None:
 
 def table(found: dict[str, dict[int, dict[str, float]]]) -> None:
     """Print the median over seeds of each condition, and of the mean over the grid, worst to best."""
-    print("| | " + " | ".join(KINDS) + " |\n|---" + "|---:" * len(KINDS) + "|")
+    found = {kind: runs for kind, runs in found.items() if runs}
+    print("| | " + " | ".join(found) + " |\n|---" + "|---:" * len(found) + "|")
     for name in [name for name, _ in conditions() if "," not in name]:
-        cells = [spread([rates[name] for rates in found[kind].values() if name in rates]) for kind in KINDS]
+        cells = [spread([rates[name] for rates in runs.values() if name in rates]) for runs in found.values()]
         print("| " + " | ".join([name, *cells]) + " |")
-    grid = {kind: [mean_of_grid(s) for s in found[kind].values()] for kind in KINDS}
-    print("| mean of the grid | " + " | ".join(spread(grid[kind]) for kind in KINDS) + " |")
+    grid = [spread([mean_of_grid(rates) for rates in runs.values()]) for runs in found.values()]
+    print("| mean of the grid | " + " | ".join(grid) + " |")
 
 
 def mean_of_grid(known: dict[str, float]) -> float:
@@ -173,10 +174,10 @@ def draw(found: dict[str, dict[int, dict[str, float]]]) -> None:
         for place, name in zip(places, names, strict=False):
             axis.plot([place] * len(runs), [100 * run[name] for run in runs], ".", color="black", markersize=3)
     ticks = [i + 0.2 for i in range(len(names) + 1)]
-    axis.set_xticks(ticks, [*names, "all at once"], rotation=40, ha="right", fontsize=8)
-    axis.set(ylabel="success, %", ylim=(0, 104))
+    axis.set_xticks(ticks, [*names, "together (mean)"], rotation=40, ha="right", fontsize=8)
+    axis.set(ylabel="success, %", ylim=(0, 118))
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, loc="lower left")
+    axis.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     figure.savefig(ROOT / ".github" / "floors.png", dpi=110, facecolor="white")
     plt.close(figure)
 

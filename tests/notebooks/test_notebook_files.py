@@ -15,7 +15,7 @@ from kit.config import RunConfig
 
 REPOSITORY = kit.HOME.removeprefix("https://github.com/")
 NOT_OF_CONFIG = {
-    "run", "episodes", "film_episodes", "cameras", "steps", "ground_episodes", "robot_steps", "pool_steps",
+    "run", "episodes", "film_episodes", "cameras", "steps", "ground_episodes", "robot_steps",
     "clips", "jobs", "seeds", "name", "on", "threshold", "usd_per_hour", "end_session", "trials", "space", "trust",
     "source", "demonstrations", "clone_steps", "teacher_steps", "student", "lesson_steps",
     "on_top", "careful", "without", "without_steps", "rival_steps", "twin_steps", "twin_seeds",
