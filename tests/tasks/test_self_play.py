@@ -154,7 +154,7 @@ def test_a_policy_of_both_sides_is_an_opponent_on_either(tmp_path, monkeypatch):
     assert kit.evaluate(run, episodes=2)["win_rate"] in (0.0, 0.5, 1.0)
     for side, options in (("attackers", {"defenders": str(run.path)}),
                           ("defenders", {"side": "defenders", "attackers": str(run.path)})):  # fmt: skip
-        rival = kit.train(env="Mission", env_options=options, total_steps=256, eval_every=0, **small)
+        rival = kit.train(env="Mission", env_options=options, total_steps=256, eval_every=0, run_name=side, **small)
         assert rival.status()["state"] == "finished", side
 
 
