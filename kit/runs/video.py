@@ -135,7 +135,8 @@ _searches: dict[tuple[Path, int, int], tuple[list[int], str]] = {}
 
 @one_thread()
 def _search(run: Run, step: int | str | None, among: int) -> tuple[list[int], str]:
-    player, results, end = _Player([View(run, step)]), list[tuple[bool, float, int]](), time.monotonic() + SEARCH_S
+    player, end = _Player([View(run, step)], run.config.seed + EVAL_SEED), time.monotonic() + SEARCH_S
+    results: list[tuple[bool, float, int]] = []
     try:
         for episode in range(among):
             player.reset(episode)
@@ -187,7 +188,8 @@ def _render(views: Sequence[View], path: Path, episodes: int | Sequence[int], si
     policies: dict[tuple[Path, Any, str], list[View]] = {}
     for view in views:
         policies.setdefault((view.run.path, view.step, repr(view.env_options)), []).append(view)
-    players = [_Player(views) for views in policies.values()]
+    seed = views[0].run.config.seed + EVAL_SEED  # the same episodes for all, also if their runs have other seeds
+    players = [_Player(views, seed) for views in policies.values()]
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     numbers = range(episodes) if isinstance(episodes, int) else episodes
     try:
@@ -261,9 +263,9 @@ class _Player:
     has_success = False
     """Whether an episode has ended for which the env reported success or failure."""
 
-    def __init__(self, views: Sequence[View]) -> None:
+    def __init__(self, views: Sequence[View], seed: int) -> None:
         run, step = views[0].run, views[0].step
-        self._seed = run.config.seed + EVAL_SEED
+        self._seed = seed
         self._views = views
         saved = run.find_or_new(step)
         self._actor = load_policy(run.config, saved).as_actor(deterministic=not run.is_untrained(saved))

@@ -97,7 +97,7 @@ def runs_side_by_side(
     episodes: int = EPISODES,
     env_options: Mapping[str, Any] | None = None,
 ) -> Page:
-    """Video of the best policies of `runs` in the same episodes. The runs must have the same task and seed.
+    """Video of the best policies of `runs` in the same episodes. The runs must have the same task.
 
     `env_options`: changes of the runs' own, such as {"randomize": {"friction": [0.2, 0.2]}}.
     """

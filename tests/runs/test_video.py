@@ -156,3 +156,20 @@ def test_a_policy_is_judged_and_shown_in_a_changed_env(tmp_path: Path) -> None:
     assert videos[1] != videos[2]
     with pytest.raises(UserError, match="env_options wind=3 is not one of Reach's"):
         kit.evaluate(run, 4, env_options={"wind": 3})
+
+
+def test_runs_of_other_seeds_play_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mediapy")
+    fields = {"n_envs": 4, "eval_every": 0, "device": "cpu", "threads": 1, "overrides": {"n_steps": 64}}
+    runs = [kit.train(env="Reach", total_steps=256, runs_dir=str(tmp_path), run_name=f"r{s}", seed=s, **fields)
+            for s in (1, 2)]  # fmt: skip
+    goals, reset = [], video._Player.reset
+
+    def recorded(player: Any, episode: int) -> None:
+        reset(player, episode)
+        goals.append(player.env.task.sim.mocap_pos.clone())
+
+    monkeypatch.setattr(video._Player, "reset", recorded)
+    monkeypatch.setenv("KIT_FILM_S", "0.2")
+    video.render_video([View(run, 256) for run in runs], tmp_path / "both.mp4", 1, 64)
+    assert torch.equal(*goals)
