@@ -130,7 +130,7 @@ def into_warp(evaluator: Evaluator) -> None:
 
     old: Any = evaluator.env
     task = type(old.task)()
-    task.curriculum, task.randomized = old.task.curriculum, old.task.randomized
+    task.curriculum, task.randomized, task.groups = old.task.curriculum, old.task.randomized, old.task.groups
     task.build = lambda n, *_: task.bind(WarpSim(task.model, n, "cpu"))  # type: ignore[method-assign]
     evaluator.env = TensorEnv(task, old.num_envs, "cpu", evaluator.seed)
     old.close()
