@@ -24,7 +24,7 @@ for a divergence after each step would wait for the GPU."""
 
 
 class Divergence(NamedTuple):
-    """The steps of one env up to the one that diverged: row t is the state before step t and the action of step t."""
+    """The last steps of an env whose physics diverged. Row t has the state before step t, and the action of step t."""
 
     env: int
     length: int

@@ -91,9 +91,8 @@ def make_vec(
 
     `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), one of any robot ("joystick:unitree_go2",
     "reach:arm.xml"), your own class ("my_tasks:Corridor", a `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5",
-    "package:Id-v0").
-    `env_options` are passed to the env's constructor;
-    every `Task` also accepts `randomize` (`kit.envs.randomize`) and `obs_groups` (`kit.envs.groups`). `threads` is the
+    "package:Id-v0"). `env_options` are passed to the env's constructor; every `Task` also accepts `randomize`
+    (`kit.envs.randomize`), `curriculum` (`kit.envs.curriculum`) and `obs_groups` (`kit.envs.groups`). `threads` is the
     number of CPU threads for the physics of a `Task`, by default one per usable core.
     """
     check_whole("n_envs", n_envs, 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 
-from kit.errors import UserError, need
+from kit.errors import UserError, check_names, need
 
 SUFFIXES = (".xml", ".mjcf", ".urdf")
 HINGE, FREE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_FREE
@@ -106,3 +108,21 @@ def ranges(model: mujoco.MjModel, joints: list[str]) -> list[tuple[float, float]
         (float(joint.range[0]), float(joint.range[1])) if model.jnt_limited[joint.id] else (-math.inf, math.inf)
         for joint in found
     ]
+
+
+def checked_home(robot: str, joints: Sequence[str], home: Any) -> Mapping[str, float]:
+    """Return `home`, the option of this name: joint -> angle, rad. Raises `UserError` if it is anything else."""
+    if not isinstance(home, Mapping) or any(type(angle) not in (int, float) for angle in home.values()):
+        raise UserError(f"env_options home={home!r} must map joints to angles in rad, such as knee: 0.8.")
+    check_names("env_options home", home, robot, joints)
+    return home
+
+
+def check_ranges(robot: str, model: mujoco.MjModel, angles: Mapping[str, float], verb: str) -> None:
+    """Raise `UserError` if one of `angles`, joint -> rad, at which the robot would `verb`, is out of its range."""
+    for (name, angle), (low, high) in zip(angles.items(), ranges(model, list(angles)), strict=True):
+        if not low - 1e-6 <= angle <= high + 1e-6:
+            raise UserError(
+                f"robot {robot!r}: joint {name} would {verb} at {angle:g} rad, outside its range of {low:g} to "
+                f"{high:g}; set env_options home, joint -> rad."
+            )

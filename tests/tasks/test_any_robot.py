@@ -139,7 +139,7 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(make, options, sentence,
 
 def test_an_arms_hand_joints_and_goals_are_found(tmp_path):
     """The chain of joints branches into fingers at the palm. The farthest goal is near arms' length from the middle."""
-    found = find_arm(str(arm(tmp_path / "arm.xml")), None, None)
+    found = find_arm(str(arm(tmp_path / "arm.xml")))
     model = found.model
     assert [model.joint(i).name for i in range(model.njnt)] == ["pan", "shoulder", "elbow", "wrist"]
     assert model.site("kit/hand").bodyid == model.body("palm").id

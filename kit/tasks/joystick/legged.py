@@ -16,18 +16,16 @@ import mujoco
 import numpy as np
 
 from kit.errors import UserError, check_names
-from kit.tasks.joystick.model import add_sensors, dress, stand_on_floor
-from kit.tasks.robot_file import FREE, hinges, load, ranges, torque_limits
+from kit.tasks.joystick.model import add_sensors, dress, simplify_physics, stand_on_floor
+from kit.tasks.robot_file import FREE, check_ranges, checked_home, hinges, load, torque_limits
 
 SAME_HEIGHT = 0.1
-"""The lowest point of a limb is a foot if it is within this fraction of the standing height of the robot's lowest
-point."""
+"""How much higher than the robot's lowest point a foot may be, as a fraction of the standing height."""
 SOLE = 0.03
-"""Geoms of a foot touch the ground if they are within this fraction of the standing height of the foot's lowest
-point."""
+"""How much higher than a foot's lowest point its other geoms that touch the ground may be, as such a fraction."""
 STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
-"""Gains from a joint's torque limit: an error of 1 rad asks for the full torque (kp), and kd = 0.02 s · kp. The Go1
-then gets 24 to 36 N m/rad (35 in its own task), the hips of a G1 88 (75)."""
+"""Default gains of a motor: kp is its torque limit per rad of error, and kd is 0.02 s times kp. The Go1 gets 24 to 36
+N m/rad (35 in its own task), the hips of a G1 88 (75)."""
 FRICTION = 0.6
 
 
@@ -65,11 +63,7 @@ def find_robot(
     height = float(data.qpos[2] - min(low for geoms in soles.values() for low in geoms.values()))
     angles = [float(data.qpos[original.joint(name).qposadr[0]]) for name in joints]
     _replace_motors(spec, joints, kp, kd, limits)
-    for geom in spec.geoms:
-        geom.contype = geom.conaffinity = 0
-    spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
-    spec.option.iterations, spec.option.ls_iterations = 5, 8
+    simplify_physics(spec)
     dress(spec)
     for body, geoms in soles.items():
         for geom in geoms:
@@ -120,23 +114,14 @@ def _standing(robot: str, model: mujoco.MjModel, joints: list[str], home: Any) -
     """Return the state of the standing pose: that of `home`, of a keyframe, or all joints at 0."""
     data = mujoco.MjData(model)
     if home is not None:
-        if not isinstance(home, Mapping) or any(type(angle) not in (int, float) for angle in home.values()):
-            raise UserError(f"env_options home={home!r} must map joints to angles in rad, such as knee: 0.8.")
-        check_names("env_options home", home, robot, joints)
-        for name, angle in home.items():
+        for name, angle in checked_home(robot, joints, home).items():
             data.qpos[model.joint(name).qposadr[0]] = angle
     elif model.nkey:
         names = [model.key(i).name for i in range(model.nkey)]
         preferred = [names.index(name) for name in ("home", "stand", "standing") if name in names]
         data.qpos[:] = model.key(preferred[0] if preferred else 0).qpos
     data.qpos[:7] = 0, 0, 0, 1, 0, 0, 0
-    for name, (low, high) in zip(joints, ranges(model, joints), strict=True):
-        angle = float(data.qpos[model.joint(name).qposadr[0]])
-        if not low - 1e-6 <= angle <= high + 1e-6:
-            raise UserError(
-                f"robot {robot!r}: joint {name} would stand at {angle:g} rad, outside its range of {low:g} to "
-                f"{high:g}; set env_options home to the standing pose, joint -> rad."
-            )
+    check_ranges(robot, model, {name: float(data.qpos[model.joint(name).qposadr[0]]) for name in joints}, "stand")
     mujoco.mj_kinematics(model, data)
     return data
 

@@ -50,11 +50,7 @@ def g1_model() -> mujoco.MjModel:
 def go1_model() -> mujoco.MjModel:
     """Build the Go1: quadruped, 12 joints, 13 kg, standing in key frame "home"; physics at 250 Hz."""
     spec = fetch("unitree_go1", "go1")
-    spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
-    spec.option.iterations, spec.option.ls_iterations = 5, 8
-    for geom in spec.geoms:
-        geom.contype = geom.conaffinity = 0
+    simplify_physics(spec)
     for actuator in spec.actuators:  # gains of walking controllers for the real Go1
         actuator.set_to_position(kp=35.0)
         spec.joint(actuator.target).damping = [0.5, 0, 0]
@@ -65,6 +61,15 @@ def go1_model() -> mujoco.MjModel:
         stand_on_floor(spec, foot, friction=0.6)
     add_sensors(spec, base="imu", torso="imu", feet=feet, soles=feet)
     return spec.compile()
+
+
+def simplify_physics(spec: mujoco.MjSpec) -> None:
+    """Set physics of 250 Hz with few solver iterations, and switch all contacts off; explicit pairs come later."""
+    spec.option.timestep, spec.option.integrator = 0.004, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
+    spec.option.iterations, spec.option.ls_iterations = 5, 8
+    for geom in spec.geoms:
+        geom.contype = geom.conaffinity = 0
 
 
 def dress(spec: mujoco.MjSpec) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from kit.envs.curriculum import Curriculum
 from kit.envs.play import HiddenState, Player, restart
+from kit.envs.registry import BOTH_SIDES as BOTH
 from kit.envs.self_play import Pool
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
@@ -19,7 +20,7 @@ from kit.errors import UserError, need
 from kit.format.weights import fingerprint
 from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, MOTION_HZ, OBSTACLES, TERMS, Rules
 
-STOCK, BOTH = "stock", "both"
+STOCK = "stock"
 HOLD_SHARES = (0.1, 0.25, 0.5, 1.0)
 """Stages of training: the time for which the attackers must hold the zone, as a fraction of `Rules.hold_s`. With the
 full time from the start, some teams never capture a zone, and so never learn that it pays."""

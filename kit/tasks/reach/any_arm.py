@@ -14,7 +14,6 @@ from torch.linalg import vecdot
 from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
 from kit.envs.task import MujocoTask
 from kit.envs.task_info import Field, TaskInfo, numbers
-from kit.errors import UserError
 from kit.sim import Simulator
 from kit.tasks.reach.arm import GOAL, HAND, find_arm
 from kit.tasks.reach.task import EFFORT_COST, START_NOISE_RAD, joint_speeds_towards
@@ -49,11 +48,7 @@ class AnyArm(MujocoTask):
 
     def __init__(self, hand: str | None = None, home: Mapping[str, float] | None = None) -> None:
         """`hand` and `home` as in `kit.tasks.reach.arm.find_arm`."""
-        if home is not None and (
-            not isinstance(home, Mapping) or any(type(angle) not in (int, float) for angle in home.values())
-        ):
-            raise UserError(f"env_options home={home!r} must map joints to angles in rad, such as elbow: 0.8.")
-        self.arm = find_arm(self.robot, hand, None if home is None else tuple(home.items()))
+        self.arm = find_arm(self.robot, hand, home)
         self.model, joints = self.arm.model, self.arm.model.nu
         reach = f"{self.arm.reach_m:.2g} m"
         sees = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 import mujoco
@@ -12,7 +11,7 @@ import numpy as np
 
 from kit.errors import UserError, check_names
 from kit.sim.studio import looking, studio
-from kit.tasks.robot_file import HINGE, hinges, load, ranges, torque_limits
+from kit.tasks.robot_file import HINGE, check_ranges, checked_home, hinges, load, ranges, torque_limits
 
 HAND, GOAL = "kit/hand", "goal"
 GOALS, FLOOR_M = 1024, 0.05
@@ -39,13 +38,12 @@ class Arm(NamedTuple):
     """Greatest distance of a goal from the centre."""
 
 
-@cache
-def find_arm(robot: str, hand: str | None, home: tuple[tuple[str, float], ...] | None) -> Arm:
+def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | None = None) -> Arm:
     """Build the arm of `robot`, a name in the MuJoCo Menagerie or the path of an MJCF or URDF file.
 
-    `hand`: name of a body or site; default: where the chain of joints ends or branches into fingers. `home`: pairs of
-    joint and angle, rad, of the start; default: a keyframe, or the middle of the joints' ranges. Joints that are not on
-    the way to the hand, such as fingers, are welded.
+    `hand`: name of a body or site; default: where the chain of joints ends or branches into fingers. `home`: joint ->
+    angle, rad, of the start; default: a keyframe, or the middle of the joints' ranges. Joints that are not on the way
+    to the hand, such as fingers, are welded.
     """
     spec = load(robot)
     original = spec.compile()
@@ -71,7 +69,7 @@ def find_arm(robot: str, hand: str | None, home: tuple[tuple[str, float], ...] |
     spec.body(original.body(body).name).add_site(name=HAND, pos=position_b)
     model = spec.compile()
     joints = hinges(robot, model)
-    angles = _start(robot, model, joints, start, dict(home or ()))
+    angles = _start(robot, model, joints, start, {} if home is None else home)
     goals = _goals(robot, model, joints, angles)
     centre = goals.mean(0)
     reach_m = float(np.linalg.norm(goals - centre, axis=1).max())
@@ -131,18 +129,10 @@ def _start(
     robot: str, model: mujoco.MjModel, joints: list[str], start: Mapping[str, float], home: Mapping[str, float]
 ) -> np.ndarray:
     """Return the start angles: those in `home`, else those in `start`, else the middle of the range."""
-    check_names("env_options home", home, robot, joints)
-    angles = []
-    for name, (low, high) in zip(joints, ranges(model, joints), strict=True):
-        middle = (low + high) / 2 if math.isfinite(low + high) else 0.0
-        angle = home.get(name, start.get(name, middle))
-        if not low - 1e-6 <= angle <= high + 1e-6:
-            raise UserError(
-                f"robot {robot!r}: joint {name} would start at {angle:g} rad, outside its range of {low:g} to "
-                f"{high:g}; set env_options home, joint -> rad."
-            )
-        angles.append(float(angle))
-    return np.array(angles)
+    middles = ((low + high) / 2 if math.isfinite(low + high) else 0.0 for low, high in ranges(model, joints))
+    angles = {**dict(zip(joints, middles, strict=True)), **start, **checked_home(robot, joints, home)}
+    check_ranges(robot, model, angles, "start")
+    return np.array([angles[name] for name in joints], dtype=float)
 
 
 def _goals(robot: str, model: mujoco.MjModel, joints: list[str], home: np.ndarray) -> np.ndarray:
