@@ -16,7 +16,7 @@ from kit.format.layout import DIVERGENCES
 from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
-from kit.runs.video import FPS, HOLD_S, RED, WHITE, Progress, captioned, no_progress, writing
+from kit.runs.video import FPS, HOLD_S, RED, WHITE, Progress, captioned, check_camera, no_progress, writing
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,8 @@ def record_divergence(
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed, 1)
     try:
         shown = env.cameras[:1] if camera is None else (camera,)
+        for name in shown:
+            check_camera(name, env, run)
         steps, repeats = len(rows["qpos"]), max(1, round(FPS * SLOWER * env.control_dt_s))
         fps = repeats / (SLOWER * env.control_dt_s)
         with writing(path, (size, size), fps) as add:

@@ -257,6 +257,13 @@ def _grid(players: Sequence[_Player], size: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
+def check_camera(camera: str, env: BatchEnv, run: Run) -> None:
+    """Raise `UserError` if `env`, the run's, has no such camera."""
+    if camera not in env.cameras:
+        available = ", ".join(env.cameras) or "none"
+        raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {available}.")
+
+
 class _Player:
     """One policy in one env, seen by one or several cameras."""
 
@@ -272,9 +279,7 @@ class _Player:
         self.env = make_env(elsewhere(run.config, views[0].env_options), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:
-            if camera not in self.env.cameras:
-                available = ", ".join(self.env.cameras) or "none"
-                raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {available}.")
+            check_camera(camera, self.env, run)
 
     def reset(self, episode: int) -> None:
         """Start episode number `episode`, whose seed is the same for every policy."""

@@ -93,6 +93,8 @@ def test_a_run_keeps_it_and_shows_it(tmp_path, capsys):
     assert path == str(run.path / "videos" / f"divergence_{recordings(run)[-1].stem}.mp4")
     frames, seconds = pytest.importorskip("imageio_ffmpeg").count_frames_and_secs(path)
     assert frames >= 10 and 4 < seconds < 6, "a second, four times as slow"
+    assert kit_cli("video", str(run.path), "--divergence", "--cameras", "top") == 2
+    assert "camera='top' is not one of tests.envs.exploding:Exploding's; it has front" in capsys.readouterr().err
     shutil.rmtree(run.path / "divergences")
     assert kit_cli("video", str(run.path), "--divergence") == 2
     assert "has no recorded divergence" in capsys.readouterr().err
