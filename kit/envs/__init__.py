@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kit.envs.registry import (
-    BOTH_SIDES,
     child_environ,
     describe,
     find,
@@ -18,7 +17,6 @@ from kit.envs.registry import (
     make_task,
     make_vec,
     names,
-    on_side,
     opponents,
     robot_envs,
     without_opponents,
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from kit.envs.vec import TensorEnv as TensorEnv
 
 __all__ = [
-    "BOTH_SIDES", "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
-    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers", "on_side",
+    "BatchEnv", "Field", "MujocoTask", "Task", "TaskInfo", "TensorEnv",
+    "child_environ", "describe", "find", "learner_side", "make_task", "make_vec", "names", "numbers",
     "opponents", "robot_envs", "without_opponents",
 ]  # fmt: skip
 OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}

@@ -91,13 +91,6 @@ class BatchEnv(ABC):
     def step(self, action: torch.Tensor) -> Step:
         """Step all envs with `action` (n, ...). Continuous actions are clipped to the action space."""
 
-    self_play: bool = False
-    """Whether the opponents are earlier versions of the learning policy; then trainers call `learn_from`."""
-
-    def learn_from(self, player: Any, step: int) -> None:
-        """Offer the current policy, after `step` env steps, as a later opponent. Trainers call it in each iteration."""
-        return None
-
     def take_divergences(self) -> list[Divergence]:
         """Return the recordings of diverged physics since the last call, a few at most. On a GPU this waits for it."""
         return []

@@ -38,8 +38,7 @@ class Curriculum:
 
     stages: int = 2
     measure: str = "success"
-    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task. Episodes in
-    which it is NaN are not counted."""
+    """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task."""
     at_least: float = 0.8
     """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
     episodes: int = 100
@@ -100,9 +99,7 @@ class Stages:
         measure = self._curriculum.measure
         if measure not in info:
             raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
-        value = info[measure]
-        counted = done & value.isfinite() if value.is_floating_point() else done
-        self._sums += torch.stack([counted.to(self._sums), torch.where(counted, value, 0).to(self._sums)]).sum(1)
+        self._sums += torch.stack([done.to(self._sums), torch.where(done, info[measure], 0).to(self._sums)]).sum(1)
 
     def _decide(self) -> None:
         ended, total = self._sums.unbind()

@@ -57,8 +57,8 @@ MOVED = {
     "kit.envs.reach_vision": "kit.tasks.reach.vision",
 }
 """Module of a task up to kit 0.2 -> its present module, for configs of older runs."""
-BOTH_SIDES = "both"
-"""Side of a policy that learnt both sides of a game by self-play."""
+STOCK = "stock"
+"""Opponents that the game itself plays."""
 CARRIED = "KIT_REGISTERED_ENV"
 """Environment variable for child processes: the JSON spec of a Gymnasium env that this process has registered."""
 
@@ -133,13 +133,13 @@ class Spaces(NamedTuple):
     """See `BatchEnv.frames`."""
 
 
-def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return side -> run for each side of a game that a saved run plays, such as {"defenders": "runs/NAME"}.
+def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str | list[str]]:
+    """Return side -> runs for each side of a game that saved runs play, such as {"defenders": "runs/NAME"}.
 
-    `env_options` names the runs; a side with the option "stock" is played by the game itself.
+    `env_options` names one run or a list, in which "stock" is the game itself; a side of "stock" alone is left out.
     """
     sides = getattr(find(env), "opponents", ())
-    return {name: value for name, value in (env_options or {}).items() if name in sides and value != "stock"}
+    return {name: value for name, value in (env_options or {}).items() if name in sides and value != STOCK}
 
 
 def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,14 +151,6 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
     """Return the side that the learning policy plays, or "" for a task without opponents."""
     sides = getattr(find(env), "opponents", ())
     return str(env_options.get("side", sides[0])) if sides else ""
-
-
-def on_side(env: str, env_options: Mapping[str, Any], player: Any, side: str) -> Any:
-    """Return `player`, trained with `env_options`, as an opponent on `side`; a policy may have learnt both sides."""
-    if learner_side(env, env_options) != BOTH_SIDES:
-        return player
-    task: Any = find(env)
-    return task.one_side(player, side)
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import gymnasium
 import mujoco
@@ -83,10 +82,6 @@ class Task(ABC):
     stage: torch.Tensor
     """() int64: the current stage of the curriculum, set by the env before the first reset; outside training the last
     stage."""
-    training: bool = False
-    """Whether a trainer uses this task; an evaluation does not. Set before the first training episode."""
-    self_play: bool = False
-    """Whether the opponents are earlier versions of the learning policy, which `learn_from` offers."""
     keeps: tuple[str, ...] = ()
     """Names of the attributes that hold the task's state: tensors (n, ...), changed in place and saved in snapshots."""
 
@@ -175,13 +170,6 @@ class Task(ABC):
     def scripted(self) -> torch.Tensor | None:
         """Return actions (n, ...) of the task's first scripted policy, a baseline or teacher; None if it has none."""
         return getattr(self, self.scripts[0])() if self.scripts else None
-
-    def learn_from(self, player: Any, step: int) -> None:
-        """Take the current policy, after `step` env steps, as a later opponent, for games with `self_play`.
-
-        Trainers call it at the start, before `load_state`, and in each iteration.
-        """
-        return None
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copy the tensors named in `keeps`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import mujoco
 import torch
@@ -45,7 +44,7 @@ class TensorEnv(BatchEnv):
         self.autoreset = autoreset
         self.cameras, self.episode_steps = task.cameras, task.episode_steps
         self.control_dt_s, self.video_speed = task.control_dt_s, task.video_speed
-        self.score, self.self_play = task.score, task.self_play
+        self.score = task.score
         self.observation_space, self.frames, self.obs_groups, self._entries = delivered
         self._stacks = FrameStacks(self.frames)
         self.action_space = task.action_space
@@ -101,7 +100,6 @@ class TensorEnv(BatchEnv):
         return self._stacks.reset(self._deliver(obs))
 
     def start_training(self, seed: int | None = None, earlier: Mapping[str, torch.Tensor] | None = None) -> Obs:
-        self.task.training = True
         if earlier is not None:
             self._restore_stage(earlier)
         elif self.task.curriculum is not None:
@@ -187,9 +185,6 @@ class TensorEnv(BatchEnv):
         if self.randomizer is not None:
             obs = self.randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
-
-    def learn_from(self, player: Any, step: int) -> None:
-        self.task.learn_from(player, step)
 
     def take_divergences(self) -> list[Divergence]:
         return [] if self._recorder is None else self._recorder.take()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
+from kit.envs.registry import STOCK
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
 from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
     from kit.envs import BatchEnv
-    from kit.envs.play import Player
+    from kit.trainers.actor import Actor
 
 
 def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = None) -> BatchEnv:
@@ -19,7 +20,8 @@ def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = No
     or side."""
     from kit import envs
 
-    teams = {name: team(config, name, device=config.device) for name in envs.opponents(config.env, config.env_options)}
+    named = envs.opponents(config.env, config.env_options)
+    teams = {side: [team(config, side, run, config.device) for run in listed(runs)] for side, runs in named.items()}
     return envs.make_vec(config.env, n_envs, config.device, seed, threads, {**config.env_options, **teams})
 
 
@@ -28,15 +30,22 @@ def check(config: RunConfig) -> None:
     from kit import envs
 
     envs.describe(config.env, config.env_options)
-    for name in envs.opponents(config.env, config.env_options):
-        _find(config, name)
+    for side, runs in envs.opponents(config.env, config.env_options).items():
+        for run in listed(runs):
+            if run != STOCK:
+                _find(config, side, run)
 
 
-def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
-    """Return run and checkpoint that the env option names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
+def listed(runs: str | list[str]) -> list[str]:
+    """Return the opponents of a side as a list."""
+    return list(runs) if isinstance(runs, list | tuple) else [runs]
+
+
+def _find(config: RunConfig, option: str, value: str) -> tuple[Run, Checkpoint]:
+    """Return run and checkpoint that `value` names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
     from kit import envs
 
-    value = str(config.env_options[option])
+    value = str(value)
     path, _, step = value.partition("@")
     try:
         run = Run(path)
@@ -44,23 +53,24 @@ def _find(config: RunConfig, option: str) -> tuple[Run, Checkpoint]:
     except UserError as error:
         raise UserError(f"env_options {option}={value!r}: {error}") from None
     role = envs.learner_side(run.config.env, run.config.env_options)
-    if run.config.env != config.env or role not in (option, envs.BOTH_SIDES):
+    if (run.config.env, role) != (config.env, option):
         played = f"{run.config.env} as {role}" if role else run.config.env
         remedy = f"name a run that plays {config.env} as {option}."
         raise UserError(f"env_options {option}={value!r} plays {played}; {remedy}")
     return run, saved
 
 
-def team(config: RunConfig, option: str, device: str = "cpu") -> Player:
-    """Load the opponent named in the env option `option`; it plays deterministic actions."""
+def team(config: RunConfig, option: str, value: str, device: str = "cpu") -> Actor | str:
+    """Load the opponent that the env option `option` names, `value`; it plays deterministic actions."""
     import torch
 
-    from kit import envs
     from kit.trainers.saving import RandomGenerators
 
-    run, saved = _find(config, option)
+    if value == STOCK:
+        return STOCK
+    run, saved = _find(config, option, value)
     generators = RandomGenerators(torch.device("cpu"))
     before = generators.state()
     actor = load_policy(run.config, saved).as_actor().to(device)
     generators.load_state(before)  # building a network draws random numbers; undo that
-    return envs.on_side(config.env, run.config.env_options, actor, option)
+    return actor

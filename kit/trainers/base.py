@@ -95,7 +95,6 @@ class TensorTrainer(BaseAlgorithm):
 
     def _reset_envs(self) -> None:
         self._last_obs = self.tensor_env.start_training(seed=self.seed)
-        self._offer_opponent()
         if self.normalizer is not None:
             self.normalizer.begin(self.as_actor().view(self._last_obs))
 
@@ -134,13 +133,7 @@ class TensorTrainer(BaseAlgorithm):
 
     def _boundary(self) -> None:
         """Call the hook `on_boundary`; called at the end of each iteration, when `state()` is valid."""
-        self._offer_opponent()
         self.on_boundary()
-
-    def _offer_opponent(self) -> None:
-        """Offer the current policy to a game in which it plays against earlier versions of itself."""
-        if self.tensor_env.self_play:
-            self.tensor_env.learn_from(self.as_actor(), self.num_timesteps)
 
     def end(self) -> None:
         """In a distributed run, end the other processes after the last `learn`; in other runs, do nothing."""

@@ -74,6 +74,32 @@ def test_a_frozen_policy_moves_the_defenders_and_resume_is_exact(guards: Run, tm
     env.close()
 
 
+def test_games_are_spread_evenly_over_a_pool_of_opponents(guards: Run, recurrent_guards: Run, tmp_path: Path) -> None:
+    """Game i meets opponent i modulo 3; each moves as it does alone, the recurrent one with its hidden state."""
+    pool = ["stock", str(guards.path), str(recurrent_guards.path)]
+    alone = [make_env(kit.RunConfig(env="Mission", env_options={"defenders": one}, device="cpu"), 7, 0) for one in pool]
+    config = kit.RunConfig(env="Mission", env_options={"defenders": pool}, device="cpu")
+    together = make_env(config, 7, 0)
+    for env in (*alone, together):
+        env.reset(seed=1)
+    for _ in range(20):
+        for env in (*alone, together):
+            env.step(STAND.expand(7, 4))
+        for i in range(3):
+            assert torch.equal(together.task.defenders[i::3], alone[i].task.defenders[i::3]), f"opponent {i}"
+    assert not torch.equal(alone[0].task.defenders, alone[1].task.defenders)
+    saved = together.snapshot()
+    with pytest.raises(UserError, match="the defenders differ from those of this snapshot"):
+        make_env(config.replace(env_options={"defenders": pool[::-1]}), 7, 0).restore(saved)
+
+    fields = {**SMALL, "env": "Mission", "env_options": {"defenders": pool}, "overrides": STEADY}
+    whole = kit.train(runs_dir=str(tmp_path), run_name="whole", **fields)
+    cut = create(tmp_path, "cut", **{**fields, "total_steps": 64})
+    kit.resume(cut.path)
+    kit.resume(cut.path, total_steps=128)
+    assert fingerprint(cut) == fingerprint(whole)
+
+
 @pytest.fixture(scope="module")
 def recurrent_guards(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of Mission as defenders, with RecurrentPPO and a normaliser."""
@@ -142,7 +168,9 @@ def test_an_unsuitable_opponent_is_refused_before_a_run_is_created(guards: Run, 
             {"side": "defenders", "attackers": str(guards.path)},
             "plays Mission as defenders; name a run that plays Mission as",
         ),
-        ({"side": "judges"}, "side='judges' is unknown; valid are attackers, defenders and both"),
+        ({"defenders": []}, "defenders=\\[\\] names nobody; name 'stock' or a run"),
+        ({"defenders": ["stock", "no-run"]}, "defenders='no-run'"),
+        ({"side": "judges"}, "side='judges' is unknown; valid are attackers and defenders"),
         ({"attackers": str(guards.path)}, "are the side that learns"),
     ):
         with pytest.raises(UserError, match=says):
