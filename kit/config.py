@@ -280,7 +280,9 @@ def byte_count(name: str, value: str) -> int:
 
 def default_name(config: RunConfig) -> str:
     """Return a run name such as reach-ppo-s0-20261121-090000; the time is in UTC."""
-    env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (config.env, config.algo))
+    kind, _, rest = config.env.partition(":")
+    task = f"{kind} {Path(rest).stem}" if "/" in rest else config.env  # of a robot's file only its name
+    env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (task, config.algo))
     return f"{env}-{algo}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
 

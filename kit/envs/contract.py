@@ -12,6 +12,7 @@ import mujoco
 import torch
 
 from kit.envs.divergence import Divergence
+from kit.envs.mirror import Mirror
 from kit.envs.obs import Groups, Obs
 
 Info = dict[str, Any]
@@ -64,6 +65,8 @@ class BatchEnv(ABC):
     Trainers use it instead of `done.nonzero()`, which waits for the GPU."""
     cameras: tuple[str, ...] = ()
     """Camera names for `render`; the first is the default."""
+    mirror: Mirror | None = None
+    """Left-right mirror images of observations and actions; None if the task has not declared them."""
     stage: torch.Tensor | None = None
     """() int64: the current stage of the task's curriculum, from 0; None for a task without one."""
     snapshots: bool = True

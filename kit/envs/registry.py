@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from kit.config import RunConfig
     from kit.envs.contract import BatchEnv
+    from kit.envs.mirror import Mirror
     from kit.envs.obs import Groups
     from kit.envs.task import Task
 
@@ -36,6 +37,7 @@ _TASKS = {
     "Dishwashing": "kit.tasks.dishwashing.task:Dishwashing",
     "DishwashingVideo": "kit.tasks.dishwashing.vision:DishwashingVideo",
     "G1Joystick": "kit.tasks.joystick.robots:G1Joystick",
+    "G1Legs": "kit.tasks.joystick.robots:G1Legs",
     "Go1Joystick": "kit.tasks.joystick.robots:Go1Joystick",
     "Mission": "kit.tasks.mission.task:Mission",
     "PickAndPlace": "kit.tasks.fetch.task:PickAndPlace",
@@ -131,6 +133,8 @@ class Spaces(NamedTuple):
     """Values of RunConfig's `teacher` that name the task's scripted policies: "scripted", "scripted:NAME"."""
     frames: Mapping[str, int] = MappingProxyType({})
     """See `BatchEnv.frames`."""
+    mirror: Mirror | None = None
+    """See `BatchEnv.mirror`."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str | list[str]]:
@@ -168,7 +172,7 @@ def _describe(env: str, options: str) -> Spaces:
         obs = delivered_obs(task)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
-            tuple(task.obs_groups), _scripts(task), obs.frames,
+            tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from kit.envs.curriculum import Curriculum
+from kit.envs.mirror import Mirror
 from kit.envs.obs import CRITIC, POLICY, Groups, Obs, tree_map
 from kit.envs.randomize import Term
 from kit.envs.task_info import TaskInfo
@@ -82,6 +83,8 @@ class Task(ABC):
     stage: torch.Tensor
     """() int64: the current stage of the curriculum, set by the env before the first reset; outside training the last
     stage."""
+    mirror: Mirror | None = None
+    """Left-right mirror images of observation entries and actions, for symmetric tasks. See `kit.envs.mirror`."""
     keeps: tuple[str, ...] = ()
     """Names of the attributes that hold the task's state: tensors (n, ...), changed in place and saved in snapshots."""
 

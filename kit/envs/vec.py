@@ -15,6 +15,7 @@ from kit.envs.divergence import Divergence, Recorder
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
 from kit.envs.masks import maybe_any
+from kit.envs.mirror import Mirror
 from kit.envs.obs import POLICY, Obs, pick, select, tree_map
 from kit.envs.outputs import check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
@@ -47,6 +48,8 @@ class TensorEnv(BatchEnv):
         self.score = task.score
         self.observation_space, self.frames, self.obs_groups, self._entries = delivered
         self._stacks = FrameStacks(self.frames)
+        if task.mirror is not None:
+            self.mirror = _delivered(task.mirror, self.observation_space, self._entries, self.device)
         self.action_space = task.action_space
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(self.action_space, spaces.Box):
@@ -263,3 +266,11 @@ def _prefixed(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch
 
 def _with_prefix(prefix: str, snapshot: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name[len(prefix) + 1 :]: x for name, x in snapshot.items() if name.startswith(f"{prefix}.")}
+
+
+def _delivered(mirror: Mirror, space: spaces.Space, entries: tuple[str, ...] | None, device: torch.device) -> Mirror:
+    """Return the mirror images of the observation that the env delivers, on `device`."""
+    obs = {name: flip.to(device) for name, flip in mirror.obs.items()}
+    if entries and not isinstance(space, spaces.Dict):
+        obs = {"": obs[entries[0]]}
+    return Mirror(obs, mirror.action.to(device))

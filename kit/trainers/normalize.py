@@ -95,6 +95,18 @@ class Normalizer:
         scaled = (entry.double() - moments.mean) / torch.sqrt(moments.var + self.epsilon)
         return scaled.clamp_(-self.clip_obs, self.clip_obs).float()
 
+    def unscaled(self, scaled: Obs) -> Obs:
+        """Undo `observe`, but for its clipping."""
+        if not self.norm_obs:
+            return scaled
+        raw = {name: self._unscale(name, entry) for name, entry in leaves("obs", scaled)}
+        return cast(Obs, from_leaves("obs", raw))
+
+    def _unscale(self, name: str, entry: torch.Tensor) -> torch.Tensor:
+        if (moments := self.obs_moments.get(name)) is None:
+            return entry
+        return (entry * torch.sqrt(moments.var + self.epsilon) + moments.mean).float()
+
     def reward(self, reward: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
         """Update the statistics with this step's `reward` (n,) and `done` (n,), and return the scaled reward."""
         self.returns = self.returns * self.gamma + reward

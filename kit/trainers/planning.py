@@ -72,6 +72,10 @@ class Plan:
                 "overrides policy_kwargs shared_lstm=true gives the critic the actor's observation group, but this env "
                 "declares one for the critic; leave shared_lstm out."
             )
+        if config.overrides.get("mirror") and env.mirror is None:
+            raise UserError(
+                f"overrides mirror=true: env={config.env!r} has no left and right (`Task.mirror`); leave it out."
+            )
         return cls(config, record, encoder)
 
     @property

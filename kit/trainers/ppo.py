@@ -14,6 +14,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 from kit.encoders.asymmetric import CRITICS, AsymmetricActorCritic
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
+from kit.envs.mirror import Mirror
+from kit.envs.obs import from_leaves, leaves
 from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.algorithm import Algorithm, largest_batch
@@ -45,7 +47,7 @@ class ProximalTrainer(OnPolicyTrainer):
         clip = [self.clip_range(progress)]
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
-        rollout, metrics, kl = self.rollout_buffer.batch(), [], None
+        rollout, metrics, kl = self._samples(), [], None
         still = self._still()
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
@@ -68,6 +70,10 @@ class ProximalTrainer(OnPolicyTrainer):
                 break
         if self._log_now:
             self._log_update(metrics, *clip)
+
+    def _samples(self) -> Batch:
+        """Return the transitions to learn from."""
+        return self.rollout_buffer.batch()
 
     def _still(self) -> list[torch.Tensor]:
         """Return the weights that do not change now: during `critic_warmup` all but the critic's, later none."""
@@ -144,13 +150,30 @@ class PPO(ProximalTrainer, sb3.PPO):
     :param critic_warmup: env steps at the start during which only the critic learns; for policies from `start_from`.
         The policy then starts with a new critic if the pretrained one does not fit, and with the action noise of
         log_std_init
+    :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
+        legged robots. Twice as many rows, so choose twice the batch_size for as many updates
     """
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
-    def __init__(self, *args: Any, critic_warmup: int = 0, **kwargs: Any) -> None:
-        self.critic_warmup = critic_warmup
+    def __init__(self, *args: Any, critic_warmup: int = 0, mirror: bool = False, **kwargs: Any) -> None:
+        self.critic_warmup, self.mirror = critic_warmup, mirror
         super().__init__(*args, **kwargs)
+
+    def _samples(self) -> Batch:
+        batch = super()._samples()
+        if not self.mirror:
+            return batch
+        mirror = self.tensor_env.mirror
+        assert mirror is not None
+        return batch.join(replace(batch, obs=self._mirrored(batch.obs, mirror), actions=mirror.action(batch.actions)))
+
+    def _mirrored(self, obs: Any, mirror: Mirror) -> Any:
+        """Return the mirror image of policy inputs `obs`."""
+        raw = obs if self.normalizer is None else self.normalizer.unscaled(obs)
+        columns = {name: mirror.obs[name.removeprefix("obs").removeprefix(".")](x) for name, x in leaves("obs", raw)}
+        image = from_leaves("obs", columns)
+        return image if self.normalizer is None else self.normalizer.observe(image)
 
     def warm_start(self, state: State) -> None:
         if not self.critic_warmup:
@@ -230,5 +253,5 @@ ALGORITHM = Algorithm(
     more_envs=True,
     distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
-    own={"critic_warmup": int},
+    own={"critic_warmup": int, "mirror": bool},
 )  # fmt: skip

@@ -56,6 +56,11 @@ class Batch:
         """Return a copy of the rows `index` (k,)."""
         return type(self)(*(tree_map(lambda x: x.index_select(0, index), getattr(self, f.name)) for f in fields(self)))
 
+    def join(self, other: Self) -> Self:
+        """Return the rows of both batches, these first."""
+        names = [f.name for f in fields(self)]
+        return type(self)(*(tree_map(_joined, getattr(self, name), getattr(other, name)) for name in names))
+
     def materialized(self) -> Self:
         """Return the batch with `Clips` (frame stacks not yet put together) in `obs` replaced by tensors."""
         return replace(self, obs=materialize(self.obs))
@@ -74,6 +79,10 @@ class RecurrentBatch(Batch):
     """(N,) bool: True in the first step of an episode, and in each env's first step of the rollout."""
     hidden_state: Obs
     """Hidden state before the step, (N, ...) each; zero at the first step of an episode."""
+
+
+def _joined(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cat([one, other])
 
 
 def _split(obs: LazyObs, size: int) -> Sequence[LazyObs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mujoco
+import numpy as np
 
 from kit.sim.studio import studio
 from kit.tasks.joystick.cameras import CAMERAS, add_arrow
@@ -17,10 +18,11 @@ _FOUND, _FORCE = (1 << int(field) for field in (mujoco.mjtConDataField.mjCONDATA
 _NET_FORCE = 3  # reduction mode of a contact sensor: the sum over all contacts
 
 
-def g1_model() -> mujoco.MjModel:
+def g1_model(legs_only: bool = False) -> mujoco.MjModel:
     """Build the G1: humanoid, 29 joints, 33 kg, standing with bent knees in key frame "home"; physics at 250 Hz.
 
-    Contacts: feet with floor, feet with each other and with the shins, hands with thighs.
+    Contacts: feet with floor, feet with each other and with the shins, hands with thighs. With `legs_only`, waist and
+    arms are fixed in their home pose, and the 12 joints of the legs have stiffer motors.
     """
     spec = fetch("unitree_g1", "scene_mjx")
     spec.delete(spec.geom("floor"))  # also deletes its contact pairs
@@ -44,7 +46,42 @@ def g1_model() -> mujoco.MjModel:
         if key.name != "knees_bent":
             spec.delete(key)
     spec.key("knees_bent").name = "home"
-    return spec.compile()
+    return _legs_only(spec).compile() if legs_only else spec.compile()
+
+
+G1_LEG_GAINS = {"hip": (100.0, 2.0), "knee": (150.0, 4.0), "ankle": (40.0, 2.0)}
+"""Part of a joint's name -> stiffness, N m/rad, and damping, N m s/rad: those of Unitree's own walking example for the
+G1 with 12 joints (unitree_rl_gym, legged_gym/envs/g1/g1_config.py)."""
+
+
+def _legs_only(spec: mujoco.MjSpec) -> mujoco.MjSpec:
+    """Remove all hinges but the legs', each at its angle in key frame "home", and set `G1_LEG_GAINS`."""
+    model = spec.compile()
+    home, ctrl = model.key("home").qpos, model.key("home").ctrl
+
+    def gains(joint: str) -> tuple[float, float] | None:
+        return next((values for part, values in G1_LEG_GAINS.items() if part in joint), None)
+
+    targets = [float(ctrl[model.actuator(actuator.name).id]) for actuator in spec.actuators if gains(actuator.target)]
+    for actuator in list(spec.actuators):
+        if values := gains(actuator.target):
+            actuator.set_to_position(kp=values[0], kv=values[1])
+        else:
+            spec.delete(actuator)
+    angles = list(home[:7])
+    for joint in list(spec.joints):
+        angle = float(home[int(model.joint(joint.name).qposadr[0])])
+        if gains(joint.name):
+            angles.append(angle)
+        elif joint.type == mujoco.mjtJoint.mjJNT_HINGE:  # its anchor is the body's origin
+            turn, turned = np.zeros(4), np.zeros(4)
+            mujoco.mju_axisAngle2Quat(turn, joint.axis, angle)
+            mujoco.mju_mulQuat(turned, joint.parent.quat, turn)
+            joint.parent.quat = turned
+            spec.delete(joint)
+    spec.delete(spec.key("home"))
+    spec.add_key(name="home", qpos=angles, ctrl=targets)
+    return spec
 
 
 def go1_model() -> mujoco.MjModel:

@@ -15,6 +15,7 @@ import torch
 
 from kit.envs.curriculum import Curriculum
 from kit.envs.masks import maybe_any
+from kit.envs.mirror import ROTATION, SCALAR, VECTOR, Mirror, Part, flip, robot_partners
 from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask
@@ -36,9 +37,8 @@ PUSH_EVERY_S = (5.0, 10.0)
 """Range of the time between two pushes of the robot."""
 STEPS_PER_S = (1.25, 1.5)
 """Range of the gait clock's frequency: steps of each foot per second."""
-START_M, START_SPEED = 0.5, 0.5
-"""Start of an episode: x and y are uniform in ±START_M; the base's six velocities, in m/s and rad/s, are uniform in
-±START_SPEED."""
+START_M = 0.5
+"""Start of an episode: x and y are uniform in ±START_M."""
 BRISK = (1 / 3, 2 / 3)
 """Range of the commanded speed with `always_moving`, as a fraction of `most_speed`."""
 SUCCESS_MPS = 0.25
@@ -99,6 +99,8 @@ class Joystick(MujocoTask):
     """Vertical force on a foot, N; `contact_force` penalises only the part above it."""
     push_speed: tuple[float, float]
     """Range of the velocity that a push adds, m/s."""
+    start_speed = 0.5
+    """At the start of an episode the base's six velocities, in m/s and rad/s, are uniform in ± this value."""
     start_joint_scale = (1.0, 1.0)
     """Range of random factors on the home pose's joint angles at the start of an episode."""
     joint_friction_scale: tuple[float, float]
@@ -136,6 +138,7 @@ class Joystick(MujocoTask):
             for i in range(model.nsensor)
         }
         self._feet = sum(name.endswith("_contact") and name.startswith("foot") for name in self._sensors)
+        self.mirror = self._mirror()
         measured = (
             Field("velocity ahead, to the left, up", 3, "m/s"),
             Field("angular velocity", 3, "rad/s"),
@@ -212,6 +215,22 @@ class Joystick(MujocoTask):
         self._errors = memory["errors"]  # sums over an episode: velocity error, turning error, number of steps
         self._timers = self._all_memory[:, -2:]  # seconds until the next command, and until the next push
 
+    def _mirror(self) -> Mirror | None:
+        """Return the mirror images of observation and action; None for a robot without left and right."""
+        found = robot_partners(self.model, "home", [FEET.format(i) for i in range(self._feet)])
+        if found is None:
+            return None
+        joints, feet = found
+        of_feet: Part = ([3 * foot + i for foot in feet[0] for i in range(3)], VECTOR[1] * self._feet)
+        measured = (VECTOR, ROTATION, VECTOR, joints, joints)
+        command: Part = (VECTOR[0], (1.0, -1.0, -1.0))
+        clock = (feet, feet) if self.clocked else ()
+        push: Part = ((0, 1), (1.0, -1.0))
+        privileged = (*measured, SCALAR, joints, feet, feet, feet, of_feet, of_feet, push, SCALAR, SCALAR)
+        return Mirror(
+            {"state": flip(*measured, joints, command, *clock), "privileged": flip(*privileged)}, flip(joints)
+        )
+
     def _parameter(self, field: str) -> torch.Tensor:
         """Return a field of the model: (n, ...) if the field is randomised, else (1, ...)."""
         varies = any(isinstance(term, ModelTerm) and field in term.fields for term in self.randomized.values())
@@ -231,7 +250,7 @@ class Joystick(MujocoTask):
         qpos[:, :2] += between(place, -START_M, START_M)
         qpos[:, 3], qpos[:, 6] = torch.cos(half_yaw), torch.sin(half_yaw)
         qpos[:, 7:] *= between(bend, *self.start_joint_scale)
-        qvel[:, :6] = between(velocity, -START_SPEED, START_SPEED)
+        qvel[:, :6] = between(velocity, -self.start_speed, self.start_speed)
 
         all_fresh = torch.zeros_like(self._all_memory)
         fresh = self._named(all_fresh)
