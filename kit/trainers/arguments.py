@@ -66,6 +66,8 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
 def nested(row: Row) -> Row:
     """Move the network settings of `row` (`POLICY_KEYS`) into `policy_kwargs`, where SB3 expects them."""
     policy = {name: row[name] for name in POLICY_KEYS if name in row}
+    if not isinstance(row.get("policy_kwargs", {}), dict):
+        return row
     others = {name: value for name, value in row.items() if name not in POLICY_KEYS}
     return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
 

@@ -29,7 +29,7 @@ from kit.machine import limits, settings
 from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.arguments import complete
+from kit.trainers.arguments import complete, nested
 from kit.trust import ROBOT_TASKS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Plan:
 def plan(config: RunConfig) -> Plan:
     """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
     record = algorithm.find(config.algo)
-    config = with_teacher(record, config)
+    config = with_teacher(record, config.replace(overrides=nested(config.overrides)))
     check_dataset(record, config)
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):

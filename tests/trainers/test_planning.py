@@ -107,3 +107,12 @@ def test_invalid_configs_are_refused_in_one_sentence(fields, says):
     with pytest.raises(UserError, match=says) as error:
         resolve(RunConfig(**fields))
     assert "\n" not in str(error.value)
+
+
+def test_settings_of_the_network_may_stand_at_the_top_level_as_panels_and_searches_name_them():
+    given = {"net_arch": [24], "policy_kwargs": {"log_std_init": -2.0}, "gamma": 0.9}
+    overrides = plan(RunConfig(env="Reach", overrides=given)).config.overrides
+    assert overrides["policy_kwargs"] == {"net_arch": [24], "log_std_init": -2.0}
+    assert "net_arch" not in overrides and overrides["gamma"] == 0.9
+    with pytest.raises(UserError, match="net_arch='wide' is not a network"):
+        plan(RunConfig(env="Reach", overrides={"net_arch": "wide"}))
