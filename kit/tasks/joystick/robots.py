@@ -109,7 +109,7 @@ class G1Legs(G1Joystick):
 
     name = "G1Legs"
     ends = "the torso tilts by more than 45°, or a foot hits the other foot or a shin"
-    train_steps = 15_000_000
+    train_steps = 6_000_000
     rewards: ClassVar[Rewards] = {
         name: term for name, term in G1Joystick.rewards.items() if name not in ("termination", "collision")
     }
