@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import pytest
 import torch
 
@@ -111,6 +112,34 @@ def test_crossed_feet_end_the_humanoids_episode(g1):
         qpos[2, g1.task.model.joint(f"{side}_hip_roll_joint").qposadr[0]] = 0.25 * sign
     stand(g1, qpos)
     assert g1.task.terminated().tolist() == [False, False, True, False]
+
+
+def test_the_humanoid_with_legs_only_is_the_same_body_with_fixed_arms():
+    whole, legs = (make_joystick(name).model for name in ("G1Joystick", "G1Legs"))
+    data = [mujoco.MjData(model) for model in (whole, legs)]
+    for model, state in zip((whole, legs), data, strict=True):
+        mujoco.mj_resetDataKeyframe(model, state, 0)
+        mujoco.mj_forward(model, state)
+    assert legs.nu == 12 and legs.njnt == 13
+    assert data[1].xpos == pytest.approx(data[0].xpos, abs=1e-9), "every body is where it is in the home pose"
+    assert data[1].subtree_com[1] == pytest.approx(data[0].subtree_com[1]) and data[1].ctrl == pytest.approx(
+        data[0].ctrl[:12]
+    )
+    left = ["left_hip_pitch", "left_hip_roll", "left_hip_yaw", "left_knee", "left_ankle_pitch", "left_ankle_roll"]
+    assert [legs.actuator(i).name.removesuffix("_joint") for i in range(6)] == left
+    assert legs.actuator_gainprm[:6, 0].tolist() == [100, 100, 100, 150, 40, 40], "N m/rad"
+    assert legs.actuator_biasprm[:6, 2].tolist() == [-2, -2, -2, -4, -2, -2], "N m s/rad"
+
+
+@pytest.mark.parametrize(("degrees", "falls"), [(44.0, False), (46.0, True)])
+def test_the_humanoid_with_legs_only_falls_when_it_tips_over(degrees, falls):
+    env = TensorEnv(make_joystick("G1Legs"), 2, threads=1)
+    qpos = env.task.sim.qpos.clone()
+    half = math.radians(degrees) / 2
+    qpos[:, 2], qpos[:, 3:7] = 2.0, torch.tensor([math.cos(half), math.sin(half), 0.0, 0.0])
+    env.task.sim.reset(torch.ones(2, dtype=torch.bool), qpos=qpos, qvel=torch.zeros(2, 18), ctrl=qpos[:, 7:])
+    env.task.measure()
+    assert env.task.terminated().tolist() == [falls] * 2
 
 
 def test_tracking_is_paid_in_full_when_the_command_is_followed(env):
