@@ -27,6 +27,7 @@ LIGHT = [case for case in CASES if case.encoder != "r3d18"]
 GENERAL = {"policy_kwargs": {"net_arch": {"pi": [8], "vf": []}}}
 VARIANTS = [
     Case("Ant", "PPO", overrides={"normalize": True}),
+    Case("Go1Joystick", "PPO", overrides={"mirror": True, "normalize": True}),
     Case("Ant", "PPO", overrides=GENERAL),  # networks without a fast path
     Case("Reach", "PPO", overrides={"use_sde": True, "sde_sample_freq": 4}),
     Case("Reach", "SAC", overrides={"normalize": True}),
