@@ -4,7 +4,8 @@
     python tests/bench/league.py runs/league --report      # only the tables
 
 Round 0 is `kit train --env Mission`, against the rules. In each later round, defenders learn against all teams so far,
-and then the team learns on against the rules and all defenders so far. Interrupted, run it again to continue.
+and then the team learns on, in half of its games against the rules and in the others against all defenders so far.
+Interrupted, run it again to continue.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 import kit
@@ -28,7 +28,6 @@ from kit.runs.evaluation import TEST_SEED
 ROUNDS = 3
 GAMES = 224
 TEAM_STEPS, DEFENDER_STEPS, FIRST_STEPS = 30_000_000, 8_000_000, 60_000_000
-RULES = {"stock": STOCK}
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
         for k in range(1, args.rounds + 1):
             met = {"side": "defenders", "attackers": [f"{path}@best" for path in teams[:k]]}
             train(guards[k - 1], args.seed, DEFENDER_STEPS, guards[k - 2] if k > 1 else None, met)
-            met = {"defenders": [STOCK, *(f"{path}@best" for path in guards[:k])], "curriculum": False}
+            met = {"defenders": [*[STOCK] * k, *(f"{path}@best" for path in guards[:k])], "curriculum": False}
             train(teams[k], args.seed, TEAM_STEPS, teams[k - 1], met)
     report(teams, guards)
 
@@ -75,9 +74,11 @@ def report(teams: Sequence[Path], guards: Sequence[Path]) -> None:
                 known[f"{team.name} {name}"] = share(team, rival)
                 file.write_text(json.dumps(known, indent=1))
             won[team.name, name] = known[f"{team.name} {name}"]
-    table = pd.Series(won).unstack(sort=False)
-    print(table.map("{:.0%}".format).to_markdown())
-    print(pd.Series(elo(won, GAMES)).round().to_frame("Elo").to_markdown())
+    rivals = list(dict.fromkeys(rival for _, rival in won))
+    print("| | " + " | ".join(rivals) + " |\n|---" + "|---:" * len(rivals) + "|")
+    for team in dict.fromkeys(team for team, _ in won):
+        print("| " + " | ".join([team, *(f"{won[team, rival]:.0%}" for rival in rivals)]) + " |")
+    print("Elo: " + ", ".join(f"{name} {rating:.0f}" for name, rating in elo(won, GAMES).items()))
 
 
 def share(team: Path, rival: str | Path) -> float:
