@@ -74,10 +74,10 @@ def test_team_trains_in_stages_and_against_trained_defenders(
     small |= {"checkpoint_every": 512, "runs_dir": "games", "episodes": 2, "overrides": {"n_steps": 16}}
     shown = execute("07_mission", workplace, **small, env_options={"endurance_s": 10.0})
     games = {run.name: run for run in local_runs(workplace / "games")}
-    assert len(games) == 3 and all(run.status()["state"] == "finished" for run in games.values())
-    assert sorted(run.parent is not None for run in games.values()) == [False, False, True]
+    assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
+    assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]
     assert "video/mp4" in shown and "reward/capture" in shown and "per defender (3)" in shown
     by_hand, reward = re.findall(r"by hand (\S+), reward (\S+)\\n", shown)[0]
     assert by_hand == reward
-    assert "team, trained again" in shown, "the table of who beats whom"
-    assert "Elo" in shown, "the ladder"
+    assert "team, trained again" in shown and "team, against both" in shown, "the tables of who beats whom"
+    assert "five players" in shown, "the ladder"
