@@ -91,8 +91,7 @@ TASKS: dict[tuple[str, str], Row] = {
     **{(env, "PPO"): WALK | {
         "n_envs": 32, "n_steps": 128, "batch_size": 1024, "net_arch": [128, 128],
     } for env in ("Go1Joystick", "G1Joystick", "joystick")},
-    # Small updates: with a rate of 5e-4 half of the ratios were clipped, and the robot fell for longer; with a constant
-    # rate of 2e-4, success stayed at 30 % after a million steps.
+    # It learns to stand and to walk backwards, not to walk ahead; tests/bench/README.md lists what was tried.
     ("G1Legs", "PPO"): WALK | {
         "n_envs": 32, "n_steps": 128, "batch_size": 2048, "net_arch": [128, 128], "mirror": True,
         "learning_rate": "lin_0.0002", "gamma": 0.98, "ent_coef": 0.0, "normalize": {"norm_reward": True},
