@@ -88,6 +88,9 @@ def test_games_are_spread_evenly_over_a_pool_of_opponents(guards: Run, recurrent
         for i in range(3):
             assert torch.equal(together.task.defenders[i::3], alone[i].task.defenders[i::3]), f"opponent {i}"
     assert not torch.equal(alone[0].task.defenders, alone[1].task.defenders)
+    single = make_env(config, 1, 0)  # a video shows one game: the first opponent's
+    single.reset(seed=1)
+    assert single.step(STAND)[0].isfinite().all()
     saved = together.snapshot()
     with pytest.raises(UserError, match="the defenders differ from those of this snapshot"):
         make_env(config.replace(env_options={"defenders": pool[::-1]}), 7, 0).restore(saved)

@@ -283,6 +283,9 @@ class Pool:
         for i, player in enumerate(self._players):
             rows = slice(i, None, len(self._players))
             own = [next(before) for _ in player.initial_state(0)]
+            if i >= len(obs):  # fewer games than players, as in a video of one game
+                after += own
+                continue
             told, new = player(obs[rows], tuple(x[rows] for x in own))
             commands = told.new_zeros(len(obs), *told.shape[1:]) if commands is None else commands
             commands[rows] = told
