@@ -40,6 +40,8 @@ ENCODERS = (
     "auto", "mlp", "nature_cnn", "multi_camera", "simple2dcnn", "clip_cnn", "simple3dcnn", "r3d18", "timesformer",
 )  # fmt: skip
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
+STOCK = "stock"
+"""Opponents that the game itself plays."""
 SCRIPTED = "scripted"
 """Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (

@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
-from kit.config import SCRIPTED
+from kit.config import SCRIPTED, STOCK
 from kit.errors import UserError, check_names, check_whole
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ MOVED = {
     "kit.envs.reach_vision": "kit.tasks.reach.vision",
 }
 """Module of a task up to kit 0.2 -> its present module, for configs of older runs."""
-STOCK = "stock"
-"""Opponents that the game itself plays."""
 CARRIED = "KIT_REGISTERED_ENV"
 """Environment variable for child processes: the JSON spec of a Gymnasium env that this process has registered."""
 

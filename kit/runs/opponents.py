@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.config import RunConfig
-from kit.envs.registry import STOCK
+from kit.config import STOCK, RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
 from kit.runs.run import Run, load_policy

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import kit
+from kit.config import STOCK
 from kit.envs.play import play
-from kit.envs.registry import STOCK
 from kit.machine.settings import one_thread
 from kit.measure.elo import elo
 from kit.runs.evaluation import TEST_SEED

@@ -10,9 +10,9 @@ import gymnasium
 import torch
 from torch import nn
 
+from kit.config import STOCK
 from kit.envs.curriculum import Curriculum
 from kit.envs.play import HiddenState, Player, restart
-from kit.envs.registry import STOCK
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError, need
