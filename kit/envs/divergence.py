@@ -24,7 +24,7 @@ for a divergence after each step would wait for the GPU."""
 
 
 class Divergence(NamedTuple):
-    """The last steps of an env whose physics diverged. Row t has the state before step t, and the action of step t."""
+    """Recording of an env before its physics diverged: row t has the state before step t, and the action of step t."""
 
     env: int
     length: int

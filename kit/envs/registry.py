@@ -135,13 +135,14 @@ class Spaces(NamedTuple):
     """See `BatchEnv.mirror`."""
 
 
-def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, str | list[str]]:
-    """Return side -> runs for each side of a game that saved runs play, such as {"defenders": "runs/NAME"}.
+def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
+    """Return side -> runs for each side of a game that saved runs play, such as {"defenders": ["runs/NAME"]}.
 
     `env_options` names one run or a list, in which "stock" is the game itself; a side of "stock" alone is left out.
     """
     sides = getattr(find(env), "opponents", ())
-    return {name: value for name, value in (env_options or {}).items() if name in sides and value != STOCK}
+    named = {name: value for name, value in (env_options or {}).items() if name in sides and value != STOCK}
+    return {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in named.items()}
 
 
 def without_opponents(env: str, env_options: Mapping[str, Any]) -> dict[str, Any]:

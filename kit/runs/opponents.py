@@ -20,7 +20,7 @@ def make_env(config: RunConfig, n_envs: int, seed: int, threads: int | None = No
     from kit import envs
 
     named = envs.opponents(config.env, config.env_options)
-    teams = {side: [team(config, side, run, config.device) for run in listed(runs)] for side, runs in named.items()}
+    teams = {side: [team(config, side, run, config.device) for run in runs] for side, runs in named.items()}
     return envs.make_vec(config.env, n_envs, config.device, seed, threads, {**config.env_options, **teams})
 
 
@@ -30,14 +30,9 @@ def check(config: RunConfig) -> None:
 
     envs.describe(config.env, config.env_options)
     for side, runs in envs.opponents(config.env, config.env_options).items():
-        for run in listed(runs):
+        for run in runs:
             if run != STOCK:
                 _find(config, side, run)
-
-
-def listed(runs: str | list[str]) -> list[str]:
-    """Return the opponents of a side as a list."""
-    return list(runs) if isinstance(runs, list | tuple) else [runs]
 
 
 def _find(config: RunConfig, option: str, value: str) -> tuple[Run, Checkpoint]:

@@ -24,7 +24,7 @@ SAME_HEIGHT = 0.1
 SOLE = 0.03
 """How much higher than a foot's lowest point its other geoms that touch the ground may be, as such a fraction."""
 STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
-"""Default gains of a motor: kp is its torque limit per rad of error, and kd is 0.02 s times kp. The Go1 gets 24 to 36
+"""Default gains of a motor: kp is its torque limit divided by 1 rad, and kd is kp times 0.02 s. The Go1 gets 24 to 36
 N m/rad (35 in its own task), the hips of a G1 88 (75)."""
 FRICTION = 0.6
 
