@@ -191,9 +191,9 @@ def test_an_interrupted_command_exits_75(tmp_path):
 
     while not (tmp_path / "runs/r/config.yaml").exists():
         assert process.poll() is None, process.stdout.read()
-    Run(tmp_path / "runs/r").wait(60, until=lambda now: now["step"] > 0)
+    Run(tmp_path / "runs/r").wait(200, until=lambda now: now["step"] > 0)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=200)
     assert process.returncode == 75, out
     assert "resume goes on from step" in out
 
@@ -214,10 +214,10 @@ def test_worker_outlives_the_process_that_launched_it(tmp_path):
     from kit import Run
 
     run = Run(tmp_path / "r")
-    run.wait(60, until=lambda now: now["step"] > 0)
+    run.wait(200, until=lambda now: now["step"] > 0)
     assert run.status()["state"] == "running"
     run.stop()
-    assert run.wait(30)["state"] == "interrupted"
+    assert run.wait(200)["state"] == "interrupted"
     assert run.latest() is not None
 
 
@@ -288,8 +288,12 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     run = create(here / "runs", "mine", total_steps=10**7)
     session = Forked(run)
     assert session.until(lambda: run.status()["step"] > 0), run.log()
+    assert "is in use by" in kit(capsys, "rename", run.path, "ours")[2]
     run.stop()
     assert session.wait() == 75
+    assert kit(capsys, "rename", run.path, "mine")[0] == 0, "no change"
+    assert kit(capsys, "rename", run.path, "ours")[1] == f"renamed {run.path} to {run.path.with_name('ours')}\n"
+    run = type(run)(here / "runs" / "ours")
     code, _, err = kit(capsys, "rm", run.path)
     assert code == 2 and "needs a confirmation, and this is not a terminal; add --yes" in err and run.path.exists()
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)

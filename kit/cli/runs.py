@@ -1,4 +1,4 @@
-"""Commands about runs: runs, pause, unpause, stop, checkpoint, rm."""
+"""Commands about runs: runs, pause, unpause, stop, checkpoint, rename, rm."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def add_commands(add: Add) -> None:
         control = add(name, does, _control)
         control.set_defaults(control=name)
         control.add_argument("run", metavar="RUN", help=RUN)
+    rename = add("rename", "rename a run on this machine", _rename)
+    rename.add_argument("run", metavar="RUN", help=RUN)
+    rename.add_argument("name", metavar="NAME", help="the new name of its folder")
     rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
     rm.add_argument("run", metavar="RUN", help=RUN)
     rm.add_argument("--yes", action="store_true", help="do not ask, even if this is the only copy of an unfinished run")
@@ -73,6 +76,13 @@ def _control(options: argparse.Namespace) -> int:
     now = run.wait(600, until=finished)
     saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
     print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
+    return 0
+
+
+def _rename(options: argparse.Namespace) -> int:
+    from kit.runs.api import rename
+
+    print(f"renamed {options.run} to {rename(kit.Run(options.run), options.name).path}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The functions that a notebook user calls: train, launch, branch, resume, remove."""
+"""The functions that a notebook user calls: train, launch, branch, resume, rename, remove."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.machine import host
 from kit.runs import control, directory, notify, opponents, provenance, status, tracking
-from kit.runs.finding import locate, locate_unfinished
+from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
 from kit.trust import permit
@@ -130,6 +130,31 @@ def resume_existing(config: RunConfig) -> Run | None:
     run = existing_run(config)
     unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
     return resume(run.path, background=True) if run is not None and unfinished else run
+
+
+def rename(run: Run, name: str) -> Run:
+    """Rename the directory of `run`, and return the run under its new name.
+
+    Raises `UserError` if a process is training the run, if `name` exists or cannot name a folder, and if the old name
+    stands elsewhere: in a store, or in a run that branched from this one.
+    """
+    if name == run.name:
+        return run
+    instead = "keep the name, and write a note on the run instead."
+    if run.config.store:
+        raise UserError(f"{run.name} is copied to {run.config.store} under this name; {instead}")
+    if branches := [other.name for other in local_runs(run.path.parent) if is_branch(other, run)]:
+        raise UserError(f"{run.name} is where {branches[0]} started from; {instead}")
+    config = run.config.replace(run_name=name)
+    if (path := run.path.with_name(name)).exists():
+        raise UserError(f"run_name={name!r} exists in {run.path.parent}; choose another name.")
+    with directory.lock(run.path):
+        try:
+            write_atomic(run.path / "config.yaml", config.to_yaml())
+            run.path.rename(path)
+        except OSError as error:
+            raise directory.refused(path, error) from None
+    return Run(path)
 
 
 def remove(run: Run, sure: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The live page of runs: filter, sort, note, pause, stop, compare, watch, resume and delete runs or a batch's jobs."""
+"""Live page of runs: filter, sort, compare, watch, pause, stop, resume, rename and delete runs or a batch's jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kit.errors import UserError, need
-from kit.runs.api import remove, resume
+from kit.runs.api import remove, rename, resume
 from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
 from kit.scale.background import Background, JobRow, Jobs
@@ -103,7 +103,7 @@ class RunsPage:
     While a run works, a thread refreshes the rows. A newer page of the same source takes over. In a notebook executed
     without a user, the page is a table, and waits for a batch or search that `source` runs in the background.
 
-    A run has no second name: its folder's name is its name in stores and in its branches. Write a note instead.
+    The name of a run with a store or with branches cannot change, because they refer to it; write a note instead.
     """
 
     _live: dict[str, RunsPage] = {}  # noqa: RUF012 - of this process
@@ -164,6 +164,8 @@ class RunsPage:
         self.sure_button.button_style = "danger"
         self.no_button = self._button("No", "times", lambda: self._say(""))
         wide = w.Layout(width="100%", max_width="560px")
+        self.new_name = w.Text(description="name", continuous_update=False, layout=wide)
+        self.new_name.observe(lambda change: self._pressed(None, partial(self._rename, change["new"])), names="value")
         self.note = w.Text(description="note", continuous_update=False, layout=wide)
         self.note.observe(lambda change: self._pressed(None, partial(self._write_note, change["new"])), names="value")
         self._message, self._below, self._rows, self._head = w.HTML(), w.VBox(), w.VBox(), w.HTML()
@@ -176,7 +178,7 @@ class RunsPage:
             w.HTML(f"<style>{style.CSS}</style>"),
             w.HBox([self.filter, self.order, self.refresh_button], layout=wrap),
             w.HBox([self.all_tick, self._head], layout=w.Layout(align_items="center")), self._rows,
-            w.HBox(buttons, layout=wrap), self.note, self._message, self._below, self._alive,
+            w.HBox(buttons, layout=wrap), self.new_name, self.note, self._message, self._below, self._alive,
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")
         self.view.add_class("kit-dashboard")
@@ -286,9 +288,11 @@ class RunsPage:
             tick.value = self.all_tick.value and not tick.disabled
 
     def _choose(self) -> None:
-        """Called when a tick changes: show the note of a single ticked run."""
+        """Called when a tick changes: show name and note of a single ticked run."""
         self._say("")
         chosen = self._ticked_lines()
+        self.new_name.disabled = len(chosen) != 1 or not isinstance(self._jobs, FolderJobs)
+        self.new_name.value = chosen[0].name if len(chosen) == 1 else ""
         self.note.disabled = len(chosen) != 1
         self.note.value = chosen[0].note if len(chosen) == 1 else ""
         self.note.placeholder = "a note on the ticked run" if len(chosen) == 1 else "tick one run to write a note on it"
@@ -346,6 +350,15 @@ class RunsPage:
         if len(chosen) == 1 and chosen[0].run is not None and text != chosen[0].note:
             chosen[0].run.write_note(text)
             self.refresh()
+
+    def _rename(self, name: str) -> None:
+        chosen = self._ticked_lines()
+        if len(chosen) == 1 and chosen[0].run is not None and name not in ("", chosen[0].name):
+            rename(chosen[0].run, name)
+            self.refresh()
+            if name in self.ticks:  # the filter may hide it
+                self.ticks[name].value = True
+            self._say(f"{chosen[0].name} is named {name} now.")
 
     def _ask(self) -> None:
         lines = self._ticked_lines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import math
 import sys
 import threading
@@ -29,6 +31,7 @@ from kit.tasks.joystick.task import Joystick
 from kit.tasks.reach.task import Reach
 from kit.trust import permit
 from kit.ui import bars
+from kit.ui.gamepad import Gamepad
 from kit.ui.totals import Totals
 
 HOST = "127.0.0.1"
@@ -51,6 +54,10 @@ KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
 Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
 NUDGE_M = 0.02
 """Distance that a key press moves the target."""
+STICK_M_S = 0.3
+"""Speed at which a fully deflected stick of a gamepad moves the target."""
+AHEAD_M = 0.2
+"""Most that a stick moves the target ahead of the hand, along each axis."""
 
 
 class Viewer:
@@ -91,7 +98,8 @@ class Viewer:
         if not self._policies:
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
-        self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
+        with contextlib.redirect_stdout(io.StringIO()):  # viser prints its address, as `__repr__` does
+            self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
         self.port = self._server.get_port()
         self.url = f"http://{HOST}:{self.port}"
         model = copy.copy(self._task.model)  # a copy, because materials are removed from it
@@ -103,6 +111,8 @@ class Viewer:
             model.body_weldid[1:] = np.arange(1, model.nbody)
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=n_envs)
         self._scene.camera_tracking_enabled, self._scene._tracked_body_id = self._walks, self._robot
+        self._gamepad: Gamepad | None = None
+        self._is_deflected = False  # whether a stick of the gamepad was, in the step before
         self._totals, self._bars_due, self._full_bar = Totals(n_envs, 0), 0.0, bars.full_bar(self._env.action_space)
         self._place_camera()
         self._build(self._server.gui, chosen or next(iter(self._policies)))
@@ -138,6 +148,12 @@ class Viewer:
         else:
             display(IFrame(self.url, "100%", HEIGHT))
         print(self)
+        if isinstance(self._task, Reach | Joystick):
+            try:
+                self._gamepad = Gamepad(need("ipywidgets", "notebook"))
+            except UserError:
+                return  # the viewer works without one
+            display(self._gamepad.widget)
 
     def _place_camera(self) -> None:
         self._env.reset(seed=0)
@@ -238,6 +254,24 @@ class Viewer:
         slider, self._steer.value = self._joystick[axis], True
         slider.value = float(np.clip(slider.value + 0.2 * sign * slider.max, slider.min, slider.max))
 
+    def _obey_gamepad(self) -> None:
+        """Steer, or move the target, by the sticks: left one ahead and left, right one to turn, or up."""
+        if self._gamepad is None:
+            return
+        sticks = self._gamepad.sticks()
+        was_deflected, self._is_deflected = self._is_deflected, bool(sticks.any())
+        if not self._is_deflected and not was_deflected:  # released long ago: sliders and mouse decide
+            return
+        if isinstance(self._task, Joystick):
+            self._steer.value = True
+            for slider, stick in zip(self._joystick, (sticks[1], -sticks[0], -sticks[2]), strict=True):
+                slider.value = round(float(stick) * slider.max, 2)
+        elif isinstance(self._task, Reach):
+            moved = np.array([sticks[1], -sticks[0], sticks[3]]) * STICK_M_S * self._env.control_dt_s
+            hand_w = self._task.hand_w[0].numpy()
+            ahead = np.array(self._target.position) + moved - hand_w
+            self._target.position = hand_w + ahead.clip(-AHEAD_M, AHEAD_M)
+
     def _save(self) -> None:
         """Save the recorded episodes as a dataset in the folder whose name is entered."""
         saved, self._episodes = self._episodes, []  # episodes that end meanwhile are for the next save
@@ -281,6 +315,7 @@ class Viewer:
                 self._place_target()
                 self._draw()
             due = time.monotonic() + self._env.control_dt_s / self._speed.value
+            self._obey_gamepad()
             if isinstance(self._task, Joystick) and self._steer.value:
                 self._task.steer(torch.tensor([slider.value for slider in self._joystick]))
             if not self._paused.value:
@@ -374,8 +409,9 @@ def view(
     `n_envs`: show several envs, side by side or one of them; you act and record in the first.
 
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
-    the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Tick "record" to
-    keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
+    the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Both obey
+    the sticks of a gamepad at your computer, too: press one of its buttons, and it appears below the viewer. Tick
+    "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
 
     On a remote machine the viewer works in Colab, or through `ssh -L`. Needs the pip extra `view`. `trust` as in
     `kit.resume`.

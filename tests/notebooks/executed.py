@@ -10,7 +10,7 @@ import pytest
 
 papermill = pytest.importorskip("papermill")
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-CELL_LIMIT_S = 240
+CELL_LIMIT_S = 600
 TINY = {"env": "Reach", "total_steps": 512, "n_envs": 4, "eval_every": 512, "checkpoint_every": 256}
 TINY_PPO = {"n_steps": 64, "batch_size": 64, "n_epochs": 2}
 TINY_DISTILL = {"gradient_steps": 1, "n_steps": 4, "batch_size": 16}

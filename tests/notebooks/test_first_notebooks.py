@@ -58,7 +58,7 @@ def test_resume_continues_the_latest_unfinished_run(workplace: Path, monkeypatch
     run = launch(RunConfig(run_name="cut", overrides=TINY_PPO, **config))  # type: ignore[arg-type]
     run.wait(120, until=lambda now: now["checkpoint"] is not None)
     run.stop()
-    stopped_at = run.wait(60)["step"]
+    stopped_at = run.wait(200)["step"]
     shown = execute("02_resume", workplace, runs_dir="cut", total_steps=stopped_at + 256, lesson_steps=4096)
     uncut, killed = re.findall(r"\b[0-9a-f]{64}\b", shown)
     assert uncut == killed, "a run that was killed ends like one that was not"

@@ -7,6 +7,7 @@ import torch
 
 import kit
 from kit.errors import UserError
+from kit.runs.api import rename
 from kit.runs.finding import family, local_runs
 from kit.runs.session import Session
 from tests.runs.crash import create
@@ -77,6 +78,9 @@ def test_family_lists_runs_after_their_parents(parents, tmp_path) -> None:
     names = [name for name, _ in lines]
     assert names.index("first") + 1 == names.index("second") == names.index("third") - 1 and other.name in names
     assert third.parent == ("second", 64)
+    with pytest.raises(UserError, match="second is where third started from; keep the name, and write a note"):
+        rename(second, "middle")
+    assert rename(third, "last").parent == ("second", 64) and not third.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -97,5 +101,5 @@ def test_an_incompatible_warm_start_is_refused_and_creates_no_run(parents, tmp_p
 
 def test_a_branch_trains_in_another_process(parents) -> None:
     run = kit.branch(parents["PPO"], "latest", run_name="branch", total_steps=64)
-    assert run.wait(60)["state"] == "finished", run.log()
+    assert run.wait(200)["state"] == "finished", run.log()
     assert same(begun(run)["policy"], parents["PPO"].latest().read()["policy"])

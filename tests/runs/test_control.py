@@ -26,20 +26,20 @@ SMALL = {
 def test_a_stop_sent_while_the_run_starts_is_obeyed(tmp_path: Path) -> None:
     run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
     run.stop()
-    now = run.wait(60)
+    now = run.wait(200)
     assert now["state"] == "interrupted" and now["step"] < 10**4, now
     again = kit.resume(run.path, background=True)
-    assert again.wait(60, until=lambda now: now["step"] > 100)["state"] == "running", "the old stop is discarded"
+    assert again.wait(200, until=lambda now: now["step"] > 100)["state"] == "running", "the old stop is discarded"
     again.stop()
-    assert again.wait(60)["state"] == "interrupted"
+    assert again.wait(200)["state"] == "interrupted"
 
 
 def test_a_pause_sent_while_the_run_starts_holds_it(tmp_path: Path) -> None:
     run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
     run.pause()
-    assert run.wait(60, until=lambda now: now["state"] == "paused")["step"] <= 64
+    assert run.wait(200, until=lambda now: now["state"] == "paused")["step"] <= 64
     run.stop()
-    assert run.wait(60)["state"] == "interrupted"
+    assert run.wait(200)["state"] == "interrupted"
 
 
 def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeyp
     monkeypatch.undo()
     with pytest.raises(kit.UserError, match="in use"):
         kit.resume(run.path)
-    assert run.wait(60)["state"] == "finished"
+    assert run.wait(200)["state"] == "finished"
 
 
 def test_a_stop_during_a_long_iteration_leaves_a_checkpoint(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_on_one_machine_all_sockets_listen_on_loopback(tmp_path: Path) -> None:
         assert heard and heard <= {"127.0.0.1", "::1"}, heard
     finally:
         run.stop()
-        run.wait(60)
+        run.wait(200)
 
 
 class Joined(BatchEnv):
@@ -156,11 +156,11 @@ def test_killing_one_rank_ends_the_other_and_one_or_two_ranks_can_resume(tmp_pat
     uncut = kit.train(run_name="uncut", **few)
     assert uncut.status()["state"] == "finished"
     cut = kit.launch(run_name="cut", **few)
-    cut.wait(60, until=lambda now: now["checkpoint"] is not None)
+    cut.wait(200, until=lambda now: now["checkpoint"] is not None)
     leader = psutil.Process(cut.status()["process"]["pid"])
     (other,) = leader.children()
     (leader if leads else other).kill()
-    assert cut.wait(60)["state"] == "interrupted"
+    assert cut.wait(200)["state"] == "interrupted"
     psutil.wait_procs([other], timeout=60)
     assert not other.is_running()
     if not leads:

@@ -116,7 +116,7 @@ def test_the_dashboard_records_and_shows_it(tmp_path):
     recorder = videos.Recorder(run)
     recorder._next = 0.0
     recorder.poll(run.status() | {"state": "running"})
-    assert recorder._process.wait(60) == 0 and not videos.missing_divergence(run)
+    assert recorder._process.wait(250) == 0 and not videos.missing_divergence(run)
     board = Dashboard(run).show()
     board._watching.join()
     assert "the physics diverged before step 128" in text_of(board, "kit-video")

@@ -70,7 +70,7 @@ def test_a_turn_that_a_helper_thread_queues_last_is_stepped(model, monkeypatch):
 
     def step(model: mujoco.MjModel, data: mujoco.MjData, substeps: int) -> None:
         if threading.current_thread() is not threading.main_thread():
-            assert others_done.wait(60)
+            assert others_done.wait(200)
         mj_step(model, data, substeps)
         calls.append(substeps)
         if len(calls) == n + 4 - 2:  # all turns but the helper's first one and the second turn that it queues

@@ -170,7 +170,7 @@ def started() -> Iterator[Callable[..., SyncHandle]]:
 def waiter() -> Callable[..., None]:
     """wait(condition, seconds, why): check the condition every 0.02 s until it is true; fail after `seconds`."""
 
-    def wait(condition: Callable[[], object], seconds: float = 20.0, why: str = "") -> None:
+    def wait(condition: Callable[[], object], seconds: float = 120.0, why: str = "") -> None:
         pause = threading.Event()
         for _ in range(int(seconds / 0.02)):
             if condition():

@@ -47,7 +47,7 @@ def test_a_real_folder_fails_in_the_middle(run: Path, tmp_path: Path, waiter: Wa
     assert words in state["error"]
     assert not list((tmp_path / "store").rglob("latest.json"))
     with copying(run, url) as healthy:
-        assert healthy.wait(30) == 0
+        assert healthy.wait(200) == 0
     assert content(pull(open_store(url), None, tmp_path / "back")) == content(run)
 
 
@@ -99,7 +99,7 @@ def test_a_dead_mount_is_reported_until_it_answers(
         assert read_state(run)["error"] == words
         mount.revive()
         waiter(lambda: "Function not implemented" in (read_state(run)["error"] or ""), why="it does not go on")
-        assert first.wait(10) == 3
+        assert first.wait(100) == 3
 
 
 def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -> bool:
@@ -109,7 +109,7 @@ def killed_at(call: str, number: int, run: Path, url: str, program: list[str]) -
     """
     inject = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}")
     with copying(run, url, *inject, program=program) as process:
-        code = process.wait(60)
+        code = process.wait(200)
     assert code in (0, -signal.SIGKILL, 128 + signal.SIGKILL), code
     return code != 0
 

@@ -68,7 +68,7 @@ def watch_to_the_end(board: Dashboard) -> None:
             thread.join(20)
 
 
-def wait_for(condition: Any, timeout_s: float = 20) -> None:
+def wait_for(condition: Any, timeout_s: float = 120) -> None:
     """Wait until `condition()` is true, for example until a background thread has updated a widget."""
     end = time.monotonic() + timeout_s
     while not condition():

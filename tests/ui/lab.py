@@ -70,7 +70,7 @@ class Notebook:
         self.idle()
         return self
 
-    def idle(self, timeout_s: float = 90) -> None:
+    def idle(self, timeout_s: float = 200) -> None:
         """Wait until the kernel is idle."""
         self.page.locator("#jp-main-statusbar").get_by_text("Idle").wait_for(timeout=1000 * timeout_s)
 

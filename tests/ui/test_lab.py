@@ -32,7 +32,7 @@ def train(page: Any, lab: Lab, request: pytest.FixtureRequest) -> Any:
     for run in local_runs(lab.folder / "runs"):
         if run.is_working():
             run.stop()
-            run.wait(60)
+            run.wait(200)
 
 
 def press(notebook: Notebook, what: str) -> None:
@@ -83,7 +83,7 @@ def pause_and_save(train: Notebook, run: Run) -> None:
     stands_at = run.status()["step"]
     press(train, "pause")
     train.see(".kit-head", "training")
-    wait_for(lambda: run.status()["step"] > stands_at, 60)
+    wait_for(lambda: run.status()["step"] > stands_at)
     assert not run.checkpoints()
     press(train, "save")
     train.see(".kit-message", "Saved step")
@@ -123,7 +123,7 @@ def stop_and_resume(train: Notebook, run: Run) -> None:
     assert run.status()["state"] == "interrupted"
     stopped_at = run.status()["checkpoint"]["step"]
     press(train, "pause")  # its label is Resume now
-    wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at, 120)
+    wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at)
     press(train, "stop")
     train.see(".kit-head", "interrupted")
 
@@ -153,4 +153,4 @@ def test_the_result_appears_without_a_click_and_is_saved_in_the_notebook(train: 
     train.see(".jp-OutputArea-output", "Reach with PPO:", 180)
     train.see('.jp-OutputArea-output:has-text("Reach with PPO:") video')  # the report's, not the dashboard's
     train.command("docmanager:save")
-    wait_for(lambda: "data:video/mp4" in (train.lab.folder / train.name).read_text(), 30)
+    wait_for(lambda: "data:video/mp4" in (train.lab.folder / train.name).read_text())

@@ -125,9 +125,9 @@ def test_the_page_of_the_chosen_task_unfolds(panel: TrainPanel) -> None:
     page = panel.task.page
     assert page.value == ""
     panel.task.is_open = True
-    wait_for(lambda: "per metre that the hand moves closer to the goal" in page.value, 60)
+    wait_for(lambda: "per metre that the hand moves closer to the goal" in page.value)
     panel.form.entries["env"].value = "CartPole-v1"
-    wait_for(lambda: "one of 2 choices" in page.value, 60)
+    wait_for(lambda: "one of 2 choices" in page.value)
 
 
 CONFIG = RunConfig(
@@ -164,16 +164,16 @@ def test_every_format_of_a_config_as_code_is_equivalent(tmp_path: Path, monkeypa
 def test_a_config_unfolds_as_code(panel: TrainPanel) -> None:
     page = panel.code.page
     panel.code.is_open = True
-    wait_for(lambda: "kit train --env Reach" in page.value, 60)
+    wait_for(lambda: "kit train --env Reach" in page.value)
     panel.form.entries["seed"].value = "7"
-    wait_for(lambda: "--seed 7" in page.value, 60)
+    wait_for(lambda: "--seed 7" in page.value)
 
 
 def test_hyperparameter_fields_show_defaults_changes_and_errors(panel: TrainPanel) -> None:
     def gamma() -> Any:
         return panel.form.hyper.entries.get("gamma")
 
-    wait_for(lambda: gamma() is not None and gamma().placeholder == "0.99", 60)
+    wait_for(lambda: gamma() is not None and gamma().placeholder == "0.99")
     entries, written = panel.form.hyper.entries, panel.form.entries["overrides"]
     assert entries["n_steps"].placeholder == "256" and entries["batch_size"].placeholder == "256"
     assert "Discount factor" in gamma().description
@@ -198,7 +198,7 @@ def test_hyperparameter_fields_show_defaults_changes_and_errors(panel: TrainPane
 
 def test_text_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> None:
     hyper = panel.form.hyper
-    wait_for(lambda: "gamma" in hyper.entries and hyper.entries["gamma"].placeholder == "0.99", 60)
+    wait_for(lambda: "gamma" in hyper.entries and hyper.entries["gamma"].placeholder == "0.99")
     typist = threading.Thread(target=lambda: setattr(hyper.entries["gamma"], "value", "0.9"))
 
     def type_once(change: Any) -> None:
@@ -309,7 +309,7 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
     with at_work(run):
         panel = TrainPanel(asked).show()
         assert panel.run is None and panel.form.read() == asked
-        wait_for(lambda: "busy is training too" in panel.label.value, 60)
+        wait_for(lambda: "busy is training too" in panel.label.value)
         assert panel.watch_button.description == "Watch busy" and not panel.train_button.disabled
         panel.watch_button.click()
         wait_for(lambda: "busy" in text_of(panel, "kit-head") and panel.watch_button.description == "Leave")
@@ -317,7 +317,7 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
         panel.watch_button.click()
         wait_for(lambda: panel.watch_button.description == "Watch busy")
         assert run.is_working() and text_of(panel, "kit-head") == "" and panel.pause_button.disabled
-        wait_for(lambda: not panel.train_button.disabled, 60)
+        wait_for(lambda: not panel.train_button.disabled)
     panel.estimator.cancel()
 
 
@@ -410,9 +410,9 @@ def test_a_rented_machine_without_a_store_shows_a_warning(
 ) -> None:
     monkeypatch.setenv("RUNPOD_POD_ID", "4711")
     panel.form.entries["seed"].value = "1"
-    wait_for(lambda: "Without a store, the run is lost" in panel.label.value, 60)
+    wait_for(lambda: "Without a store, the run is lost" in panel.label.value)
     panel.form.entries["store"].value = str(tmp_path / "store")
-    wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value, 60)
+    wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
 
 
 @pytest.mark.parametrize(

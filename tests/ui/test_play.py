@@ -60,7 +60,7 @@ def viewer(run: Run, request: pytest.FixtureRequest) -> None:
     shown = kit.ui.view(run, 0, port=8892)
     try:
         page.goto(shown.url)
-        wait_for(lambda: Clock.ends >= 5, 60)
+        wait_for(lambda: Clock.ends >= 5)
     finally:
         shown.close()
         torch.set_num_threads(threads)

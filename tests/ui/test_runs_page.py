@@ -70,6 +70,24 @@ def test_runs_are_filtered_and_sorted(page: RunsPage) -> None:
     assert list(page.ticks) == ["ant"] and "1 of 3 runs" in page._head.value
 
 
+def test_a_ticked_run_is_renamed(page: RunsPage, tmp_path: Path) -> None:
+    assert page.new_name.disabled
+    page.ticks["arm_two"].value = True
+    assert page.new_name.value == "arm_two"
+    page.new_name.value = "arm_slow"
+    assert "arm_two is named arm_slow now" in page._message.value and page.ticks["arm_slow"].value
+    assert not (tmp_path / "arm_two").exists() and Run(tmp_path / "arm_slow").config.run_name == "arm_slow"
+    page.new_name.value = "arm"
+    assert "exists in" in page._message.value
+    page.new_name.value = "a/b"
+    assert "cannot name a folder" in page._message.value
+    make_run(tmp_path, "far", config={"env": "Reach", "store": "hf://me/runs"})
+    page.refresh()
+    page.ticks["arm_slow"].value, page.ticks["far"].value = False, True
+    page.new_name.value = "near"
+    assert "far is copied to hf://me/runs under this name" in page._message.value and (tmp_path / "far").exists()
+
+
 def test_ticked_runs_are_deleted_after_a_second_click(page: RunsPage, tmp_path: Path) -> None:
     assert enabled(page) == set()
     page.ticks["arm_two"].value = page.ticks["ant"].value = True

@@ -16,6 +16,7 @@ from kit.errors import UserError
 from kit.runs.demonstrations import read
 from kit.tasks.joystick.task import Joystick
 from kit.tasks.reach.task import Reach
+from kit.ui.gamepad import Gamepad
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for
 
@@ -63,7 +64,7 @@ def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, page: An
             shown._target.position = task.sim.mocap_pos[0, 0].numpy()
             return bool(shown._episodes) and int(shown._totals.episode[1]) > 1
 
-        wait_for(dragged, 60)
+        wait_for(dragged)
         assert all(
             f">{text}<" in shown._bars.content for text in ("reward", "joint velocities of the arm, rad/s", "a6")
         )
@@ -86,7 +87,7 @@ def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
     try:
         page.set_viewport_size({"width": 420, "height": 420})
         page.goto(shown.url)
-        wait_for(lambda: bool(shown._bars.content), 60)
+        wait_for(lambda: bool(shown._bars.content))
         shown._paused.value = True
 
         def apart() -> float:
@@ -103,6 +104,36 @@ def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
     finally:
         shown.close()
         torch.set_num_threads(threads)
+
+
+def test_a_gamepad_moves_the_target(page: Any) -> None:
+    """As in JupyterLab, but the sticks are set from Python: left one half ahead (its axis counts down as positive)."""
+    pytest.importorskip("mjviser")
+    widgets = pytest.importorskip("ipywidgets")
+    threads = torch.get_num_threads()
+    shown = kit.ui.view(env="Reach", port=8895)
+    try:
+        pad = Gamepad(widgets)
+        pad.widget.set_trait("axes", [axis_of(widgets, value) for value in (0.05, -0.5, 0.0, 0.0)])
+        assert not pad.sticks().any(), "not connected"
+        pad.widget.set_trait("connected", True)
+        assert pad.sticks().tolist() == [0.0, 0.5, 0.0, 0.0]
+        shown._paused.value = True  # a new episode would put the target back
+        page.set_viewport_size({"width": 420, "height": 420})
+        page.goto(shown.url)
+        assert shows(page) == (1, 0)
+        start, shown._gamepad = shown._target.position.copy(), pad
+        wait_for(lambda: shown._target.position[0] > start[0] + 0.199)
+        assert shown._target.position == pytest.approx([start[0] + 0.2, *start[1:]], abs=1e-6), "no more ahead"
+    finally:
+        shown.close()
+        torch.set_num_threads(threads)
+
+
+def axis_of(widgets: Any, value: float) -> Any:
+    axis = widgets.widget_controller.Axis()
+    axis.set_trait("value", value)
+    return axis
 
 
 def test_an_env_without_scripted_policy_or_hand_control_is_refused() -> None:

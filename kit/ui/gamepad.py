@@ -1,0 +1,31 @@
+"""Gamepad: the sticks of a gamepad that is plugged in where the browser runs, read by ipywidgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+DEAD = 0.12
+"""Deflection of a stick, of 1, up to which it counts as released: old sticks do not return to 0."""
+
+
+class Gamepad:
+    """The first gamepad of the browser. A browser shows it to the page only after one of its buttons was pressed.
+
+    `widget`: an `ipywidgets.Controller`, to be displayed; a browser reads gamepads only for what it displays.
+    """
+
+    def __init__(self, widgets: Any) -> None:
+        self.widget = widgets.Controller(index=0)
+
+    def sticks(self) -> np.ndarray:
+        """Return (4,): right and up of the left stick, right and up of the right one, -1 to 1; 0 without a gamepad.
+
+        The order of the axes, with down positive, is that of the W3C's standard gamepad.
+        """
+        axes = [axis.value for axis in self.widget.axes[:4]] if self.widget.connected else []
+        found = np.zeros(4)
+        found[: len(axes)] = axes
+        found[np.abs(found) < DEAD] = 0.0
+        return found * np.array([1.0, -1.0, 1.0, -1.0])
