@@ -20,6 +20,7 @@ from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
+from tests import card
 from tests.runs.crash import SLIDE, SMALL, create
 from tests.sim.test_warp import BALLS
 from tests.trainers.iteration import one_iteration
@@ -161,6 +162,8 @@ def test_images_equal_those_rendered_on_the_cpu():
     ("env", "algo"), [("Ant", "PPO"), ("Reach", "PPO"), ("Go1Joystick", "PPO"), ("Reach", "A2C"), ("Reach", "SAC")]
 )
 def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, algo):
+    if card.is_installed() and (env, algo) != ("Reach", "PPO"):
+        pytest.skip("test_waits counts them on the pretended GPU")
     if env == "Go1Joystick":
         menagerie = pytest.importorskip("mujoco_menagerie")
         try:
@@ -182,7 +185,9 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
 def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
-    run = create(tmp_path, "run", algo, env=SLIDE, n_envs=16, device=DEVICE, total_steps=1024, eval_every=512)
+    few = {"train_freq": 8, "gradient_steps": 4} if algo == "SAC" else {}
+    sizes = {"n_envs": 16, "total_steps": 1024, "eval_every": 512}
+    run = create(tmp_path, "run", algo, SMALL[algo] | few, env=SLIDE, device=DEVICE, **sizes)
     assert Session(run.path)() == 0, run.log()
     rows = run.rows()
     assert any("eval/mean_return" in row for row in rows) and any("train/n_updates" in row for row in rows)
@@ -195,7 +200,7 @@ def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):
     from kit import resume
 
-    run = create(tmp_path, "run", env="Ant", n_envs=8, device=DEVICE, overrides=SMALL["PPO"])
+    run = create(tmp_path, "run", env="Ant", n_envs=8, device=DEVICE, overrides=SMALL["PPO"], total_steps=256)
     assert Session(run.path)() == 0, run.log()
-    for total, device in ((2000, "cpu"), (3000, DEVICE)):
+    for total, device in ((512, "cpu"), (768, DEVICE)):
         assert resume(run.path, total_steps=total, device=device).status()["state"] == "finished"
