@@ -3,8 +3,8 @@
     python .github/pages.py OUT                                # every notebook at its own size: a few hours
     python .github/pages.py OUT 01_train -p total_steps 8192   # some, with papermill's parameters where they have them
 
-OUT/index.html lists the pages with a picture from each, and says commit, date and machine. The sources stay as they
-are. The exit code is 1 if a notebook failed; its page shows where.
+OUT/index.html lists the pages with a picture from each, and says commit, date and machine; pages that an earlier call
+made in OUT stay listed. The sources stay as they are. The exit code is 1 if a notebook failed; its page shows where.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Lesson(NamedTuple):
     minutes: float
     error: str
     """Last line of the error that ended it, else empty."""
+    made: str
+    """Version, commit, date and machine."""
 
 
 def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
@@ -69,7 +71,9 @@ def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
     if picture := first_picture(result):
         (out / f"{source.stem}.png").write_bytes(picture)
     title = "".join(json.loads(source.read_text())["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
-    return Lesson(source.stem, title, minutes, error)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    made = f"kit {kit.__version__}, commit {commit.stdout.strip()}, {datetime.now(UTC):%Y-%m-%d}, {describe().title}"
+    return Lesson(source.stem, title, minutes, error, made)
 
 
 def first_picture(notebook: Path) -> bytes | None:
@@ -83,16 +87,15 @@ def first_picture(notebook: Path) -> bytes | None:
 
 def index(out: Path, lessons: list[Lesson]) -> str:
     """Return the front page: a line per lesson, and what they were made with."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    made = f"kit {kit.__version__}, commit {commit.stdout.strip()}, {datetime.now(UTC):%Y-%m-%d}, {describe().title}"
     lines = []
     for lesson in lessons:
         image = f'<img src="{lesson.name}.png" alt="">' if (out / f"{lesson.name}.png").exists() else ""
         note = f"failed: {lesson.error}" if lesson.error else f"{lesson.minutes:.1f} minutes"
+        note += f"; {lesson.made}"
         link = f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>'
         lines.append(f"<li>{image}<span>{link}<br><small>{html.escape(note)}</small></span></li>")
     return (
-        f"<title>kit: lessons</title>{STYLE}<h1>Lessons</h1><p>Executed from top to bottom: {html.escape(made)}. "
+        f"<title>kit: lessons</title>{STYLE}<h1>Lessons</h1><p>Executed from top to bottom. "
         f'<a href="TERMS.html">Terms</a>, <a href="reference/kit.html">reference</a>, '
         f'<a href="{kit.HOME}">source</a>.</p><ul>{"".join(lines)}</ul>'
     )
@@ -115,15 +118,17 @@ def main() -> int:
     out = options.out.resolve()
     given = {name: yaml.safe_load(value) for name, value in options.p}
     sources = [path for path in NOTEBOOKS if not options.names or path.stem in options.names]
-    lessons = []
+    known = out / "work" / "lessons.json"
+    lessons = {row[0]: Lesson(*row) for row in (json.loads(known.read_text()) if known.exists() else [])}
     for source in sources:
-        lessons.append(execute(source, out, given))
-        print(f"{lessons[-1].name}: {lessons[-1].error or 'done'}, {lessons[-1].minutes:.1f} minutes", flush=True)
+        lesson = lessons[source.stem] = execute(source, out, given)
+        known.write_text(json.dumps([lessons[name] for name in sorted(lessons)]))
+        print(f"{lesson.name}: {lesson.error or 'done'}, {lesson.minutes:.1f} minutes", flush=True)
     terms = markdown2html((ROOT / "notebooks/TERMS.md").read_text())
     (out / "TERMS.html").write_text(f"<title>kit: terms</title>{STYLE}{terms}")
-    (out / "index.html").write_text(index(out, lessons))
+    (out / "index.html").write_text(index(out, [lessons[name] for name in sorted(lessons)]))
     reference(out / "reference")
-    return int(any(lesson.error for lesson in lessons))
+    return int(any(lessons[source.stem].error for source in sources))
 
 
 if __name__ == "__main__":

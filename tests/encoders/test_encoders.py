@@ -133,7 +133,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
                        ("none.pth", "does not exist")):  # fmt: skip
         with pytest.raises(UserError, match=says):
             choose("r3d18", space, {"weights": str(tmp_path / name)})
-    assert OPTIONS == "features_extractor_kwargs"
 
 
 def test_grey_or_non_square_images_are_refused() -> None:

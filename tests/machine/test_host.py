@@ -46,6 +46,7 @@ def colab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_connect_mounts_drive_and_loads_secrets_on_colab(colab: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     host.connect("drive:kit")
+    assert "google" not in sys.modules and not Path("/content/drive").exists()
     assert colab == ["/content/drive"]
     host.connect("hf://me/runs")
     assert os.environ["HF_TOKEN"] == "hf_secret" and capsys.readouterr().out == ""
