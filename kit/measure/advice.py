@@ -66,10 +66,10 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
 def estimate(
     config: RunConfig, speed: Speed, machine: Machine | None = None, dollars_per_hour: float | None = None
 ) -> str:
-    """Estimate duration and price, such as "about 2 min on this machine (1,450 steps/s), free of charge"."""
+    """Estimate duration, with start and evaluations, and price, such as "about 2 min on this machine, free"."""
     seconds = speed.seconds(config)
     price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
-    takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s)"
+    takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s; with start and evaluations)"
     return f"{takes}, {price}" if price else takes
 
 

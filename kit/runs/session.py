@@ -317,8 +317,7 @@ class Session:
         self.status.set(
             step=step,
             gpu=self._monitor.summaries(),
-            mean_return=_newest(last, "mean_return", "ep_rew_mean"),
-            success_rate=_newest(last, "success_rate", "success_rate"),
+            **_score(last),
         )
         elapsed_s = time.monotonic() - self._training_start
         if not self.requests.paused and step > training.first_step and elapsed_s > 1:
@@ -332,6 +331,15 @@ class Session:
         self.status.set(message=message)
 
 
-def _newest(last: dict[str, Any], eval_name: str, rollout_name: str) -> float | None:
-    """Return a metric of the final test, or else of the last evaluation, or else of the training rollouts."""
-    return last.get(f"test/{eval_name}", last.get(f"eval/{eval_name}", last.get(f"rollout/{rollout_name}")))
+SCORES = (
+    ("final test", "test/mean_return", "test/success_rate"), ("evaluation", "eval/mean_return", "eval/success_rate"),
+    ("training", "rollout/ep_rew_mean", "rollout/success_rate"),
+)  # fmt: skip
+"""Where a score was measured, and the names of its metrics; the first that there is counts."""
+
+
+def _score(last: dict[str, Any]) -> dict[str, Any]:
+    """Return the status's "mean_return", "success_rate" and "measured_in" from the last value of each metric."""
+    found = next((names for names in SCORES if names[1] in last), (None, "", ""))
+    return {"mean_return": last.get(found[1]), "success_rate": last.get(found[2]), "measured_in": found[0]}
+

@@ -28,6 +28,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
+    "measured_in": None,  # of mean_return and success_rate: "training", "evaluation" or "final test"
     "gpu": None,  # {"rollout": …, "update": …}: GPU use in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
@@ -40,7 +41,7 @@ EMPTY: dict[str, Any] = {
 SILENT_S = 60.0
 """The copier process, which copies the run to its store, updates .sync.json every few seconds. After this many seconds
 without an update, the process counts as dead."""
-KEPT = ("checkpoint", "step", "mean_return", "success_rate", "plan")
+KEPT = ("checkpoint", "step", "mean_return", "success_rate", "measured_in", "plan")
 """Keys whose values a new session keeps from the previous one."""
 
 

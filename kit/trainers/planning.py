@@ -80,14 +80,14 @@ class Plan:
 
     @property
     def sentence(self) -> str:
-        """Summary such as "auto: 32 envs on 2 threads, 64 steps, batch 64"; "" if the preset is not auto."""
+        """What auto chose, such as "auto chose 32 envs on 2 threads, minibatches of 64"; "" for other presets."""
         config, hyper, n = self.config, self.config.overrides, int(self.config.n_envs)
         if config.preset != "auto":
             return ""
         threads = f"{config.threads} thread{'' if config.threads == 1 else 's'}"
-        text = f"auto: {n:,} env{'' if n == 1 else 's'} on {threads if config.device == 'cpu' else config.device}"
-        text += f", {hyper['n_steps']} steps" if "n_steps" in hyper else ""
-        return text + (f", batch {hyper['batch_size']:,}" if "batch_size" in hyper else "")
+        text = f"auto chose {n:,} env{'' if n == 1 else 's'} on {threads if config.device == 'cpu' else config.device}"
+        text += f", {hyper['n_steps']} steps of each per iteration" if "n_steps" in hyper else ""
+        return text + (f", minibatches of {hyper['batch_size']:,}" if "batch_size" in hyper else "")
 
 
 def plan(config: RunConfig) -> Plan:

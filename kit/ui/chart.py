@@ -38,7 +38,8 @@ class Line(NamedTuple):
 
 def chart(curve: Curve, total_steps: int) -> str:
     """Return `curve` as SVG. The x axis ends at the last point, or at `total_steps` while there are no points."""
-    lines = [Line("train", style.BLUE, curve.training), Line("eval", style.ORANGE, curve.evaluation, dots=True)]
+    training = Line("training", style.BLUE, curve.training)
+    lines = [training, Line("evaluation", style.ORANGE, curve.evaluation, dots=True)]
     last = max((line.points[-1, 0] for line in lines if len(line.points)), default=0)
     return line_chart(curve.title, lines, (0, last or total_steps), curve.percent, curve.teacher)
 

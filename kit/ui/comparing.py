@@ -275,7 +275,8 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
     shows the time until the score reaches `threshold` (default: the score at the start, plus 90 % of the gap to the
     best config).
     """
-    tasks, texts, parts, pngs = by_task(runs), [], [], []
+    listed = list(runs)
+    tasks, texts, parts, pngs = by_task(listed), [], [], []
     table = _table(tasks, threshold, usd_per_hour)
     for task, groups in tasks.items():
         rows = table.loc[[task]].droplevel(0)
@@ -285,7 +286,11 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
         parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
-    empty = "None of these runs has measured anything yet."
+    if unfinished := [run.name for run in listed if tasks and run.status()["state"] != "finished"]:
+        texts.append(f"Not finished: {', '.join(unfinished)}.")
+        parts.append(style.note(texts[-1]))
+    nothing = "There is no run here yet: train one first."
+    empty = "None of these runs has measured anything yet." if listed else nothing
     return style.Page("\n".join(texts) or empty, "".join(parts) or style.note(empty), side_by_side(pngs))
 
 
@@ -327,8 +332,8 @@ def cells_of(rows: pd.DataFrame, percent: bool, priced: bool) -> pd.DataFrame:
         lines[label] = {
             "seeds": f"{row.seeds:.0f}", "final score": _score(row.score, percent) + interval,
             "worst seed": _score(row.worst, percent), f"time to {threshold}": time_to_threshold,
-            f"seeds that reached {threshold}": f"{row.reached:.0f} of {row.seeds:.0f}",
-            "steps/s": f"{row.steps_per_s:,.0f}", "training time": duration(row.seconds),
+            f"reached {threshold}": f"{row.reached:.0f} of {row.seeds:.0f}",
+            "steps/s": f"{row.steps_per_s:,.0f}", "time": duration(row.seconds),
         } | ({"cost": f"${row.usd:.2f}"} if priced else {})  # fmt: skip
     return pd.DataFrame.from_dict(lines, orient="index")
 

@@ -21,8 +21,8 @@ GROUPS = {
 }
 """Title of a group -> its fields, which are always visible. All other fields are under "More"."""
 CHOICES = {"algo": ALGOS, "encoder": ENCODERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
-PLACEHOLDERS = {"env": "Reach, Ant-v5, module:Class", "run_name": "env, algo, seed and time"}
-PLACEHOLDERS |= {"store": "none: this machine only"}
+PLACEHOLDERS = {"env": "Reach, Ant-v5, module:Class", "run_name": "by env and time"}
+PLACEHOLDERS |= {"store": "none"}
 PLACEHOLDERS |= dict.fromkeys(("session_limit", "tracker", "teacher", "dataset"), "none")
 """Grey text in an empty entry: the meaning of the empty entry, or examples."""
 

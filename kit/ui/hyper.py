@@ -58,7 +58,7 @@ class Hyperparameters:
             self._showing = None
 
     def _entry(self, name: str, explanation: str) -> Any:
-        entry = text_entry(self._w, name, explanation, label_px=138, width_px=280)
+        entry = text_entry(self._w, name, explanation, label_px=150, width_px=290)
         entry.add_class(f"kit-hyper-{name}")
         entry.observe(lambda change: self._edited(name, change["new"].strip()), names="value")
         return entry

@@ -21,10 +21,10 @@ COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
 
 
 MEANINGS = {
-    "Success rate": "Share of episodes that ended in success. train: recent training episodes, with exploration "
-    "noise; eval: evaluations without noise.",
-    "Mean return": "Sum of the rewards of an episode, averaged over episodes. train: recent training episodes, with "
-    "exploration noise; eval: evaluations without noise.",
+    "Success rate": "Share of episodes that ended in success. training: recent training episodes, with exploration "
+    "noise; evaluation: separate episodes without noise.",
+    "Mean return": "Sum of the rewards of an episode, averaged over episodes. training: recent training episodes, with "
+    "exploration noise; evaluation: separate episodes without noise.",
     "Reward terms": "Each term's share of the return, averaged over the episodes of an evaluation.",
     "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",

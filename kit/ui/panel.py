@@ -29,6 +29,8 @@ from kit.ui.task import task
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
+TITLE_CHARACTERS = 60
+"""Characters of the changed options and hyperparameters that the title of the folded form shows."""
 SETTLE_S = 0.4
 """Seconds after the last edit until the estimate starts."""
 LATE_EDITS_S = 0.5
@@ -286,7 +288,9 @@ class TrainPanel(Panel):
 
     def _update_title(self) -> None:
         c = self.config
-        self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}")
+        changed = "".join(f", {name}={value}" for name, value in {**c.env_options, **c.overrides}.items())
+        changed = changed if len(changed) <= TITLE_CHARACTERS else f"{changed[:TITLE_CHARACTERS]}…"
+        self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}{changed}")
 
     def _train(self) -> None:
         self.estimator.cancel()

@@ -28,7 +28,7 @@ def learning_curve(run: Run) -> Any:
     curves = Curve.of(run.rows())
     figure, axes = draw(curves)
     for axis, curve in zip(axes, curves, strict=True):
-        axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training (with exploration)")
+        axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training")
         axis.plot(*curve.evaluation.T, "o", color=style.ORANGE, markersize=5, label="evaluation")
         if curve.teacher is not None:
             axis.axhline(curve.teacher, color=TEXT, linewidth=1.5, linestyle="--", label="teacher")

@@ -179,16 +179,20 @@ def bar(now: dict[str, Any]) -> str:
 
 
 MEANINGS = {
-    "success rate": "share of recent episodes that ended in success",
-    "mean return": "sum of the rewards of an episode, averaged over recent episodes",
+    "success rate": "share of episodes that ended in success",
+    "mean return": "sum of the rewards of an episode, averaged over episodes",
     "steps per second": "environment steps per second, over all envs",
 }
 """Name of a value in `tiles` -> its tooltip."""
 
 
+SCORES = ("success rate", "mean return")
+"""Values of which `tiles` says where they were measured."""
+
+
 def tiles(now: dict[str, Any]) -> str:
     """Return HTML with the run's main values in large digits, each above its name."""
-    gpu = _gpu_summary(now)
+    gpu, where = _gpu_summary(now), f", {now['measured_in']}" if now.get("measured_in") else ""
     rows: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
         ("success rate", now["success_rate"], percent),
         ("mean return", now["mean_return"], lambda value: f"{round(value, 2) + 0.0:.2f}"),  # + 0.0: no "-0.00"
@@ -200,7 +204,8 @@ def tiles(now: dict[str, Any]) -> str:
     )
     shown = ((name, format_value(value)) for name, value, format_value in rows if value is not None)
     return "".join(
-        f"<div class='kit-tile' title='{MEANINGS.get(name, '')}'><b>{value}</b><span>{name}</span></div>"
+        f"<div class='kit-tile' title='{MEANINGS.get(name, '')}'><b>{value}</b>"
+        f"<span>{name}{where if name in SCORES else ''}</span></div>"
         for name, value in shown
     )
 

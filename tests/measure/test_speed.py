@@ -67,8 +67,12 @@ def test_the_estimate_counts_evaluations() -> None:
 
 def test_text_of_estimates_and_speeds() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
-    assert advice.estimate(config, KNOWN, machine()) == "about 69 s on this machine (1,500 steps/s), free of charge"
-    assert advice.estimate(config, KNOWN, machine(place="Azure")) == "about 69 s on this machine (1,500 steps/s)"
+    assert advice.estimate(config, KNOWN, machine()) == (
+        "about 69 s on this machine (1,500 steps/s; with start and evaluations), free of charge"
+    )
+    assert advice.estimate(config, KNOWN, machine(place="Azure")) == (
+        "about 69 s on this machine (1,500 steps/s; with start and evaluations)"
+    )
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",
         "     3,000  the env, with observations and rewards",

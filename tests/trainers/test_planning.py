@@ -45,7 +45,9 @@ def test_auto_n_envs_of_a_task_without_physics_reaches_thousands(steps, worlds):
 
 def test_resolved_values_are_summarised_in_a_sentence():
     asked = RunConfig(env="Reach", total_steps=100_000)
-    assert plan(asked).sentence == "auto: 16 envs on 2 threads, 256 steps, batch 256"
+    assert plan(asked).sentence == (
+        "auto chose 16 envs on 2 threads, 256 steps of each per iteration, minibatches of 256"
+    )
     assert plan(asked.replace(preset="sb3")).sentence == ""
 
 

@@ -42,7 +42,7 @@ def test_a_curve_with_few_steps_takes_the_whole_width() -> None:
 def test_an_empty_chart_says_so_and_two_lines_have_a_legend() -> None:
     assert "no data yet" in chart(Curve("Success rate", NONE, NONE), 1000)
     both = chart(Curve("Mean return", np.array([[1, 2.0]]), np.array([[1, 3.0]])), 1000)
-    assert ">train</text>" in both and ">eval</text>" in both
+    assert ">training</text>" in both and ">evaluation</text>" in both
 
 
 def test_a_chart_has_tooltips_and_a_label_for_screen_readers() -> None:
@@ -50,9 +50,9 @@ def test_a_chart_has_tooltips_and_a_label_for_screen_readers() -> None:
     drawn = ET.fromstring(chart(curve, 2000))
     titles = [title.text for title in drawn.iter("title")]
     assert titles[0] and titles[0].startswith("Share of episodes that ended in success")
-    assert titles[1:] == ["train, step 500: 25 %", "eval, step 0: 0 %", "eval, step 1,000: 50 %"]
+    assert titles[1:] == ["training, step 500: 25 %", "evaluation, step 0: 0 %", "evaluation, step 1,000: 50 %"]
     assert drawn.get("role") == "img"
-    assert drawn.get("aria-label") == "Success rate: train 25 % at step 500, eval 50 % at step 1,000"
+    assert drawn.get("aria-label") == "Success rate: training 25 % at step 500, evaluation 50 % at step 1,000"
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
