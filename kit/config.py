@@ -339,11 +339,11 @@ def _alternatives(kind: Any) -> tuple[type, ...]:
 
 
 def _type_name(value: Any) -> str:
-    """Return the type of `value` with its article, such as "an int"; "empty" for None."""
+    """Return the type of `value` in plain words, such as "a number"; "empty" for None."""
     if value is None:
         return "empty"
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    words = {str: "a text", bool: "true or false", list: "a list", dict: "a mapping", **dict.fromkeys((int, float), "a number")}
+    return words.get(type(value), type(value).__name__)
 
 
 def _expected(kind: Any) -> str:

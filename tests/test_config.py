@@ -88,7 +88,7 @@ BAD = {
 
 
 def test_a_message_names_the_type_and_the_remedy():
-    with pytest.raises(UserError, match=r"^run_name=3 is an int; give a text or None\.$"):
+    with pytest.raises(UserError, match=r"^run_name=3 is a number; give a text or None\.$"):
         RunConfig(run_name=3)
 
 

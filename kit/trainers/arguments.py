@@ -133,7 +133,7 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
         return int(value)
     if not any(type(value) is kind for kind in kinds):
         expected = " or ".join(TYPE_NAMES[kind] for kind in kinds if kind in TYPE_NAMES)
-        raise UserError(f"overrides {name}={value!r} is a {type(value).__name__}; write {expected}.")
+        raise UserError(f"overrides {name}={value!r} must be {expected}.")
     return value
 
 

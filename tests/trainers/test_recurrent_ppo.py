@@ -228,7 +228,7 @@ def test_recurrent_ppo_solves_a_memory_task_and_ppo_does_not() -> None:
     [
         ({"shared_lstm": True}, "shared_lstm=true .* add enable_critic_lstm=false"),
         ({"lstm_hidden_size": 0}, "lstm_hidden_size=0 must be a whole number of at least 1"),
-        ({"lstm_hidden_size": "big"}, "lstm_hidden_size='big' is a str; write a whole number"),
+        ({"lstm_hidden_size": "big"}, "lstm_hidden_size='big' must be a whole number"),
         ({"lstm_hidden": 8}, "lstm_hidden=8 is unknown; valid are .*lstm_hidden_size"),
     ],
     ids=repr,
