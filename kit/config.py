@@ -342,7 +342,7 @@ def _type_name(value: Any) -> str:
     """Return the type of `value` in plain words, such as "a number"; "empty" for None."""
     if value is None:
         return "empty"
-    words = {str: "a text", bool: "true or false", list: "a list", dict: "a mapping", **dict.fromkeys((int, float), "a number")}
+    words = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
     return words.get(type(value), type(value).__name__)
 
 

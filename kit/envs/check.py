@@ -118,14 +118,22 @@ def _check_snapshot(env: BatchEnv) -> None:
 
 
 def _played(env: BatchEnv, first: Obs | None = None) -> list[dict[str, torch.Tensor]]:
-    """Play `REPEATED` steps; return observation, reward and terminated of each, copied."""
+    """Play `REPEATED` steps; return observation, reward and terminated of each, copied. All values must be finite."""
     rows = [] if first is None else [first]
     results = [{name: x.clone() for name, x in leaves("observation", row)} for row in rows]
     for action in _sequence(env, REPEATED):
         obs, reward, terminated, _, _ = env.step(action)
+        _require_finite_step(env, obs, reward)  # first of all: NaN differs from itself
         row = {**dict(leaves("observation", obs)), "reward": reward, "terminated": terminated}
         results.append({name: x.clone() for name, x in row.items()})
     return results
+
+
+def _require_finite_step(env: BatchEnv, obs: Obs, reward: torch.Tensor) -> None:
+    task: Task = env.task  # type: ignore[attr-defined]
+    require_finite(task, "reward()", reward)
+    for name, value in leaves("observe()", obs):
+        require_finite(task, name, value)
 
 
 def _compare(env: BatchEnv, one: list[Any], other: list[Any], problem: str, hint: str) -> None:
@@ -141,9 +149,7 @@ def _check_steps(env: BatchEnv, task: Task, steps: int) -> str:
     obs, ended, successes, returns = env.reset(SEED), 0, 0, torch.zeros(0)
     for action in _sequence(env, steps):
         obs, reward, terminated, truncated, info = env.step(action)
-        require_finite(task, "reward()", reward)
-        for name, value in leaves("observe()", obs):
-            require_finite(task, name, value)
+        _require_finite_step(env, obs, reward)
         _check_bounds(task, env.observation_space, obs)
         done = terminated | truncated
         ended += int(done.sum())

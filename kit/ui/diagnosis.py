@@ -22,6 +22,8 @@ EXPLAINED = 0.2
 """Explained variance below which the value function knows little."""
 ONE_TERM = 0.9
 """Share of the sum of the reward terms' sizes above which a single term decides."""
+ROSE = 2.0
+"""Rise of the return, divided by its standard deviation over episodes, above which something was learnt."""
 SCORES = {
     ("Reach", "PPO"): (100_000, "100 % success"),
     ("Reach", "A2C"): (100_000, "100 % success"),
@@ -143,9 +145,24 @@ def _little_noise(run: Run, rows: Rows) -> Iterator[str]:
         )
 
 
-def _never_succeeded(run: Run, rows: Rows) -> Iterator[str]:
+def _rewarded_for_something_else(run: Run, rows: Rows) -> Iterator[str]:
+    if sensible_steps(run.config.env) or not _succeeds_never(rows):  # kit's own tasks do pay for success
+        return
+    returns, spread = series(rows, "eval/mean_return")[:, 1], _at_end(rows, "eval/std_return") or 0.0
+    if len(returns) and returns[-1] - returns[0] > ROSE * spread:
+        yield (
+            f"The return rose from {returns[0]:.3g} to {returns[-1]:.3g}, and no episode succeeded. Perhaps the reward "
+            "pays for something else than success: watch the video, and change the reward if it is not what you mean."
+        )
+
+
+def _succeeds_never(rows: Rows) -> bool:
     rates = np.concatenate([series(rows, f"{kind}/success_rate")[:, 1] for kind in ("rollout", "eval")])
-    if len(rates) and not rates.any():
+    return bool(len(rates)) and not rates.any()
+
+
+def _never_succeeded(run: Run, rows: Rows) -> Iterator[str]:
+    if _succeeds_never(rows) and not any(_rewarded_for_something_else(run, rows)):
         yield (
             "No episode has succeeded, so success was never rewarded. A reward that grows towards the goal, an easier "
             "start (env_options), or demonstrations (algo BC) show it the way."
@@ -158,8 +175,8 @@ def _untuned(run: Run, rows: Rows) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[Run, Rows], Iterator[str]], ...] = (
-    _needs_hindsight, _worse_at_the_end, _too_short, _large_updates, _needs_noise, _never_succeeded, _one_term_decides,
-    _little_noise, _value_function_knows_little, _untuned,
+    _needs_hindsight, _worse_at_the_end, _too_short, _rewarded_for_something_else, _large_updates, _needs_noise,
+    _never_succeeded, _one_term_decides, _little_noise, _value_function_knows_little, _untuned,
 )  # fmt: skip
 """In the order of their sentences."""
 

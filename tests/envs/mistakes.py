@@ -85,6 +85,13 @@ class Late(Good):
         return (0.6 - self.x[:, 0]).sqrt()
 
 
+class Soon(Good):
+    """Its reward is NaN after a few steps, while the check still plays all steps twice to compare them."""
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return (0.52 - self.x[:, 0].abs()).sqrt()
+
+
 class Forgets(Good):
     keeps = ()
 

@@ -23,6 +23,7 @@ IN_FIRST_STEP = {
     "Keyless": r"observe\(\) returned the keys x, expected also 'speed'",
 }
 LATER = {
+    "Soon": r"reward\(\) returned NaN or infinity",
     "Late": r"reward\(\) returned NaN or infinity",
     "Forgets": "after a restored snapshot, step 1 gave another observation; name every tensor .* `keeps`",
     "Own": "the same seed gave another observation; draw with the generator",

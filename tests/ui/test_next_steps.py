@@ -51,6 +51,16 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
     assert second == "It trained for 20,000 steps; this task needs about 100,000. Train longer."
 
 
+def test_a_return_that_rises_without_success_is_named_first(tmp_path: Path) -> None:
+    """Of one's own task; the rise of 80 is more than twice the spread of 10 between episodes."""
+    never = GOOD | {"eval/success_rate": 0.0, "rollout/success_rate": 0.0, "eval/std_return": 10.0}
+    rows = [never | {"eval/mean_return": value, "train/approx_kl": 0.2} for value in (10.0, 50, 80, 90, 90, 90)]
+    found = diagnosis.causes(run_with(tmp_path / "own", rows, {"env": "mine:Task"}))
+    assert "The return rose from 10 to 90, and no episode succeeded" in found[0] and "KL" in found[1]
+    assert "No episode has succeeded" not in " ".join(found)
+    assert "The return rose" not in " ".join(diagnosis.causes(run_with(tmp_path / "kits", rows, step=200_000)))
+
+
 def test_a_task_with_goals_is_not_for_ppo(tmp_path: Path) -> None:
     words = "PPO hardly learns tasks with goals; SAC and TD3"
     cases = (("Push", "PPO", True), ("Push", "SAC", False), ("Reach", "PPO", False), ("missing:Task", "PPO", False))
