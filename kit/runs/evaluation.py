@@ -52,7 +52,7 @@ class Evaluator:
     """Plays whole episodes in separate envs, so that training's envs and random numbers stay unchanged."""
 
     def __init__(self, config: RunConfig, episodes: int | None = None, seed: int = TEST_SEED) -> None:
-        self.seed = config.seed + seed
+        self.seed, self._name = config.seed + seed, config.env
         physics = envs.describe(config.env, config.env_options).physics
         max_envs = MAX_ENVS if physics else MAX_ENVS_NO_PHYSICS
         episodes = episodes or _default_episodes(physics)
@@ -83,6 +83,11 @@ class Evaluator:
                     ended_values.setdefault(name, []).append(value[step.ended])
         metrics = {name: torch.cat(values) for name, values in ended_values.items()}
         returns, lengths = metrics.pop("episode_return"), metrics.pop("episode_length")
+        if not bool(torch.isfinite(returns).all()):
+            raise UserError(
+                f"a reward of env={self._name!r} is NaN or infinite, in an evaluation; `kit check ENV` looks for "
+                "the step in your own task; mend it and resume from the last checkpoint."
+            )
         success = metrics.pop("success", None)
         minutes = lengths.mean().item() * self.env.control_dt_s / 60
         return {

@@ -50,7 +50,7 @@ def field_bars(fields: Sequence[Field], values: np.ndarray, most: np.ndarray, le
         fields = [Field("", len(values))]
     groups, start = [], 0
     for field in fields:
-        unit = f", {field.unit}" if field.unit else ""
+        unit = f", in units of {field.unit}" if field.unit[:1].isdigit() else f", {field.unit}" if field.unit else ""
         rows = [(f"{letter}{i}", [(values[i], most[i])]) for i in range(start, start + field.width)]
         groups.append(_grid(field.what + unit, rows))
         start += field.width

@@ -61,7 +61,7 @@ class Dashboard:
 
     def _build(self, w: Any) -> None:
         self._w = w
-        pause = "Pause training; the process stays in memory, and Resume continues at once"
+        pause = "Pause training; the process stays in memory, and Continue goes on at once"
         stop = "Save a checkpoint and end the training process; Resume continues the run"
         save = "Save a checkpoint at the end of this iteration and continue training"
         self.pause_button = self._button("Pause", "pause", pause, self._pause)
@@ -202,8 +202,8 @@ class Dashboard:
     def _draw_buttons(self, state: str) -> None:
         resumable = state in ("interrupted", "failed")
         pause = self.pause_button
-        pause.description, pause.icon = ("Resume", "play") if state == "paused" or resumable else ("Pause", "pause")
-        pause.button_style = "primary" if pause.description == "Resume" else ""
+        pause.description = "Continue" if state == "paused" else "Resume" if resumable else "Pause"
+        pause.icon, pause.button_style = ("pause", "") if pause.description == "Pause" else ("play", "primary")
         pause.disabled = not resumable and state not in ("running", "paused")
         self.stop_button.disabled = state not in ("running", "paused", "starting")
         self.save_button.disabled = state != "running"  # a checkpoint is written between iterations

@@ -27,6 +27,8 @@ from kit.ui.headless import follow, nobody_there
 from kit.ui.task import task
 
 MEASURING = "Measuring this machine for a few seconds… you can press Train already."
+LEAVE = "Back to the form"
+"""Label of the button that stops watching a run, which continues."""
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 TITLE_CHARACTERS = 60
@@ -198,7 +200,7 @@ class TrainPanel(Panel):
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
-        if self.watch_button.description == "Leave":
+        if self.watch_button.description == LEAVE:
             self.leave()
         elif runs := working_runs(self.config.runs_dir):
             self.estimator.cancel()
@@ -208,14 +210,20 @@ class TrainPanel(Panel):
             self._edited()  # that run has ended
 
     def _beat(self) -> None:
+        self._watch_again()
         self._draw_watch_button()
+
+    def _watch_again(self) -> None:
+        """Watch the panel's run if another panel or program has resumed it."""
+        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
+            self.attach(self.run)
 
     def _draw_watch_button(self) -> None:
         """Offer to watch a run that another program trains, or to leave one that is shown but not this panel's."""
         runs = [] if self.is_working else working_runs(self.config.runs_dir)
         is_foreign = self.run is not None and not self._is_own(self.run)
         if self.run is not None and (self.is_working or is_foreign):
-            self.watch_button.description, self.watch_button.icon = "Leave", "sign-out"
+            self.watch_button.description, self.watch_button.icon = LEAVE, "sign-out"
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
         elif runs:
             self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
@@ -226,8 +234,7 @@ class TrainPanel(Panel):
         """Called after each edit by the user. An older message, such as why a run could not start, may be outdated."""
         if not self.is_working:
             self.say("")
-        elif self.run is not None and not (self._watching and self._watching.is_alive()):
-            self.attach(self.run)  # another panel or program has resumed the run
+        self._watch_again()
         self._edited()
 
     def _edited(self, estimate: bool = True) -> None:

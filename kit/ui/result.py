@@ -17,6 +17,7 @@ from kit.ui.videos import caption, missing_video, poster, tag
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
 BLOCKED = "Waiting until the run is finished. Interrupt this cell to stop waiting; the training goes on."
+STOPPED = "Stopped waiting; the training goes on. Run this cell again for the result."
 EVALUATED = "in the evaluations during training"
 
 
@@ -44,7 +45,11 @@ def report(source: Panel | Run) -> None:
     elif run is not None:
         if run.is_working():
             handle = display(style.Page(BLOCKED, style.note(BLOCKED)), display_id=True)
-            run.wait()
+            try:
+                run.wait()
+            except KeyboardInterrupt:
+                handle.update(style.Page(STOPPED, style.note(STOPPED)))
+                return
             handle.update(result(run))
         else:
             handle = display(result(run), display_id=True)

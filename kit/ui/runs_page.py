@@ -164,7 +164,8 @@ class RunsPage:
         self.sure_button.button_style = "danger"
         self.no_button = self._button("No", "times", lambda: self._say(""))
         wide = w.Layout(width="100%", max_width="560px")
-        self.new_name = w.Text(description="name", continuous_update=False, layout=wide)
+        placeholder = "tick one run to rename it"
+        self.new_name = w.Text(description="name", placeholder=placeholder, continuous_update=False, layout=wide)
         self.new_name.observe(lambda change: self._pressed(None, partial(self._rename, change["new"])), names="value")
         self.note = w.Text(description="note", continuous_update=False, layout=wide)
         self.note.observe(lambda change: self._pressed(None, partial(self._write_note, change["new"])), names="value")
@@ -250,7 +251,7 @@ class RunsPage:
                 places = {name: place for place, name in enumerate(self.ticks)}
                 found.sort(key=lambda line: places.get(line.name, -1))
             size = sum(line.size_bytes or 0 for line in found)
-            text = f"{self._jobs.title}: {len(found)} of {len(self._lines)} runs, {size / 1e6:,.0f} MB on disk"
+            text = f"{self._jobs.title}: {shown_of(len(found), len(self._lines))}, {size / 1e6:,.0f} MB on disk"
             if len(found) > SHOWN:
                 text += f"; the first {SHOWN} are shown"
             error = self._jobs.error if isinstance(self._jobs, Background) else ""
@@ -396,6 +397,12 @@ def runs(source: Source = "runs") -> RunsPage:
     `source`: a folder, a YAML file of `kit batch`, a search, or what `kit.launch_batch` or `kit.launch_sweep` returned.
     """
     return RunsPage(source).show()
+
+
+def shown_of(found: int, known: int) -> str:
+    """Return such as "1 run", "12 runs", "3 of 12 runs"."""
+    runs = f"{known} run{'' if known == 1 else 's'}"
+    return runs if found == known else f"{found} of {runs}"
 
 
 def go_on(run: Run) -> None:

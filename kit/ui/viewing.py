@@ -77,6 +77,8 @@ class Viewer:
         run = source if isinstance(source, Run) else None
         self.config = (source.config if isinstance(source, Run) else source).replace(device="cpu")
         self.name = self.config.env if run is None else run.name
+        if port in self._open:
+            self._open.pop(port).close()  # waits until its port is free
         self._env = make_env(self.config, n_envs, self.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
@@ -116,9 +118,13 @@ class Viewer:
         self._totals, self._bars_due, self._full_bar = Totals(n_envs, 0), 0.0, bars.full_bar(self._env.action_space)
         self._place_camera()
         self._build(self._server.gui, chosen or next(iter(self._policies)))
+        self._open[port] = self
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._play, name=f"view-{self.name}", daemon=True)
         self._thread.start()
+
+    _open: dict[int, Viewer] = {}  # noqa: RUF012 - of this process
+    """Port that was asked for -> its viewer. A cell that is run again replaces its viewer."""
 
     def _trained(self, run: Run, step: int, noise: bool) -> Player:
         return load_policy(run.config, run.find_or_new(step)).as_actor(not noise)
@@ -130,6 +136,8 @@ class Viewer:
         self._thread.join()
 
     def close(self) -> None:
+        if self._closed.is_set():
+            return
         self._closed.set()
         self._thread.join()
         self._server.stop()
@@ -241,6 +249,8 @@ class Viewer:
 
     def _add_keys(self, gui: Any, names: tuple[str, ...], move: Callable[[int, int], None]) -> None:
         """Add a key for more and one for less of each value in `names`; they call `move(index, 1 or -1)`."""
+        keys = "; ".join(f"**{more} {less}** {name}" for name, (more, less) in zip(names, KEYS, strict=True))
+        gui.add_markdown(f"Keys, after a click into the scene: {keys}")
         for index, (name, (more, less)) in enumerate(zip(names, KEYS, strict=True)):
             gui.add_command(f"{name}: more", hotkey=more).on_trigger(lambda _, i=index: move(i, 1))
             gui.add_command(f"{name}: less", hotkey=less).on_trigger(lambda _, i=index: move(i, -1))

@@ -92,6 +92,27 @@ class Soon(Good):
         return (0.52 - self.x[:, 0].abs()).sqrt()
 
 
+class Rare(Good):
+    """Its reward is NaN in the last step of an episode."""
+
+    keeps = ("x", "age")
+
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        super().build(n, device)
+        self.age = torch.zeros(n, 1)
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        super().reset(mask, generator)
+        self.age.masked_fill_(mask[:, None], 0.0)
+
+    def advance(self, action: torch.Tensor) -> None:
+        super().advance(action)
+        self.age.add_(1)
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.age[:, 0] < self.episode_steps, 0.0, torch.nan)
+
+
 class Forgets(Good):
     keeps = ()
 

@@ -84,3 +84,10 @@ def test_a_reward_that_turns_nan_ends_the_run_with_a_sentence(
         kit.train(env=f"{MODULE}:Late", algo=algo, **fields)
     (run,) = kit.runs(str(tmp_path))
     assert run.status()["state"] == "failed" and "NaN" in run.status()["message"]
+
+
+def test_a_reward_that_is_nan_in_an_evaluation_ends_the_run_too(tmp_path: Path) -> None:
+    """The first evaluation, before training, plays whole episodes."""
+    with pytest.raises(UserError, match=r"a reward of env='.*Rare' is NaN or infinite, in an evaluation"):
+        kit.train(env=f"{MODULE}:Rare", total_steps=4000, n_envs=4, runs_dir=str(tmp_path))
+    assert kit.runs(str(tmp_path))[0].status()["state"] == "failed"

@@ -53,7 +53,7 @@ def test_buttons_send_commands_without_waiting(tmp_path: Path) -> None:
         wait_for(lambda: any((run.path / "control").iterdir()))
         assert control.take(run.path) == ["pause"]
         set_status(run.path, state="paused")
-        wait_for(lambda: board.pause_button.description == "Resume" and not board.pause_button.disabled)
+        wait_for(lambda: board.pause_button.description == "Continue" and not board.pause_button.disabled)
         assert board.save_button.disabled, "a paused run is inside an iteration and cannot save"
         board.pause_button.click()
         wait_for(lambda: any((run.path / "control").iterdir()))

@@ -312,7 +312,7 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
         wait_for(lambda: "busy is training too" in panel.label.value)
         assert panel.watch_button.description == "Watch busy" and not panel.train_button.disabled
         panel.watch_button.click()
-        wait_for(lambda: "busy" in text_of(panel, "kit-head") and panel.watch_button.description == "Leave")
+        wait_for(lambda: "busy" in text_of(panel, "kit-head") and panel.watch_button.description == "Back to the form")
         assert panel.form.read() == asked
         panel.watch_button.click()
         wait_for(lambda: panel.watch_button.description == "Watch busy")
