@@ -59,7 +59,7 @@ def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
     work, result = out / "work", out / "work" / source.name
     work.mkdir(parents=True, exist_ok=True)
     if source.stem == "02_resume":  # as a reader who pressed Stop in 01_train: leave it a run to continue
-        subprocess.run([sys.executable, "-m", "kit", "train", "--session-limit", "20s"], cwd=work)
+        subprocess.run(["timeout", "-s", "INT", "25", sys.executable, "-m", "kit", "train"], cwd=work)
     parameters = {name: given[name] for name in papermill.inspect_notebook(source) if name in given}
     started, error = time.monotonic(), ""
     try:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from kit.errors import UserError, need
 from kit.runs.api import remove, rename, resume
-from kit.runs.finding import local_runs, run_folders
+from kit.runs.finding import run_folders
 from kit.runs.run import Run
 from kit.scale.background import Background, JobRow, Jobs
 from kit.scale.files import FileJobs
@@ -131,16 +131,24 @@ class RunsPage:
         heartbeat.add(self._alive, self._beat)
         return self
 
-    def _table(self) -> Any:
-        if isinstance(self.source, Background):
-            self.source.wait()
-        if isinstance(jobs := jobs_of(self.source), FolderJobs):
-            return local_runs(jobs.title).frame()
+    def _table(self) -> style.Page:
+        """Return all rows as a table of texts, once a batch or search that runs in the background has ended."""
         import pandas as pd
 
-        lines = [self._reader.line(job) for job in jobs.rows()]
-        keys = ("state", "step", "total_steps", "success_rate", "mean_return", "message")
-        return pd.DataFrame([{"name": line.name, **{key: line.now[key] for key in keys}} for line in lines])
+        if isinstance(self.source, Background):
+            self.source.wait()
+        lines = [self._reader.line(job) for job in jobs_of(self.source).rows()]
+        lines.sort(key=next(iter(ORDERS.values())))
+        frame = pd.DataFrame([
+            {"name": line.name, "state": style.state(now)[1], "step": f"{now['step']:,} of {now['total_steps']:,}",
+             "success": "" if now["success_rate"] is None else style.percent(now["success_rate"]),
+             "return": "" if now["mean_return"] is None else f"{now['mean_return']:.4g}",
+             "message": "" if now["state"] == "finished" else now["message"]}
+            for line in lines for now in [line.now]
+        ])  # fmt: skip
+        if not lines:
+            return style.Page("No runs yet.", style.note("No runs yet."))
+        return style.Page(frame.to_string(index=False), style.table(frame, index=False))
 
     def _build(self, w: Any) -> None:
         self._w, self._jobs = w, jobs_of(self.source)
