@@ -35,7 +35,8 @@ def test_dishwashing_trains_from_numbers_and_from_clips(workplace: Path) -> None
 
 
 @pytest.mark.timeout(CELL_LIMIT_S)
-def test_own_tasks_train_from_empty_files(tmp_path: Path) -> None:
+def test_own_tasks_train_from_empty_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIT_EVAL_EPISODES", "1")  # an episode of the walking robot has 1,000 steps
     shown = execute("10_your_own_task", tmp_path, total_steps=512, robot_steps=512, device="cpu", film_episodes=1)
     assert {run.config.env for run in local_runs(tmp_path / "runs")} == {
         "chase:Chase", "pendulum:SwingUp", "mended:StayUp", "joystick:dog.xml",

@@ -69,7 +69,7 @@ def test_missing_robot_model_ends_with_one_sentence(workplace: Path, monkeypatch
 def test_team_trains_in_stages_and_against_trained_defenders(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KIT_EVAL_EPISODES", "2")
+    monkeypatch.setenv("KIT_EVAL_EPISODES", "1")
     small = {"n_envs": 32, "total_steps": 512, "rival_steps": 512, "eval_every": 512}
     small |= {"checkpoint_every": 512, "runs_dir": "games", "episodes": 2, "overrides": {"n_steps": 16}}
     shown = execute("07_mission", workplace, **small, env_options={"endurance_s": 10.0})
