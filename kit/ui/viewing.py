@@ -78,7 +78,7 @@ class Viewer:
         self.config = (source.config if isinstance(source, Run) else source).replace(device="cpu")
         self.name = self.config.env if run is None else run.name
         if port in self._open:
-            self._open.pop(port).close()  # waits until its port is free
+            self._open[port].close()  # waits until its port is free
         self._env = make_env(self.config, n_envs, self.config.seed + EVAL_SEED, 1)
         if not isinstance(self._env, TensorEnv) or not isinstance(self._env.task, MujocoTask):
             self._env.close()
@@ -118,7 +118,7 @@ class Viewer:
         self._totals, self._bars_due, self._full_bar = Totals(n_envs, 0), 0.0, bars.full_bar(self._env.action_space)
         self._place_camera()
         self._build(self._server.gui, chosen or next(iter(self._policies)))
-        self._open[port] = self
+        self._asked_port, self._open[port] = port, self
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._play, name=f"view-{self.name}", daemon=True)
         self._thread.start()
@@ -139,6 +139,7 @@ class Viewer:
         if self._closed.is_set():
             return
         self._closed.set()
+        self._open.pop(self._asked_port, None)
         self._thread.join()
         self._server.stop()
         self._env.close()

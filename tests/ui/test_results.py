@@ -131,9 +131,11 @@ def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     assert said.startswith(words) and verdict == "neutral"
 
 
-def test_a_report_waits_for_a_run_that_is_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that a report displays, one after the other."""
     pytest.importorskip("matplotlib")
-    run, shown = make_run(tmp_path), list[str]()
+    shown = list[str]()
 
     class Handle:
         def update(self, page: style.Page) -> None:
@@ -145,6 +147,11 @@ def test_a_report_waits_for_a_run_that_is_working(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(result, "missing_video", lambda run: None)
+    return shown
+
+
+def test_a_report_waits_for_a_run_that_is_working(tmp_path: Path, shown: list[str]) -> None:
+    run = make_run(tmp_path)
     with at_work(run):
         waiting = threading.Thread(target=result.report, args=(run,))
         waiting.start()
@@ -152,6 +159,20 @@ def test_a_report_waits_for_a_run_that_is_working(tmp_path: Path, monkeypatch: p
     waiting.join(20)
     assert shown[0] == result.BLOCKED
     assert shown[1:] == ["Reach with PPO: 97 % success after 600 steps (finished)."]
+
+
+def test_an_interrupt_ends_only_the_waiting(
+    tmp_path: Path, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+
+    def interrupted(self: Run) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "wait", interrupted)
+    with at_work(run):
+        result.report(run)
+        assert shown == [result.BLOCKED, result.STOPPED] and run.is_working()
 
 
 def test_players_have_a_caption_and_escape_html(tmp_path: Path) -> None:

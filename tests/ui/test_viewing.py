@@ -136,6 +136,18 @@ def axis_of(widgets: Any, value: float) -> Any:
     return axis
 
 
+def test_a_cell_that_is_run_again_replaces_its_viewer() -> None:
+    pytest.importorskip("mjviser")
+    threads = torch.get_num_threads()
+    first = kit.ui.view(env="Reach", port=8896)
+    second = kit.ui.view(env="Reach", port=8896)
+    try:
+        assert first.port == second.port == 8896 and not first._thread.is_alive()
+    finally:
+        second.close()
+        torch.set_num_threads(threads)
+
+
 def test_an_env_without_scripted_policy_or_hand_control_is_refused() -> None:
     pytest.importorskip("mjviser")
     with pytest.raises(UserError, match="no scripted policy and cannot be moved by hand; name a run"):
