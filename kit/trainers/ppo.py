@@ -151,7 +151,8 @@ class PPO(ProximalTrainer, sb3.PPO):
         The policy then starts with a new critic if the pretrained one does not fit, and with the action noise of
         log_std_init
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
-        legged robots. Twice as many rows, so choose twice the batch_size for as many updates
+        legged robots. Twice as many rows, so choose twice the batch_size for as many updates, and a learning rate of
+        at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)
     """
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
