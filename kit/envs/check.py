@@ -26,11 +26,11 @@ REPEATED = 20
 Say = Callable[[str], object]
 
 
-def _say(line: str) -> None:
+def _passed(line: str) -> None:
     print("✓", line)
 
 
-def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: int = 500, say: Say = _say) -> None:
+def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: int = 500, say: Say = _passed) -> None:
     """Check the task or Gymnasium env `env` with random actions; `say` gets one line per check that it passes.
 
     A task is checked with three envs, for `steps` steps: spaces; shapes, dtypes and finite values of all that its
@@ -54,7 +54,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
         say(f"the same seed gives the same {REPEATED} steps, whatever other random generators do")
         _check_snapshot(made)
         say(f"a restored snapshot continues bit for bit, for {REPEATED} steps")
-        say(f"{_check_steps(made, task, steps)}")
+        say(_check_steps(made, task, steps))
         if task.cameras:
             image = made.render(None, 64, 64)
             require(task, "render()", image, (N, 1, 64, 64, 3), torch.uint8)

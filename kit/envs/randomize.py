@@ -141,7 +141,7 @@ class Randomizer:
         device: torch.device,
         begun: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        """`begun` is a function that says, as () bool, whether new episodes are randomised. Default: always."""
+        """`begun()` returns whether new episodes are randomised, a bool tensor (). Default: always."""
         self.terms, self.n, self._begun = terms, n, begun
         self._active = torch.ones(n, dtype=torch.bool, device=device)
         """Whether the env's current episode is randomised."""

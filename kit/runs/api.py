@@ -135,8 +135,8 @@ def resume_existing(config: RunConfig) -> Run | None:
 def rename(run: Run, name: str) -> Run:
     """Rename the directory of `run`, and return the run under its new name.
 
-    Raises `UserError` if a process is training the run, if `name` exists or cannot name a folder, and if the old name
-    stands elsewhere: in a store, or in a run that branched from this one.
+    Raises `UserError` if a process is training the run, if `name` exists or cannot name a folder, and if a store
+    or a run that branched from this one refers to the old name.
     """
     if name == run.name:
         return run

@@ -286,7 +286,8 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
         parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
-    if unfinished := [run.name for run in listed if tasks and run.status()["state"] != "finished"]:
+    unfinished = [run.name for run in listed if run.status()["state"] != "finished"]
+    if tasks and unfinished:
         texts.append(f"Not finished: {', '.join(unfinished)}.")
         parts.append(style.note(texts[-1]))
     nothing = "There is no run here yet: train one first."

@@ -20,9 +20,9 @@ class Gamepad:
         self.widget = widgets.Controller(index=0)
 
     def sticks(self) -> np.ndarray:
-        """Return (4,): right and up of the left stick, right and up of the right one, -1 to 1; 0 without a gamepad.
+        """Return the deflections (4,) of the sticks, from -1 to 1: left x, left y, right x, right y; up is positive.
 
-        The order of the axes, with down positive, is that of the W3C's standard gamepad.
+        Without a gamepad they are 0. The widget's axes are those of the W3C's standard gamepad: down is positive.
         """
         axes = [axis.value for axis in self.widget.axes[:4]] if self.widget.connected else []
         found = np.zeros(4)

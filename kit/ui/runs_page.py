@@ -138,6 +138,8 @@ class RunsPage:
         if isinstance(self.source, Background):
             self.source.wait()
         lines = [self._reader.line(job) for job in jobs_of(self.source).rows()]
+        if not lines:
+            return style.Page("No runs yet.", style.note("No runs yet."))
         lines.sort(key=next(iter(ORDERS.values())))
         frame = pd.DataFrame([
             {"name": line.name, "state": style.state(now)[1], "step": f"{now['step']:,} of {now['total_steps']:,}",
@@ -146,8 +148,6 @@ class RunsPage:
              "message": "" if now["state"] == "finished" else now["message"]}
             for line in lines for now in [line.now]
         ])  # fmt: skip
-        if not lines:
-            return style.Page("No runs yet.", style.note("No runs yet."))
         return style.Page(frame.to_string(index=False), style.table(frame, index=False))
 
     def _build(self, w: Any) -> None:

@@ -24,8 +24,9 @@ SAME_HEIGHT = 0.1
 SOLE = 0.03
 """How much higher than a foot's lowest point its other geoms that touch the ground may be, as such a fraction."""
 STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
-"""Default gains of a motor: kp is its torque limit divided by 1 rad, and kd is kp times 0.02 s. The Go1 gets 24 to 36
-N m/rad (35 in its own task), the hips of a G1 88 (75)."""
+"""Default gains of a motor: kp = torque limit / 1 rad, kd = kp * 0.02 s.
+
+The Go1 gets a kp of 24 to 36 N m/rad (35 in its own task), the hips of a G1 88 (75)."""
 FRICTION = 0.6
 
 
